@@ -1,0 +1,137 @@
+"""An end in every case: whatever ends the process, its open runs are ended first.
+
+A run ends by `close()`, by an exception that nobody caught, by SIGTERM or SIGHUP, or with the interpreter.
+`watch_over(ending)` covers the last three; `release(ending)` takes it back. What was installed is removed again with
+the last ending, so a closed run leaves no trace in the process.
+
+Only `kill -9`, the out-of-memory killer and a power cut give no chance to write an end; readers call such a run lost.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+_SIGNALS = tuple(s for s in (getattr(signal, n, None) for n in ("SIGTERM", "SIGHUP")) if s is not None)
+
+
+class Ending(Protocol):
+    """Something that must be told how the process ends."""
+
+    def end(self, status: str, reason: str) -> None:
+        """Write the end; called at most once by this module."""
+
+    def busy(self) -> bool:
+        """Whether the calling thread is in the middle of a write, so that `end` would tear it."""
+
+
+_open: list[Ending] = []
+_pid: int | None = None
+_cause: tuple[str, str] | None = None  # how the process is known to be ending: status, reason
+_pending: Callable[[], None] | None = None  # a signal that came in the middle of a write
+_previous_hook: Any = None
+_previous_handlers: dict[int, Any] = {}
+
+
+def watch_over(ending: Ending) -> None:
+    """End `ending` however the process ends from now on."""
+    global _pid, _cause
+    if _pid != os.getpid():  # first use, or a forked child, whose parent's runs are not its own
+        _open.clear()
+        _pid, _cause = os.getpid(), None
+    _open.append(ending)
+    if len(_open) == 1:
+        _install()
+
+
+def release(ending: Ending) -> None:
+    """`ending` has ended by itself."""
+    if ending in _open:
+        _open.remove(ending)
+        if not _open and _pid == os.getpid():
+            _uninstall()
+
+
+def after_write() -> None:
+    """To be called after each write: does what a signal wanted that came in its middle."""
+    global _pending
+    if _pending is not None and threading.current_thread() is threading.main_thread():
+        act, _pending = _pending, None
+        act()
+
+
+def describe(kind: type[BaseException], error: BaseException | None) -> tuple[str, str]:
+    """Status and reason of a run that `error` ended."""
+    if issubclass(kind, KeyboardInterrupt):
+        return "stopped", "interrupted from the keyboard"
+    if issubclass(kind, SystemExit):
+        code = getattr(error, "code", None)
+        return ("finished", "the program exited") if not code else ("stopped", f"the program exited with {code}")
+    text = str(error).strip()
+    return "failed", f"{kind.__name__}: {text}" if text else kind.__name__
+
+
+def _install() -> None:
+    global _previous_hook
+    atexit.register(_at_exit)
+    _previous_hook = sys.excepthook
+    sys.excepthook = _on_exception
+    if threading.current_thread() is threading.main_thread():  # Python sets handlers there only
+        for number in _SIGNALS:
+            previous = signal.getsignal(number)
+            if previous in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or set by other than Python code
+                continue
+            _previous_handlers[number] = previous
+            signal.signal(number, _on_signal)
+
+
+def _uninstall() -> None:
+    atexit.unregister(_at_exit)
+    if sys.excepthook is _on_exception:
+        sys.excepthook = _previous_hook
+    if threading.current_thread() is threading.main_thread():
+        for number, previous in _previous_handlers.items():
+            if signal.getsignal(number) is _on_signal:
+                signal.signal(number, previous)
+        _previous_handlers.clear()
+
+
+def _end_all(status: str, reason: str) -> None:
+    if _pid == os.getpid():
+        for ending in tuple(_open):  # each takes itself off the list
+            ending.end(status, reason)
+
+
+def _at_exit() -> None:
+    _end_all(*(_cause or ("finished", "the program ended")))
+
+
+def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    global _cause
+    if _pid == os.getpid():
+        _cause = describe(kind, error)
+    _previous_hook(kind, error, trace)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _cause, _pending
+    previous = _previous_handlers.get(number, signal.SIG_DFL)
+    reason = f"stopped by {signal.Signals(number).name}"
+    if callable(previous):  # the program has its own way to end: it decides, and the end will say why
+        _cause = ("stopped", reason)
+        previous(number, frame)
+        return
+
+    def act() -> None:
+        _end_all("stopped", reason)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # die of the signal, as the program would have done unwatched
+
+    if _pid == os.getpid() and any(e.busy() for e in _open):
+        _pending = act
+    else:
+        act()

@@ -1,0 +1,115 @@
+"""Pack a run folder into one `.zip`, and unpack a zip that may come from a stranger.
+
+    >>> pack("runs/a")
+    PosixPath('runs/a.zip')
+    >>> unpack("a.zip", "runs/from-a-colleague")
+
+A packed run holds `run.json`, sealed `.parquet` segments and `console.log`. `unpack` writes nothing but those names,
+nothing outside the target, and nothing at all unless the whole run was read and found sound.
+"""
+
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from amp_core.run import Run, load_run
+from amp_core.runlog import replace_file
+from amp_core.schema import TABLES, RunError
+
+MAX_UNPACKED_BYTES = 4 * 2**30
+"""A run that would unpack to more is refused: no sample of a training needs it, and a zip bomb does."""
+MAX_MEMBERS = 20_000
+"""Likewise for the number of files in it."""
+
+
+def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the run folder `run` as a zip, by default beside it as `<run>.zip`, and return its path.
+
+    A run that is still being written is packed as far as it has come. An existing file is replaced only when the new
+    one is whole. Raises `RunError`.
+    """
+    opened = load_run(run)
+    target = Path(out) if out is not None else Path(f"{os.fspath(run).rstrip('/')}.zip")
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:  # parquet is compressed already
+            archive.writestr("run.json", opened.head.to_json(), zipfile.ZIP_DEFLATED)
+            for name in TABLES:
+                table = opened.table(name)
+                if table.num_rows:
+                    archive.writestr(f"{name}/00000.parquet", _parquet(table))
+            console = opened.console(10_000)
+            if console:
+                archive.writestr("console.log", "\n".join(console) + "\n", zipfile.ZIP_DEFLATED)
+        aside.replace(target)
+    except OSError as error:
+        raise RunError(f"out={str(target)!r} cannot be written: {error.strerror or error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return target
+
+
+def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Unpack the zip `file` into the new folder `out` and return it.
+
+    The run is read and validated in full first. Raises `RunError`, with nothing written, where it is damaged, foreign,
+    too large, or where `out` exists already.
+    """
+    target = Path(out)
+    if target.exists():
+        raise RunError(f"out={str(target)!r} exists already; give a folder that does not exist yet")
+    refuse_oversized(file)
+    run = load_run(file)
+    run.validate(full=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=target.parent))
+        try:
+            _write(run, aside)
+            aside.chmod(0o755)
+            aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)  # gone already where the rename succeeded
+    except OSError as error:
+        raise RunError(f"out={str(target)!r} cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def refuse_oversized(file: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where the zip's own directory says that it unpacks to too much."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise RunError(f"file={str(file)!r} is not a packed run: {error}") from None
+    if len(members) > MAX_MEMBERS:
+        raise RunError(f"file={str(file)!r} holds {len(members)} files; a packed run has at most {MAX_MEMBERS}")
+    total = sum(m.file_size for m in members)
+    if total > MAX_UNPACKED_BYTES:
+        raise RunError(
+            f"file={str(file)!r} would unpack to {total / 2**30:.1f} GiB; a packed run has at most "
+            f"{MAX_UNPACKED_BYTES // 2**30} GiB"
+        )
+
+
+def _write(run: Run, folder: Path) -> None:
+    for name in TABLES:
+        table = run.table(name)
+        if table.num_rows:
+            (folder / name).mkdir()
+            pq.write_table(table, folder / name / "00000.parquet", compression="zstd")
+    console = run.console(10_000)
+    if console:
+        (folder / "console.log").write_text("\n".join(console) + "\n", encoding="utf-8")
+    replace_file(folder / "run.json", run.head.to_json().encode())
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,310 @@
+"""The records of a run, with their units: the run folder's contract as code.
+
+    >>> from amp_core.schema import TABLES
+    >>> TABLES["steps"].schema.field("step_ms").type
+    DataType(double)
+
+A run folder holds `run.json` (a `Head`) and one folder of Arrow or Parquet segments per table. `TABLES` says which
+columns each table has, of which type, in which unit, and what a column that is missing from a file is taken to be.
+Columns beyond these are kept as they are.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+SCHEMA = 1
+"""The version of the run folder that this code writes. Older ones are read with defaults; newer ones are refused."""
+
+STATUSES = ("running", "finished", "stopped", "failed")
+"""What `run.json` may say. A fifth word, `lost`, is never written: see `Run.status`."""
+
+KINDS = ("weight_grad", "output_grad", "activation", "weight")
+"""What a row of `tensors` was measured on."""
+
+
+class RunError(ValueError):
+    """What cannot be read, written or started, in one sentence: which argument, what value, what would be right."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One promised column. `default` stands where a file lacks the whole column; null otherwise."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    default: Any = None
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a run folder: its columns in order, and the columns by which its rows are ordered."""
+
+    name: str
+    doc: str
+    order: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema that a writer uses."""
+        return pa.schema([pa.field(c.name, c.type) for c in self.columns])
+
+
+def _column(name: str, kind: str, doc: str, default: Any = None, required: bool = False) -> Column:
+    types = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "li": pa.list_(pa.int64())}
+    return Column(name, types[kind], doc, default, required)
+
+
+_RANK = _column("rank", "i", "process rank that wrote the row", default=0)
+_TIME = _column("time_s", "f", "seconds since the run was created")
+
+TABLES: dict[str, Table] = {
+    t.name: t
+    for t in (
+        Table(
+            "steps",
+            "one row per optimizer step attempted",
+            ("step", "rank"),
+            (
+                _column("step", "i", "number of the step, from 0", required=True),
+                _TIME,
+                _column("loss", "f", "loss whose gradient the step uses, unscaled, summed over its micro-batches"),
+                _column("loss_scale", "f", "loss scale in effect at the step; 1 where there is no scaler"),
+                _column("skipped", "b", "the scaler found a non-finite gradient and left the weights alone", False),
+                _column("growth_tracker", "i", "clean steps since the loss scale last changed"),
+                _column("grad_norm", "f", "2-norm of all gradients of the optimizer, unscaled, before clipping"),
+                _column("lr", "f", "learning rate of the first parameter group"),
+                _column("samples", "i", "samples used by the step, all micro-batches together"),
+                _column("step_ms", "f", "time from the end of the step before to the end of this one"),
+                _column("data_ms", "f", "from the end of the step before to the start of forward: loading data"),
+                _column("forward_ms", "f", "forward and loss"),
+                _column("backward_ms", "f", "backward"),
+                _column("optimizer_ms", "f", "unscale, clip, optimizer step and scaler update"),
+                _column("watch_ms", "f", "time spent watching within step_ms"),
+                _column("memory_allocated_bytes", "i", "CUDA: allocated by torch; CPU: resident set of the process"),
+                _column("memory_peak_bytes", "i", "highest value so far of the same"),
+                _RANK,
+                _column("optimizer", "i", "which optimizer stepped, in the order given to watch", 0),
+            ),
+        ),
+        Table(
+            "tensors",
+            "one row per sampled step × tensor × kind",
+            ("step", "rank"),
+            (
+                _column("step", "i", "number of the step", required=True),
+                _column("name", "s", "name in model.named_parameters() or model.named_modules()", required=True),
+                _column("kind", "s", "weight_grad, output_grad, activation or weight", "weight_grad"),
+                _column("dtype", "s", "the tensor's own dtype, e.g. float16"),
+                _column("loss_scale", "f", "by what the values were multiplied", 1.0),
+                _column("numel", "i", "number of elements; the five counts add up to it"),
+                _column("zero", "i", "exact zeros"),
+                _column("subnormal", "i", "nonzero values below the smallest normal of the dtype"),
+                _column("normal", "i", "finite values of full precision"),
+                _column("inf", "i", "positive and negative infinities"),
+                _column("nan", "i", "not-a-numbers"),
+                _column("absmax", "f", "largest finite magnitude; 0 where none is"),
+                _column("rms", "f", "root of the mean square of the finite values"),
+                _column("exp_min", "i", "exponent that exp_counts[0] counts"),
+                _column("exp_counts", "li", "finite nonzero values with floor(log2|x|) = exp_min + i"),
+                _RANK,
+                _column("absmin", "f", "smallest nonzero magnitude; 0 where none is"),
+                _column("abs_sum", "f", "sum of finite magnitudes: the gradient's mass"),
+            ),
+        ),
+        Table(
+            "device",
+            "one row per device sample (NVML, GPM)",
+            ("time_s", "index"),
+            (
+                _column("time_s", "f", "seconds since the run was created", required=True),
+                _column("index", "i", "number of the device", 0),
+                _column("gpu_util_frac", "f", "share of time in which any kernel ran (says nothing of tensor cores)"),
+                _column("memory_used_bytes", "i", "device memory in use by all processes"),
+                _column("power_w", "f", "power drawn, watts"),
+                _column("temperature_c", "f", "temperature, degrees Celsius"),
+                _column("sm_active_frac", "f", "share of time in which multiprocessors were active (GPM)"),
+                _column("tensor_active_frac", "f", "share of time in which tensor cores were active (GPM)"),
+                _column("dram_active_frac", "f", "share of time in which device memory was moving data (GPM)"),
+                _RANK,
+            ),
+        ),
+        Table(
+            "kernels",
+            "one row per kernel × profiled window",
+            ("step", "rank"),
+            (
+                _column("step", "i", "first step of the profiled window"),
+                _column("name", "s", "kernel name as the profiler gives it", required=True),
+                _column("count", "i", "launches in the window"),
+                _column("total_us", "f", "time of all launches, microseconds"),
+                _column("tensor_core", "s", "yes, no or unknown", "unknown"),
+                _column("precision", "s", "precision of its inputs where the name or the op tells"),
+                _column("op", "s", "operator that launched it"),
+                _column("module", "s", "module in which that happened"),
+                _column("phase", "s", "forward, backward or optimizer"),
+                _RANK,
+            ),
+        ),
+        Table(
+            "ops",
+            "one row per op × dtype × module for a traced step",
+            ("step", "rank"),
+            (
+                _column("step", "i", "the traced step"),
+                _column("module", "s", "module that called the op"),
+                _column("op", "s", "operator name", required=True),
+                _column("policy", "s", "autocast policy that decided its dtype"),
+                _column("in_dtypes", "s", "dtypes of its tensor inputs"),
+                _column("out_dtype", "s", "dtype of its first output"),
+                _column("count", "i", "calls"),
+                _column("cast_bytes", "i", "bytes written by casts made for it"),
+                _RANK,
+            ),
+        ),
+        Table(
+            "audits",
+            "one row per tensor per FP32-replay gradient audit",
+            ("step", "rank"),
+            (
+                _column("step", "i", "the audited step", required=True),
+                _column("name", "s", "name of the parameter", required=True),
+                _column("loss_scale", "f", "loss scale of the replay", 1.0),
+                _column("precision", "s", "recipe that was replayed against FP32"),
+                _column("numel", "i", "number of elements"),
+                _column("lost", "i", "nonzero in FP32, zero in the recipe"),
+                _column("lost_mass_frac", "f", "share of the FP32 gradient's mass that those carried"),
+                _column("rel_error", "f", "2-norm of the difference over 2-norm of the FP32 gradient"),
+                _column("cosine", "f", "cosine between the two gradients"),
+                _RANK,
+            ),
+        ),
+        Table(
+            "events",
+            "one row per event: started, skipped, non-finite, phase change, warning, ended",
+            ("time_s", "rank"),
+            (
+                _column("step", "i", "step during which it happened; null outside of steps"),
+                _TIME,
+                _column("kind", "s", "what happened", required=True),
+                _column("name", "s", "to what: a tensor, a module, a setting", ""),
+                _column("detail", "s", "in words", ""),
+                _RANK,
+            ),
+        ),
+    )
+}
+"""The seven tables of a run folder, by name."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What `run.json` says of a run as a whole."""
+
+    run_id: str
+    """Unique, made by the writer."""
+    name: str
+    """What people call the run."""
+    created_at: str
+    """When it began: ISO 8601, UTC."""
+    status: str = "running"
+    """One of `STATUSES`."""
+    end_reason: str | None = None
+    """Why it ended, in words."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the training and of watching it."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, devices, flags."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Class, number of parameters, their bytes and dtypes."""
+    world_size: int = 1
+    """Number of processes that train together."""
+    process: Mapping[str, Any] = field(default_factory=dict)
+    """Who writes the run: machine, pid and process start time. Tells a live run from a lost one."""
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """Final metrics, e.g. `eval_loss`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What another writer added: kept, not interpreted."""
+    schema: int = SCHEMA
+    """Version of the run folder."""
+
+    def to_json(self) -> str:
+        """The text of `run.json`. Floats JSON cannot hold are written as words (`"inf"`), so nothing is refused."""
+        record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "extra"}
+        return json.dumps(_plain({"schema": self.schema} | record | dict(self.extra)), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str) -> "Head":
+        """Read `run.json`; `where` names it in errors. Raises `RunError` for what is not a head this code can read."""
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{where} is not a run head: it does not hold JSON ({type(error).__name__})") from None
+        if not isinstance(record, dict):
+            raise RunError(f"{where} is not a run head: it holds a JSON {type(record).__name__}, not an object")
+        schema = record.get("schema")
+        if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+            raise RunError(f"{where} has schema={schema!r}; a run head gives a whole number from 1 to {SCHEMA}")
+        if schema > SCHEMA:
+            raise RunError(
+                f"{where} has schema={schema}, which is newer than this AMPscope reads (up to {SCHEMA}); "
+                "update AMPscope to open it"
+            )
+        known = {f.name: f for f in dataclasses.fields(cls) if f.name != "extra"}
+        values: dict[str, Any] = {}
+        for name, value in record.items():
+            if name in known and value is not None:
+                values[name] = _checked(name, value, where)
+        values["extra"] = {k: v for k, v in record.items() if k not in known}
+        for name in ("run_id", "name", "created_at"):
+            values.setdefault(name, "")
+        return cls(**values)
+
+
+_HEAD_TYPES: dict[str, type] = {
+    "schema": int,
+    "run_id": str,
+    "name": str,
+    "created_at": str,
+    "status": str,
+    "end_reason": str,
+    "config": dict,
+    "environment": dict,
+    "model": dict,
+    "world_size": int,
+    "process": dict,
+    "results": dict,
+}
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    if not isinstance(value, _HEAD_TYPES[name]):
+        raise RunError(f"{where} has {name}={value!r:.80}; it must be of type {_HEAD_TYPES[name].__name__}")
+    if name == "status" and value not in STATUSES:
+        raise RunError(f"{where} has status={value!r:.80}; it must be one of {', '.join(STATUSES)}")
+    if name == "world_size" and isinstance(value, int) and value < 1:
+        raise RunError(f"{where} has world_size={value}; it must be 1 or more")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it: whatever has no JSON form becomes the words for it."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return str(value)
