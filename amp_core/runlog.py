@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ SEAL_BYTES = 16 * 2**20
 SEAL_AGE_S = 600.0
 """A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
 
-BESIDE = frozenset({"console.log", "job.json"})
+BESIDE = frozenset({"console.log", "job.json", "config.json"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
 
 
@@ -76,6 +76,8 @@ class RunWriter:
         self._counts: dict[str, int] = {}
         self._sealer = _Sealer()
         self.closed = False
+        self.before_end: Callable[[], None] | None = None
+        """Called once when the run is about to end, however that comes about: the place for what is still held back."""
         self.head = Head(
             run_id=uuid.uuid4().hex[:12],
             name=name or self.folder.name,
@@ -127,6 +129,9 @@ class RunWriter:
         """Seal what is open and write the end. Closing twice is harmless; the first end stands."""
         if self.closed or self._pid != os.getpid():
             return
+        if self.before_end is not None:
+            hold, self.before_end = self.before_end, None
+            hold()
         self.event("ended", name=status, detail=end_reason or "")
         with self._writing():
             self.closed = True
@@ -174,7 +179,8 @@ class RunWriter:
         if "run.json" in present:
             raise RunError(f"into={str(self.folder)!r} already holds a run; give a folder that does not exist yet")
         ours = BESIDE | TABLES.keys()  # other ranks may have begun before rank 0
-        foreign = sorted(n for n in present if n not in ours)
+        # A dot begins what nobody means by the folder's content: our own files aside, .DS_Store, .nfs0001.
+        foreign = sorted(n for n in present if n not in ours and not n.startswith("."))
         if foreign:
             raise RunError(
                 f"into={str(self.folder)!r} holds other files ({foreign[0]!r}); give an empty folder or a new one"
@@ -307,7 +313,7 @@ def seal(stream: Path) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader, or a crash, finds either the old content or the new."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with open(aside, "wb") as file:
         file.write(data)
         file.flush()

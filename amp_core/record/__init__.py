@@ -1,0 +1,20 @@
+"""Watching a training step (needs torch): `watch` puts a run folder behind any PyTorch loop.
+
+    from amp_core import watch
+
+    with watch(model, optimizer, scaler=scaler, into="runs/a", every=10) as rec:
+        for x, y in loader:
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = loss_fn(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+Imports neither plotly nor streamlit, so it runs on a bare training node.
+"""
+
+from amp_core.record.recorder import Recorder
+from amp_core.record.watch import watch
+
+__all__ = ["Recorder", "watch"]

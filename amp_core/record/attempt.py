@@ -1,0 +1,165 @@
+"""One attempted optimizer step: what was gathered for it, and the rows it becomes."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import torch
+
+from amp_core.record.clock import Phases
+from amp_core.record.measure import Measured, unpack
+from amp_core.record.parcel import Parcel
+
+_NAMED = 8
+"""Non-finite gradients named in one event; the rest is counted."""
+
+_process = psutil.Process()
+
+
+@dataclass
+class Attempt:
+    """An optimizer step from the first look at its gradients to the rows written for it."""
+
+    step: int
+    optimizer: int
+    sampled: bool
+    parcel: Parcel = field(default_factory=Parcel)
+    gradients: list[str] = field(default_factory=list)
+    """Names in the order of `norms` in the parcel."""
+    measured: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, kind and dtype of each tensor measured."""
+    scaled: bool = False
+    """Whether the gradients were looked at before they were unscaled."""
+    spans: list[tuple[str, Any, Any]] = field(default_factory=list)
+    seen: frozenset[str] = frozenset()
+    logged: dict[str, Any] = field(default_factory=dict)
+    lr: float | None = None
+    samples: int = 0
+    memory: tuple[int, int] = (0, 0)
+    time_s: float = 0.0
+
+    def put(self, key: str, tensor: torch.Tensor | None) -> None:
+        """Keep a tensor of the step; None is kept as nothing."""
+        if tensor is not None:
+            self.parcel.put(key, tensor)
+
+    def send(self) -> None:
+        """Nothing more comes: start the one copy to the host."""
+        for key, value in self.logged.items():
+            if isinstance(value, torch.Tensor):
+                self.parcel.put(f"logged:{key}", value)
+        self.parcel.send()
+
+    def given(self, key: str) -> float | None:
+        """What the loop logged under `key`."""
+        value = self.parcel.value(f"logged:{key}")
+        return value if value is not None else self.logged.get(key)
+
+    @property
+    def divisor(self) -> float:
+        """By what the gradients were multiplied when they were looked at."""
+        return (self.parcel.value("scaled_by") or 1.0) if self.scaled else 1.0
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the scaler found a non-finite gradient."""
+        return bool(self.parcel.value("found_inf"))
+
+
+def memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Now and at most so far: allocated by torch on CUDA, else the resident set of this process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    now = int(_process.memory_info().rss)
+    global _peak
+    _peak = max(_peak, now)
+    return now, _peak
+
+
+_peak = 0
+
+
+def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
+    """The row of `steps`."""
+    times = phases.totals(attempt.spans)
+    loss, norm, rate, samples = (attempt.given(k) for k in ("loss", "grad_norm", "lr", "samples"))
+    scale = attempt.parcel.value("loss_scale")
+    tracker = attempt.parcel.value("growth_tracker")
+    forward_seen = "forward" in attempt.seen
+    return {
+        "step": [attempt.step],
+        "time_s": [attempt.time_s],
+        "loss": [loss if loss is not None else attempt.parcel.value("loss")],
+        "loss_scale": [scale if scale is not None else 1.0],
+        "skipped": [attempt.skipped],
+        "growth_tracker": [int(tracker) if tracker is not None else None],
+        "grad_norm": [norm if norm is not None else _grad_norm(attempt)],
+        "lr": [rate if rate is not None else attempt.lr],
+        "samples": [int(samples) if samples is not None else attempt.samples or None],
+        "step_ms": [sum(times.values())],
+        "data_ms": [times["data"] if forward_seen else None],
+        "forward_ms": [times["forward"] if forward_seen else None],
+        "backward_ms": [times["backward"] if "backward" in attempt.seen else None],
+        "optimizer_ms": [times["optimizer"]],
+        "watch_ms": [times["watch"]],
+        "memory_allocated_bytes": [attempt.memory[0]],
+        "memory_peak_bytes": [attempt.memory[1]],
+        "optimizer": [attempt.optimizer],
+    }
+
+
+def tensor_rows(attempt: Attempt) -> dict[str, Any]:
+    """The rows of `tensors`, one per tensor measured."""
+    found = [unpack(attempt.parcel.values(f"{kind}:{name}"), dtype) for name, kind, dtype in attempt.measured]
+    names, kinds, dtypes = zip(*attempt.measured, strict=True)
+    offsets = [0]
+    for one in found:
+        offsets.append(offsets[-1] + len(one.exp_counts))
+    counts = pa.concat_arrays([pa.array(one.exp_counts, pa.int64()) for one in found])
+
+    def column(name: str) -> list[Any]:
+        return [getattr(one, name) for one in found]
+
+    same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
+    assert all(isinstance(one, Measured) for one in found)
+    return {
+        "step": [attempt.step] * len(found),
+        "name": names,
+        "kind": kinds,
+        "dtype": dtypes,
+        "loss_scale": [attempt.divisor] * len(found),
+        "exp_counts": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), counts),
+    } | {name: column(name) for name in same}
+
+
+def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
+    """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients."""
+    bad = _nonfinite(attempt)
+    rows: dict[str, list[Any]] = {"step": [], "time_s": [], "kind": [], "name": [], "detail": []}
+    if attempt.skipped or bad:
+        # Gradients arrive from the last layer to the first: what is non-finite latest in the model was so first.
+        first = bad[-1] if bad else ""
+        named = ", ".join(reversed(bad[-_NAMED:])) + (", …" if len(bad) > _NAMED else "")
+        rows["step"].append(attempt.step)
+        rows["time_s"].append(attempt.time_s)
+        rows["kind"].append("skipped" if attempt.skipped else "non-finite")
+        rows["name"].append(first)
+        rows["detail"].append(f"{len(bad)} of {len(attempt.gradients)} gradients non-finite: {named}" if bad else "")
+    return rows
+
+
+def _nonfinite(attempt: Attempt) -> list[str]:
+    """Names of gradients that hold an infinity or a NaN, in the model's order."""
+    if not attempt.parcel.has("norms"):
+        return []
+    norms = attempt.parcel.values("norms")
+    return [name for name, norm in zip(attempt.gradients, norms, strict=True) if not math.isfinite(norm)]
+
+
+def _grad_norm(attempt: Attempt) -> float | None:
+    if not attempt.parcel.has("norms"):
+        return None
+    norms = attempt.parcel.values("norms") / attempt.divisor
+    return float(math.sqrt(float((norms * norms).sum())))

@@ -1,0 +1,102 @@
+"""Where the time of a step went: phases that add up to it.
+
+A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer` or `watch`. `Phases.enter` closes
+the present one; nothing is counted twice and nothing is left out. What happens after backward belongs to the
+optimizer if an optimizer step follows, and to data if another forward does (gradient accumulation).
+
+On CUDA a mark is an event on the current stream, so phases are times of the device; on CPU it is the host's clock.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PHASES = ("data", "forward", "backward", "optimizer", "watch")
+
+
+class HostClock:
+    """Marks are seconds of `now`, by default the monotonic clock."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+
+    def mark(self) -> Any:
+        """This moment."""
+        return self._now()
+
+    def ms(self, start: Any, stop: Any) -> float:
+        """Milliseconds between two marks."""
+        return float((stop - start) * 1e3)
+
+
+class CudaClock:
+    """Marks are CUDA events; `ms` may be asked once the device has passed the later one."""
+
+    def mark(self) -> Any:
+        """This moment on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: Any, stop: Any) -> float:
+        """Milliseconds of device time between two marks."""
+        return float(start.elapsed_time(stop))
+
+
+class Phases:
+    """The phases of the present step, in the order they came."""
+
+    def __init__(self, clock: HostClock | CudaClock) -> None:
+        self.clock = clock
+        self.present = "data"
+        self._since = clock.mark()
+        self._spans: list[tuple[str, Any, Any]] = []
+
+    def enter(self, phase: str) -> None:
+        """From now on the step is in `phase`."""
+        if phase == self.present:
+            return
+        now = self.clock.mark()
+        if self.present == "after_backward":
+            self.present = "data" if phase == "forward" else "optimizer"
+        self._spans.append((self.present, self._since, now))
+        self.present, self._since = phase, now
+
+    def watching(self) -> "_Watching":
+        """While this context lasts the time is watching's own; afterwards the step is in its phase again."""
+        return _Watching(self)
+
+    def take(self) -> list[tuple[str, Any, Any]]:
+        """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read."""
+        now = self.clock.mark()
+        spans = [*self._spans, (self.present, self._since, now)]
+        self._spans, self._since = [], now
+        return spans
+
+    def totals(self, spans: list[tuple[str, Any, Any]]) -> dict[str, float]:
+        """Milliseconds per phase of what `take` returned."""
+        sums = dict.fromkeys(PHASES, 0.0)
+        for phase, start, stop in spans:
+            sums["optimizer" if phase == "after_backward" else phase] += self.clock.ms(start, stop)
+        return sums
+
+
+class _Watching:
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        self._before = ""
+
+    def __enter__(self) -> None:
+        self._before = self._phases.present
+        if self._before != "watch":
+            now = self._phases.clock.mark()
+            self._phases._spans.append((self._before, self._phases._since, now))
+            self._phases.present, self._phases._since = "watch", now
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != "watch":
+            now = self._phases.clock.mark()
+            self._phases._spans.append(("watch", self._phases._since, now))
+            self._phases.present, self._phases._since = self._before, now

@@ -1,0 +1,73 @@
+"""What a run is trained on and with: versions, devices, flags, and a summary of the model."""
+
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_core._version import __version__
+from amp_core.record.measure import dtype_name
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and the flags that decide precision and speed; no path and no name of a person in it."""
+    cuda = torch.cuda.is_available()
+    flags = {
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if cuda:
+        flags |= {
+            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+            "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        }
+    return {
+        "ampscope": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "flags": flags,
+    }
+
+
+def model_summary(model: torch.nn.Module) -> dict[str, Any]:
+    """Class, parameters, their bytes and dtypes, modules."""
+    parameters = list(model.parameters())
+    dtypes = Counter(dtype_name(p.dtype) for p in parameters)
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "tensors_by_dtype": dict(dtypes),
+        "modules": sum(1 for _ in model.modules()),
+    }
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,45 @@
+"""Getting at a model's gradients: whose they are, which values this process holds, and how large they are."""
+
+import torch
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that the user wrote, with the names the user knows, out of `torch.compile` and DDP."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def local_values(grad: torch.Tensor) -> torch.Tensor:
+    """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries."""
+    grad = grad.detach()
+    if hasattr(grad, "to_local"):
+        grad = grad.to_local()
+    return grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
+
+
+def norms(grads: list[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm of each gradient, as one vector on the first one's device."""
+    norms: list[torch.Tensor | None] = [None] * len(grads)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, grad in enumerate(grads):
+        groups.setdefault((grad.device, grad.dtype), []).append(i)
+    for (_, dtype), members in groups.items():
+        # A norm is added up in at least FP32: the squares of FP16 gradients do not fit FP16.
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        found = torch._foreach_norm([grads[i] for i in members], 2, dtype=wide)
+        for i, norm in zip(members, found, strict=True):
+            norms[i] = norm
+    device = grads[0].device
+    return torch.stack([n.to(device, torch.float64, non_blocking=True) for n in norms if n is not None])
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    rate = optimizer.param_groups[0].get("lr")
+    if isinstance(rate, torch.Tensor):  # a capturable optimizer's; reading one on the GPU would wait for it
+        return float(rate) if rate.device.type == "cpu" else None
+    return float(rate) if rate is not None else None

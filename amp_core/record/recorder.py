@@ -1,0 +1,387 @@
+"""`Recorder`: finds the steps of a training loop, looks at each, and writes what it saw.
+
+Steps are found from the scaler and the optimizer themselves:
+
+- `scaler.scale(loss)` gives the loss;
+- gradients are looked at once per optimizer step, as they come out of backward: at the first of `scaler.unscale_`,
+  `clip_grad_norm_`, `scaler.step` and `optimizer.step`;
+- a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
+- whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
+
+Nothing here changes what is watched: hooks return nothing, random number generators are not touched, and every value
+that the training goes on using is copied before it is kept.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core import _ending
+from amp_core.record import clipping
+from amp_core.record import scaler as scaling
+from amp_core.record._patch import Patches
+from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row, tensor_rows
+from amp_core.record.clock import CudaClock, HostClock, Phases
+from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
+from amp_core.record.measure import dtype_name, measurable, measure
+from amp_core.runlog import RunWriter
+from amp_core.schema import RunError
+
+MOST_WAITING = 64
+"""Steps whose numbers may still be on the device; only a device further behind than that is waited for."""
+
+LOGGABLE = ("loss", "lr", "samples", "grad_norm")
+
+
+class Recorder:
+    """What `watch` returns: it holds the hooks, and takes what the loop itself wants to add."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        scaler: Any,
+        writer: RunWriter,
+        *,
+        every: int,
+        wanted: Callable[[str], bool],
+    ) -> None:
+        self.writer = writer
+        self._optimizers = optimizers
+        self._scaler = scaler
+        self._every = every
+        self._wanted = wanted
+        self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._step = 0
+        self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
+        self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
+        self._waiting: deque[Attempt] = deque()  # complete, numbers perhaps still on the device
+        self._losses: list[torch.Tensor] = []
+        self._samples = 0
+        self._seen: set[str] = set()  # phases whose start was seen since the last attempt
+        self._logged: dict[str, Any] = {}
+        self._inside_scaler_step = False
+        self._described = False
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._install(model)
+        writer.before_end = self._drain_all
+        writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
+
+    def __repr__(self) -> str:
+        return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={len(self._handles)})"
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(*_ending.describe(kind, error))
+
+    def log(self, **values: float | torch.Tensor) -> None:
+        """Add what only the loop knows of the present step: `loss`, `lr`, `samples` or `grad_norm`.
+
+        Between `optimizer.step()` and the next forward it belongs to the step just made, else to the coming one. The
+        last value given for a step stands. Tensors are not waited for. Raises `RunError` for another name.
+        """
+        with self._phases.watching():
+            for key, value in values.items():
+                if key not in LOGGABLE:
+                    raise RunError(f"{key}={value!r} cannot be logged; choose from {', '.join(LOGGABLE)}")
+                if isinstance(value, torch.Tensor):
+                    if value.numel() != 1:
+                        raise RunError(f"{key} is a tensor of shape {tuple(value.shape)}; log one number per step")
+                    value = value.detach().clone()
+                into = self._pending[-1].logged if self._pending else self._logged
+                into[key] = value
+
+    def close(self, status: str = "finished", end_reason: str | None = None) -> None:
+        """Remove every hook, restore every wrapped method, write what is left and the end. Twice is harmless."""
+        if self.writer.closed:
+            return
+        self._remove()
+        self.writer.close(status, end_reason)
+
+    # ---- hooks ------------------------------------------------------------------------------------------------------
+
+    def _install(self, model: torch.nn.Module) -> None:
+        self._handles += [
+            model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
+            model.register_forward_hook(self._on_forward_end),
+        ]
+        for index, optimizer in enumerate(self._optimizers):
+            self._handles += [
+                optimizer.register_step_pre_hook(self._before_optimizer(index)),
+                optimizer.register_step_post_hook(self._after_optimizer(index)),
+            ]
+        if self._scaler is not None:
+            for name, around in (
+                ("scale", self._around_scale),
+                ("unscale_", self._around_unscale),
+                ("step", self._around_step),
+                ("update", self._around_update),
+            ):
+                self._patches.wrap(self._scaler, name, around)
+        clipping.listen(self._on_clip)
+
+    def _remove(self) -> None:
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._patches.restore()
+        clipping.unlisten(self._on_clip)
+
+    def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self._finish_pending()
+        if not torch.is_grad_enabled():  # an evaluation between two steps
+            return
+        self._phases.enter("forward")
+        self._seen.add("forward")
+        with self._phases.watching():
+            first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
+            self._samples += len(first) if first is not None else 0
+            if not self._described:
+                self._describe_precision()
+
+    def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for leaf in tree_leaves(_fields(output)):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._on_backward)
+
+    def _on_backward(self, grad: torch.Tensor) -> None:
+        if self._phases.present == "backward" or self.writer.closed:
+            return
+        self._phases.enter("backward")
+        self._seen.add("backward")
+        engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
+        engine.queue_callback(self._on_backward_end)
+
+    def _on_backward_end(self) -> None:
+        self._phases.enter("after_backward")
+
+    def _on_clip(self) -> None:
+        if not self._seen:  # clipping elsewhere in the program, before any step of ours began
+            return
+        self._phases.enter("optimizer")
+        with self._phases.watching():
+            for index in range(len(self._optimizers)):
+                if self._has_gradients(index):
+                    self._observe(index)
+
+    def _before_optimizer(self, index: int) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if not self._inside_scaler_step:
+                self._phases.enter("optimizer")
+                with self._phases.watching():
+                    self._observe(index)
+
+        return hook
+
+    def _after_optimizer(self, index: int) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if not self._inside_scaler_step:
+                self._attempted(index, None)
+
+        return hook
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(outputs: Any) -> Any:
+            self._finish_pending()
+            result = original(outputs)
+            with self._phases.watching():
+                if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                    self._losses.append(outputs.detach().clone().reshape(()))
+                for leaf in tree_leaves(result):
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        leaf.register_hook(self._on_backward)
+            return result
+
+        return scale
+
+    def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unscale_(optimizer: torch.optim.Optimizer) -> Any:
+            index = self._index(optimizer)
+            if index is not None:
+                self._phases.enter("optimizer")
+                with self._phases.watching():
+                    self._observe(index)
+            return original(optimizer)
+
+        return unscale_
+
+    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            index = self._index(optimizer)
+            if index is None:
+                return original(optimizer, *args, **kwargs)
+            self._phases.enter("optimizer")
+            with self._phases.watching():
+                attempt = self._observe(index)
+                if scaling.is_active(self._scaler):
+                    attempt.put("loss_scale", scaling.scale(self._scaler))
+                    attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
+            self._inside_scaler_step = True
+            try:
+                result = original(optimizer, *args, **kwargs)
+            finally:
+                self._inside_scaler_step = False
+            found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
+            self._attempted(index, found)
+            return result
+
+        return step
+
+    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(*args: Any, **kwargs: Any) -> Any:
+            self._phases.enter("optimizer")
+            result = original(*args, **kwargs)
+            if self._pending:
+                self._pending[-1].spans += self._phases.take()
+            self._phases.enter("data")
+            self._next_number()
+            return result
+
+        return update
+
+    # ---- one attempt after another ----------------------------------------------------------------------------------
+
+    def _index(self, optimizer: torch.optim.Optimizer) -> int | None:
+        return next((i for i, o in enumerate(self._optimizers) if o is optimizer), None)
+
+    def _has_gradients(self, index: int) -> bool:
+        return any(p.grad is not None for g in self._optimizers[index].param_groups for p in g["params"])
+
+    def _next_number(self) -> None:
+        if self._stepped:
+            self._step += 1
+            self._stepped.clear()
+
+    def _observe(self, index: int) -> Attempt:
+        """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
+        if index in self._open:
+            return self._open[index]
+        self._finish_pending()
+        if index in self._stepped:
+            self._next_number()
+        optimizer = self._optimizers[index]
+        attempt = Attempt(self._step, index, sampled=self._step % self._every == 0)
+        attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
+        if attempt.scaled:
+            attempt.put("scaled_by", scaling.scale(self._scaler))
+        named = [
+            (self._names.get(id(p), f"optimizer{index}.group{g}.{i}"), local_values(p.grad))
+            for g, group in enumerate(optimizer.param_groups)
+            for i, p in enumerate(group["params"])
+            if p.grad is not None
+        ]
+        attempt.gradients = [name for name, _ in named]
+        if named:
+            attempt.put("norms", norms([grad for _, grad in named]))
+        if attempt.sampled:
+            chosen = [(n, g) for n, g in named if self._wanted(n) and measurable(g)]
+            for (name, grad), packed in zip(chosen, measure([g for _, g in chosen]), strict=True):
+                attempt.measured.append((name, "weight_grad", dtype_name(grad.dtype)))
+                attempt.put(f"weight_grad:{name}", packed)
+        self._open[index] = attempt
+        return attempt
+
+    def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
+        """The optimizer's step is over, made or skipped."""
+        with self._phases.watching():
+            attempt = self._open.pop(index)
+            attempt.put("found_inf", found_inf)
+            if self._losses:
+                attempt.put("loss", torch.stack([x.to(self._losses[0].device).double() for x in self._losses]).sum())
+            attempt.lr = learning_rate(self._optimizers[index])
+            attempt.samples = self._samples
+            attempt.seen = frozenset(self._seen)
+            attempt.memory = memory_bytes(self._device)
+            attempt.time_s = self.writer.time_s()
+            attempt.logged = self._logged
+            self._losses, self._samples, self._logged = [], 0, {}
+            self._seen.clear()
+            self._stepped.add(index)
+            self._pending.append(attempt)
+        attempt.spans = self._phases.take()
+        self._phases.enter("data")
+        if self._scaler is None and len(self._stepped) == len(self._optimizers):
+            self._next_number()
+
+    def _finish_pending(self) -> None:
+        """Nothing more can be logged for the steps made: send their numbers off, and write those that have come."""
+        if not self._pending:
+            return
+        with self._phases.watching():
+            for attempt in self._pending:
+                attempt.send()
+            self._waiting += self._pending
+            self._pending = []
+            self._drain(wait=len(self._waiting) > MOST_WAITING)
+
+    def _drain(self, wait: bool) -> None:
+        while self._waiting and self._waiting[0].parcel.ready(wait):
+            attempt = self._waiting.popleft()
+            self.writer.append("steps", step_row(attempt, self._phases))
+            if attempt.measured:
+                self.writer.append("tensors", tensor_rows(attempt))
+            events = event_rows(attempt)
+            if events["kind"]:
+                self.writer.append("events", events)
+
+    def _drain_all(self) -> None:
+        """The run is ending, perhaps in the middle of anything."""
+        self._remove()
+        for attempt in self._pending:
+            attempt.send()
+        self._waiting += self._pending
+        self._pending = []
+        try:
+            self._drain(wait=True)
+        except RuntimeError as error:  # the device has failed: what it still held is lost, and the run says so
+            lost = len(self._waiting)
+            self.writer.event("warning", name="steps lost", detail=f"the last {lost} steps stayed on it: {error}")
+
+    def _describe_precision(self) -> None:
+        """Once, in the first forward: what autocast really does here."""
+        self._described = True
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = dtype_name(torch.get_autocast_dtype(kind)) if autocast else None
+        config = dict(self.writer.head.config)
+        config["autocast_dtype"] = dtype
+        config.setdefault("device", str(self._device))
+        config.setdefault("precision", self._precision(dtype))
+        self.writer.update_head(config=config)
+
+    def _precision(self, autocast_dtype: str | None) -> str:
+        """The recipe's name for what was found."""
+        stored = {p.dtype for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        if autocast_dtype == "float16":
+            return "fp16" if scaling.is_active(self._scaler) else "fp16-unscaled"
+        if autocast_dtype == "bfloat16":
+            return "bf16"
+        if torch.float16 in stored:
+            return "fp16-pure"
+        if torch.bfloat16 in stored:
+            return "bf16-pure"
+        tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+        return "tf32" if tf32 else "fp32"
+
+
+def _fields(output: Any) -> Any:
+    """A dataclass output as its values, which pytree does not look into."""
+    if hasattr(output, "__dataclass_fields__") and not isinstance(output, Mapping):
+        return [getattr(output, f) for f in output.__dataclass_fields__]
+    return output

@@ -1,0 +1,107 @@
+"""`watch`: one line that records any training loop. What it returns is in `recorder.py`."""
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record import scaler as scaling
+from amp_core.record.environment import environment, model_summary
+from amp_core.record.gradients import learning_rate, unwrapped
+from amp_core.record.recorder import Recorder
+from amp_core.runlog import RunWriter
+from amp_core.schema import RunError
+
+KINDS = ("weight_grad",)
+"""Kinds that can be recorded."""
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    scaler: Any = None,
+    into: str | os.PathLike[str],
+    every: int = 10,
+    kinds: Sequence[str] = KINDS,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Record the training of `model` into the run folder `into`, from now until `close()`.
+
+    Use it as a context manager, or call `close()`; without either the run is ended with the program, whatever ends it.
+
+    Args:
+        model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
+        optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`.
+        scaler: the `torch.amp.GradScaler` of the loop, or None.
+        into: folder of the run; it must not hold a run yet.
+        every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
+            as a whole is recorded on each.
+        kinds: what to measure tensor by tensor: `weight_grad`.
+        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
+        name: what people will call the run; the folder's name by default.
+        config: settings of yours to keep in the head of the run.
+
+    Raises:
+        RunError: one sentence naming the argument, the value and what would be right.
+    """
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    if not isinstance(model, torch.nn.Module):
+        raise RunError(f"model={type(model).__name__} is not a torch.nn.Module; give the module that the loop calls")
+    for item in optimizers:
+        if not isinstance(item, torch.optim.Optimizer):
+            raise RunError(f"optimizer={type(item).__name__} is not a torch.optim.Optimizer; give one or a list")
+    if not optimizers:
+        raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
+    if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
+        raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on each tenth step")
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in KINDS:
+            raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(KINDS)}")
+    rank, world_size = _place()
+    settings = {
+        "source": "watch",
+        "every": every,
+        "kinds": [kinds] if isinstance(kinds, str) else list(kinds),
+        "scaler": scaling.settings(scaler),
+        "optimizers": [type(o).__name__ for o in optimizers],
+        "lr": learning_rate(optimizers[0]),
+    }
+    writer = RunWriter(
+        into,
+        name=name,
+        config=settings | dict(config or {}),
+        environment=environment(),
+        model=model_summary(unwrapped(model)),
+        rank=rank,
+        world_size=world_size,
+    )
+    return Recorder(model, optimizers, scaler, writer, every=every, wanted=_name_filter(include, exclude))
+
+
+def _place() -> tuple[int, int]:
+    """Rank and number of processes, from torch.distributed or the environment that torchrun sets."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _name_filter(include: str | Iterable[str] | None, exclude: str | Iterable[str] | None) -> Callable[[str], bool]:
+    def patterns(given: str | Iterable[str] | None) -> list[str]:
+        return [given] if isinstance(given, str) else list(given or ())
+
+    wanted, unwanted = patterns(include), patterns(exclude)
+
+    def keep(name: str) -> bool:
+        if wanted and not any(fnmatch.fnmatchcase(name, p) for p in wanted):
+            return False
+        return not any(fnmatch.fnmatchcase(name, p) for p in unwanted)
+
+    return keep
