@@ -1,0 +1,83 @@
+"""What several analyses ask of a run's steps: one row per step, and what the head says of the recipe.
+
+    frame = attempts(run)          # ranks and optimizers of one step together
+    scaler_enabled(run)
+
+With several ranks or optimizers the table `steps` has several rows per step. Here a step is skipped where any row says
+so; the slowest rank sets its time; samples of the ranks add up; the loss is the first one recorded; all else is as the
+first optimizer of rank 0 has it.
+"""
+
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from amp_core.run import Run
+
+TIMES = ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms")
+
+
+def attempts(run: Run) -> pd.DataFrame:
+    """Table `steps` with one row per step attempted, in order of `step`.
+
+    Null numbers are NaN here, so `has_loss` tells a loss that was not recorded from one that is not a number; `skipped`
+    is never null.
+    """
+    frame = run.steps
+    frame["has_loss"] = pc.is_valid(run.table("steps").column("loss")).to_numpy()
+    frame["skipped"] = pc.fill_null(run.table("steps").column("skipped"), False).to_numpy()
+    for column in ("loss", "loss_scale", "grad_norm", "growth_tracker", "samples", *TIMES):
+        frame[column] = frame[column].astype(float)  # a column of nulls alone arrives as objects
+    steps = frame["step"].to_numpy()
+    if (steps[1:] > steps[:-1]).all():
+        return frame
+    frame = frame.sort_values(["step", "rank", "optimizer"], kind="stable")
+    whole = frame[~frame["step"].duplicated()].reset_index(drop=True)
+    by_step, by_rank = frame.groupby("step"), frame.groupby(["step", "rank"])
+    losses = frame[frame["has_loss"]].drop_duplicates("step").set_index("step")["loss"]
+    whole["loss"], whole["has_loss"] = whole["step"].map(losses), whole["step"].isin(losses.index)
+    whole["skipped"] = by_step["skipped"].any().to_numpy()
+    for column in TIMES:  # the optimizers of a step work one after another, the ranks side by side
+        whole[column] = by_rank[column].sum(min_count=1).groupby("step").max().to_numpy()
+    whole["samples"] = by_rank["samples"].max().groupby("step").sum(min_count=1).to_numpy()
+    for column in ("memory_allocated_bytes", "memory_peak_bytes"):
+        whole[column] = by_step[column].max().to_numpy()
+    return whole
+
+
+def scaler_enabled(run: Run) -> bool:
+    """Whether a GradScaler was at work: as the head says or, where it says nothing, as the recorded scales show."""
+    config = run.head.config
+    if "scaler" in config:
+        scaler = config["scaler"]
+        return bool(scaler.get("enabled", True)) if isinstance(scaler, dict) else bool(scaler)
+    steps = run.table("steps")
+    scales = steps.column("loss_scale")
+    moved = pc.any(pc.not_equal(scales, 1.0)).as_py()
+    return bool(moved) or steps.column("growth_tracker").null_count < steps.num_rows
+
+
+def recipe(run: Run) -> str | None:
+    """The precision recipe's name, e.g. `fp16`; None where the run does not say."""
+    precision = run.head.config.get("precision")
+    return precision if isinstance(precision, str) and precision else None
+
+
+def whole_number(value: object) -> int | None:
+    """`value` from a head, where it is a whole number; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def warmup_steps(steps: int) -> int:
+    """How many first steps are left out of timings: a fifth of a short run, at most 10.
+
+    The first ones pay for allocation, kernel selection, compilation and reading data for the first time.
+    """
+    return min(10, steps // 5)
+
+
+def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:
+    """Median of the values that were measured; None where none was."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else None

@@ -1,0 +1,64 @@
+"""Loss curves of several runs in one frame, along steps, samples or time.
+
+>>> loss_curves([run_fp32, run_fp16], x="samples", most=4000)  # run, precision, samples, loss, smooth
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis._steps import attempts, recipe
+from amp_core.analysis.thin import thin
+from amp_core.run import Run
+from amp_core.schema import RunError
+
+X_AXES = ("step", "samples", "time_s")
+
+
+def loss_curves(
+    runs: Sequence[Run],
+    x: Literal["step", "samples", "time_s"] = "step",
+    most: int | None = None,
+) -> pd.DataFrame:
+    """The losses of several runs in one frame: run (label), precision, `x`, loss, smooth.
+
+    `samples` is counted from the start of each run. `smooth` is an exponential mean over about a fiftieth of the run;
+    it is NaN where the loss is not finite. Steps without a recorded loss are left out. With `most`, each run is
+    thinned to about that many rows. Raises `RunError` for another `x`.
+    """
+    if x not in X_AXES:
+        raise RunError(f"x={x!r} is unknown; choose one of {', '.join(X_AXES)}")
+    parts = []
+    for run, label in zip(runs, labelled(runs), strict=True):
+        frame = attempts(run)
+        frame["samples"] = frame["samples"].cumsum()
+        frame = frame[frame["has_loss"] & frame[x].notna()]
+        loss = frame["loss"].to_numpy()
+        finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))
+        smooth = finite.ewm(span=max(1.0, len(loss) / 50), ignore_na=True).mean()
+        part = pd.DataFrame(
+            {
+                "run": label,
+                "precision": recipe(run),
+                x: frame[x].to_numpy(),
+                "loss": loss,
+                "smooth": smooth.where(finite.notna()),
+            }
+        )
+        parts.append(part if most is None else thin(part, x, "loss", most))
+    columns = ["run", "precision", x, "loss", "smooth"]
+    parts = [p for p in parts if len(p)]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
+
+
+def labelled(runs: Sequence[Run]) -> list[str]:
+    """A name for each run that no other has: its own, with a number where two are called the same."""
+    labels: list[str] = []
+    for run in runs:
+        name, number = run.name, 2
+        while name in labels:
+            name, number = f"{run.name} ({number})", number + 1
+        labels.append(name)
+    return labels

@@ -1,0 +1,101 @@
+"""A run at a glance: what the metric cards show.
+
+>>> view = overview(run)
+>>> view.steps_done, view.steps_planned, view.loss_last
+(120, 200, 2.31)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis._steps import attempts, recipe, whole_number
+from amp_core.analysis.memory import MemorySummary, memory_summary
+from amp_core.analysis.scale import ScaleSummary, scale_summary
+from amp_core.analysis.speed import SpeedSummary, speed_summary
+from amp_core.run import Run
+
+_PACE_STEPS = 50  # recent steps from which the time to the end is foretold
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a run is, how far it came and how it fares. None where the run does not say."""
+
+    name: str
+    status: str
+    """running, finished, stopped, failed or lost."""
+    end_reason: str | None
+    live: bool
+    recipe: str | None
+    """Precision recipe, e.g. `fp16`."""
+    workload: str | None
+    device: str | None
+    steps_done: int
+    """Optimizer steps attempted."""
+    steps_planned: int | None
+    progress_frac: float | None
+    """Done over planned, at most 1."""
+    loss_first: float | None
+    loss_last: float | None
+    """First and last recorded loss; NaN or infinite where the loss was."""
+    loss_lowest: float | None
+    """Lowest finite loss."""
+    scale: ScaleSummary
+    speed: SpeedSummary
+    memory: MemorySummary
+    duration_s: float | None
+    """From the run's creation to its last row."""
+    eta_s: float | None
+    """Expected seconds to the end at the pace of the last steps; None unless live with a planned number."""
+    results: Mapping[str, Any]
+    """Final metrics, e.g. `eval_loss`."""
+
+
+def overview(run: Run) -> Overview:
+    """The run at a glance, live or over."""
+    frame = attempts(run)
+    config = run.head.config
+    losses = run.table("steps").column("loss").drop_null().to_numpy()
+    finite = losses[np.isfinite(losses)]
+    planned = whole_number(config.get("steps"))
+    device = config.get("device", run.head.environment.get("device"))
+    workload = config.get("workload")
+    live = run.is_live
+    return Overview(
+        name=run.name,
+        status=run.status,
+        end_reason=run.end_reason,
+        live=live,
+        recipe=recipe(run),
+        workload=workload if isinstance(workload, str) else None,
+        device=device if isinstance(device, str) else None,
+        steps_done=len(frame),
+        steps_planned=planned,
+        progress_frac=min(1.0, len(frame) / planned) if planned else None,
+        loss_first=float(losses[0]) if len(losses) else None,
+        loss_last=float(losses[-1]) if len(losses) else None,
+        loss_lowest=float(finite.min()) if len(finite) else None,
+        scale=scale_summary(run),
+        speed=speed_summary(run),
+        memory=memory_summary(run),
+        duration_s=_duration(run, frame),
+        eta_s=_eta(frame, planned) if live and planned else None,
+        results=run.head.results,
+    )
+
+
+def _duration(run: Run, frame: pd.DataFrame) -> float | None:
+    times = pd.concat([frame["time_s"].astype(float), run.events["time_s"].astype(float)]).dropna()
+    return float(times.max()) if len(times) else None
+
+
+def _eta(frame: pd.DataFrame, planned: int) -> float | None:
+    times = frame["time_s"].astype(float).dropna().to_numpy()[-_PACE_STEPS:]
+    if len(times) < 2 or times[-1] <= times[0]:
+        return None
+    pace = (times[-1] - times[0]) / (len(times) - 1)
+    return float(max(0, planned - len(frame)) * pace)

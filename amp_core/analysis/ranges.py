@@ -1,0 +1,151 @@
+"""Number ranges: where the values of each tensor lie on the axis of exponents, and in which class of the format.
+
+>>> exponent_shares(run, "output_grad")  # name, exponent, share
+>>> exponent_shares(run, "output_grad", true_exponents=True)  # the gradient without the loss scale
+>>> class_shares(run, "weight_grad", step=100)
+
+Exponent e holds magnitudes from 2^e to below 2^(e+1). Values are as stored, that is multiplied by the loss scale of
+their step. Zero is a class of its own and no underflow: only a value that was nonzero can underflow.
+"""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.run import Run
+from amp_core.schema import KINDS, RunError
+
+CLASSES = ("zero", "subnormal", "normal", "inf", "nan")
+_ROWS_AT_ONCE = 50_000  # bounds the memory of the expanded histograms to some tens of MB
+_REACH = 1300  # |exponent|: float64 has none beyond 1100, and a scale may shift by its own exponent
+
+
+def kinds_present(run: Run) -> list[str]:
+    """The kinds that the run has rows of, in the order of `amp_core.schema.KINDS`."""
+    found = set(pc.unique(run.table("tensors").column("kind")).to_pylist())
+    return [k for k in KINDS if k in found]
+
+
+def sampled_steps(run: Run, kind: str) -> list[int]:
+    """Steps at which tensors of `kind` were sampled, in order. Raises `RunError` for an unknown kind."""
+    steps = pc.unique(_rows(run, kind, None).column("step")).to_pylist()
+    return sorted(s for s in steps if s is not None)
+
+
+def exponent_shares(run: Run, kind: str, step: int | None = None, true_exponents: bool = False) -> pd.DataFrame:
+    """Share (0–1) of each tensor's finite nonzero values per exponent: name, exponent, share, count.
+
+    Args:
+        kind: one of `amp_core.schema.KINDS`.
+        step: the sampled step nearest at or before this one; None takes all sampled steps together.
+        true_exponents: divide by the loss scale of each row first. A scale that is no power of two moves the
+            histogram by the nearest whole exponent.
+
+    Rows come tensor by tensor in the order in which the run has them (the model's), exponents rising, only where
+    there are values; a tensor of zeros or non-finite values alone has none. Raises `RunError` for an unknown kind.
+    """
+    table = _rows(run, kind, step)
+    names, codes = _names(table)
+    low, high = -_REACH, _REACH
+    counts = np.zeros((len(names), high - low + 1), dtype=np.float64)
+    for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+        row, exponent, count = _expanded(table.slice(start, _ROWS_AT_ONCE), true_exponents)
+        cell = codes[start + row] * counts.shape[1] + np.clip(exponent, low, high) - low
+        counts += np.bincount(cell, weights=count, minlength=counts.size).reshape(counts.shape)
+    name, column = np.nonzero(counts)
+    values = counts[name, column]
+    return pd.DataFrame(
+        {
+            "name": pd.Series(np.asarray(names, dtype=object)[name], dtype="str"),
+            "exponent": column + low,
+            "share": values / counts.sum(axis=1)[name],
+            "count": values.astype(np.int64),
+        }
+    )
+
+
+def class_shares(run: Run, kind: str, step: int | None = None) -> pd.DataFrame:
+    """Per tensor the five classes as shares (0–1) of all its elements, and how large its values are.
+
+    Columns: name; dtype; numel (of the tensor); counted (elements counted, over all rows taken); zero_frac,
+    subnormal_frac, normal_frac, inf_frac, nan_frac (of `counted`; they add up to 1); absmax (largest finite
+    magnitude); rms (of the finite values); exp_low, exp_high (lowest and highest exponent with a value in it). NaN
+    where not recorded. Magnitudes and exponents are as stored: multiplied by the loss scale. `step` as in
+    `exponent_shares`; the order is the run's. Raises `RunError` for an unknown kind.
+    """
+    table = _rows(run, kind, step)
+    names, codes = _names(table)
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.bincount(codes, weights=values, minlength=len(names))
+
+    def largest(values: np.ndarray) -> np.ndarray:
+        found = np.full(len(names), -np.inf)
+        np.fmax.at(found, codes, values)
+        return np.where(np.isfinite(found), found, np.nan)
+
+    numel = _floats(table, "numel")
+    counted = total(numel)
+    classes = {c: _floats(table, c) for c in CLASSES}
+    finite = classes["zero"] + classes["subnormal"] + classes["normal"]
+    frame = pd.DataFrame({"name": pd.Series(names, dtype="str")})
+    first = np.unique(codes, return_index=True)[1]
+    frame["dtype"] = pd.Series(table.column("dtype").take(pa.array(first)).to_pylist(), dtype="str")
+    frame["numel"] = largest(numel)
+    frame["counted"] = counted
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for name, values in classes.items():
+            frame[f"{name}_frac"] = total(values) / counted
+        frame["absmax"] = largest(_floats(table, "absmax"))
+        frame["rms"] = np.sqrt(total(np.nan_to_num(_floats(table, "rms")) ** 2 * finite) / total(finite))
+    shares = exponent_shares(run, kind, step)
+    exponents = shares.groupby("name")["exponent"]
+    frame["exp_low"] = frame["name"].map(exponents.min()).astype(float)
+    frame["exp_high"] = frame["name"].map(exponents.max()).astype(float)
+    return frame
+
+
+def _rows(run: Run, kind: str, step: int | None) -> pa.Table:
+    """The rows of one kind: of the sampled step nearest at or before `step`, or all."""
+    if kind not in KINDS:
+        raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
+    table = run.table("tensors")
+    table = table.filter(pc.equal(table.column("kind"), kind))
+    if step is None:
+        return table
+    steps = table.column("step")
+    nearest = pc.max(steps.filter(pc.less_equal(steps, step))).as_py()
+    return table.filter(pc.equal(steps, nearest)) if nearest is not None else table.slice(0, 0)
+
+
+def _names(table: pa.Table) -> tuple[list[str], np.ndarray]:
+    """Distinct names in order of appearance, and for each row the number of its name."""
+    coded = table.column("name").combine_chunks().dictionary_encode()
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.combine_chunks()
+    return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _expanded(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every nonzero bin of every histogram: number of its row, its exponent, its count."""
+    lists = table.column("exp_counts").combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    count = pc.fill_null(pc.list_flatten(lists), 0).to_numpy(zero_copy_only=False)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(count)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    lowest = pc.fill_null(table.column("exp_min"), 0).to_numpy().astype(np.int64)
+    if true_exponents:
+        scale = _floats(table, "loss_scale")
+        known = np.isfinite(scale) & (scale > 0)
+        lowest = lowest - np.rint(np.log2(np.where(known, scale, 1.0))).astype(np.int64)
+    there = count > 0
+    return row[there], (lowest[row] + place)[there], count[there]
+
+
+def _floats(table: pa.Table, column: str) -> np.ndarray:
+    """A column as float64, null as NaN."""
+    values: np.ndarray = pc.cast(table.column(column), pa.float64()).to_numpy()
+    return values

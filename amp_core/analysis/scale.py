@@ -1,0 +1,109 @@
+"""The loss scale: how it moved, which steps were skipped for it, and in how many episodes.
+
+>>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm
+>>> scale_summary(run).skip_frac
+0.02
+>>> skip_episodes(run)  # one row per group of steps skipped in a row
+
+A GradScaler halves its scale after a skipped step and doubles it after `growth_interval` clean ones in a row
+(`torch.amp.GradScaler`). `loss_scale` is the scale in effect at the step, so the change shows one row later.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis._steps import attempts, scaler_enabled
+from amp_core.run import Run
+
+MOST_NAMES = 5
+"""So many tensors are named per episode; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class ScaleSummary:
+    """The loss scale of a whole run. Scales are None where none was recorded."""
+
+    has_scaler: bool
+    """A GradScaler was at work, dynamic or static."""
+    first: float | None
+    last: float | None
+    """In effect at the first and the last step."""
+    lowest: float | None
+    highest: float | None
+    skips: int
+    """Skipped steps."""
+    attempts: int
+    """Optimizer steps attempted, skipped ones included."""
+    skip_frac: float | None
+    """Skips over attempts; None without attempts."""
+    growths: int
+    """Times the scale rose from one step to the next."""
+    backoffs: int
+    """Times it fell."""
+
+
+def scale_trace(run: Run) -> pd.DataFrame:
+    """One row per step attempted: step, time_s (s), loss_scale (1 without a scaler), skipped, growth_tracker (clean
+    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped)."""
+    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm"]]
+    return frame.reset_index(drop=True)
+
+
+def skip_episodes(run: Run) -> pd.DataFrame:
+    """Groups of steps skipped in a row: first, last (steps), skips, scale_before (at the first), scale_after (at the
+    step that follows; NaN while there is none), tensors (whose gradients were not finite, where the run says)."""
+    trace = attempts(run)
+    skipped = trace["skipped"].to_numpy()
+    edges = np.diff(np.concatenate([[False], skipped, [False]]).astype(np.int8))
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)  # ends point behind the last skip
+    steps, scales = trace["step"].to_numpy(), trace["loss_scale"].to_numpy()
+    first, last = steps[starts], steps[ends - 1]
+    return pd.DataFrame(
+        {
+            "first": first,
+            "last": last,
+            "skips": ends - starts,
+            "scale_before": scales[starts],
+            "scale_after": np.append(scales, np.nan)[ends],
+            "tensors": _tensors(run.events, first, last),
+        }
+    )
+
+
+def scale_summary(run: Run) -> ScaleSummary:
+    """The loss scale in a few numbers."""
+    trace = attempts(run)
+    scales = trace["loss_scale"].dropna().to_numpy()
+    change = np.diff(scales)
+    skips, count = int(trace["skipped"].sum()), len(trace)
+    return ScaleSummary(
+        has_scaler=scaler_enabled(run),
+        first=float(scales[0]) if len(scales) else None,
+        last=float(scales[-1]) if len(scales) else None,
+        lowest=float(scales.min()) if len(scales) else None,
+        highest=float(scales.max()) if len(scales) else None,
+        skips=skips,
+        attempts=count,
+        skip_frac=skips / count if count else None,
+        growths=int((change > 0).sum()),
+        backoffs=int((change < 0).sum()),
+    )
+
+
+def _tensors(events: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> list[str]:
+    """Per episode the names that events of a skip or a non-finite gradient give."""
+    events = events[events["kind"].isin(["skipped", "non-finite"]) & events["step"].notna() & events["name"].ne("")]
+    steps = events["step"].to_numpy(dtype=np.int64)
+    episode = np.searchsorted(first, steps, side="right") - 1
+    names: list[dict[str, None]] = [{} for _ in first]  # a dict keeps the order in which names came
+    for i, step, text in zip(episode, steps, events["name"], strict=True):
+        if i >= 0 and step <= last[i]:
+            names[i].update(dict.fromkeys(str(text).split(", ")))
+    return [_joined(list(found)) for found in names]
+
+
+def _joined(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
