@@ -233,6 +233,15 @@ class Run:
         return changed
 
 
+def console_tail(file: Path, lines: int = 20) -> list[str]:
+    """The last lines of a `console.log`; none where there is no such file."""
+    if not file.is_file():
+        return []
+    with open(file, "rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
+        return _lines(stream.read(), lines)
+
+
 # ---- where runs come from -------------------------------------------------------------------------------------------
 
 
@@ -314,12 +323,7 @@ class _Folder:
             return _read_stream(file, stream.read(), table, before)
 
     def console(self, lines: int) -> list[str]:
-        file = self.path / "console.log"
-        if not file.is_file():
-            return []
-        with open(file, "rb") as stream:
-            stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
-            return _lines(stream.read(), lines)
+        return console_tail(self.path / "console.log", lines)
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
         files = [f for table in TABLES for f in self.segments(table).values()]

@@ -103,10 +103,9 @@ class RunWriter:
         Columns not given are null, or what the schema gives as their default; `rank` is filled in. When this returns
         the rows are with the operating system and survive the death of the process.
         """
-        batch = _batch(table, columns, self.rank)
         with self._writing() as may_write:
             if may_write:
-                self._segment(table).write(batch)
+                self._segment(table).write(_batch(table, columns, self.rank))
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None) -> None:
         """Record that something happened now; `kind` is one of the words in the schema's description of events."""
