@@ -1,0 +1,28 @@
+"""From frames to plotly figures: pure functions that compute nothing.
+
+    from amp_core.analysis import scale_trace, skip_episodes
+    from amp_core.figures import scale_figure
+
+    scale_figure(scale_trace(run), skip_episodes(run), dark=True)
+
+Each figure names its subject in the title, has units on its axes and a sentence for those who cannot see it in
+`figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are in `style.py` and nowhere else.
+"""
+
+from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
+from amp_core.figures.ranges import class_bars, exponent_heatmap
+from amp_core.figures.speed import compare_bars, phase_figure
+from amp_core.figures.style import colour, recipe_colour
+
+__all__ = [
+    "class_bars",
+    "colour",
+    "compare_bars",
+    "exponent_heatmap",
+    "grad_norm_figure",
+    "loss_figure",
+    "memory_figure",
+    "phase_figure",
+    "recipe_colour",
+    "scale_figure",
+]

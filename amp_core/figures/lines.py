@@ -1,0 +1,208 @@
+"""Curves over the steps of a run: loss, gradient norm, memory.
+
+>>> loss_figure(loss_curves([run_fp32, run_fp16], most=4000))
+>>> grad_norm_figure(thin(scale_trace(run), "step", "grad_norm", keep="skipped"))
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import (
+    DASHES,
+    colour,
+    empty,
+    faded,
+    finished,
+    log2_axis,
+    numbers,
+    power_of_two,
+    recipe_colour,
+    shortened,
+    span,
+)
+
+_X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
+
+
+def loss_figure(curves: pd.DataFrame, dark: bool = False, log: bool = False, title: str = "Loss") -> go.Figure:
+    """The loss of each run in the colour of its recipe: as recorded (thin) and smoothed (thick), from `loss_curves`.
+
+    Runs of one recipe differ in their dashes. Where a loss is not finite for the first time a dotted line says so.
+    """
+    if not len(curves):
+        return empty(title, "No loss was recorded yet.")
+    x = next(c for c in _X_TITLES if c in curves.columns)
+    figure = go.Figure()
+    used: dict[object, int] = {}
+    said = []
+    for run, curve in curves.groupby("run", sort=False):
+        recipe = curve["precision"].iloc[0]
+        hue = recipe_colour(recipe, dark)
+        dash = DASHES[used.get(recipe, 0) % len(DASHES)]
+        used[recipe] = used.get(recipe, 0) + 1
+        where, loss = numbers(curve[x]), numbers(curve["loss"])
+        name = shortened(str(run))
+        few = len(curve) < 3
+        figure.add_scatter(
+            x=where,
+            y=loss,
+            mode="lines",
+            line={"color": faded(hue, 0.35), "width": 1},
+            name=name,
+            legendgroup=name,
+            showlegend=False,
+            hoverinfo="skip",
+        )
+        figure.add_scatter(
+            x=where,
+            y=numbers(curve["smooth"]),
+            mode="lines+markers" if few else "lines",
+            line={"color": hue, "width": 2.2, "dash": dash},
+            marker={"color": hue, "size": 7},
+            name=name,
+            legendgroup=name,
+            customdata=loss,
+            hovertemplate="loss %{customdata:.4g}, smoothed %{y:.4g}",
+        )
+        broken = np.flatnonzero(~np.isfinite(curve["loss"].to_numpy()))
+        if len(broken):
+            at = curve[x].iloc[broken[0]]
+            figure.add_vline(x=at, line={"color": colour("overflow", dark), "width": 1.5, "dash": "dot"})
+            figure.add_annotation(
+                x=at, y=1, yref="paper", text=f"{name}: not finite", showarrow=False, xanchor="right", yanchor="top"
+            )
+            said.append(f"the loss of {run} is not finite from {x} {at:g} on")
+        else:
+            said.append(f"{run} goes from {curve['loss'].iloc[0]:.3g} to {curve['loss'].iloc[-1]:.3g}")
+    figure.update_xaxes(title=_X_TITLES[x])
+    figure.update_yaxes(title="loss", type="log" if log else "linear")
+    return finished(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(said)}.", hovermode="x unified")
+
+
+def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Gradient norm") -> go.Figure:
+    """The unscaled 2-norm of all gradients per step, from `scale_trace`, on a log2 axis.
+
+    A step whose norm is not finite has no point on the axis: it is a cross on the upper edge.
+    """
+    limits = span(trace["grad_norm"].to_numpy()) if len(trace) else None
+    bad = ~np.isfinite(trace["grad_norm"].to_numpy(dtype=np.float64)) & trace["skipped"].to_numpy(dtype=bool)
+    if limits is None and not bad.any():
+        return empty(title, "No gradient norm was recorded yet.")
+    low, high = limits or (-1.0, 0.0)
+    room = max(1.0, 0.06 * (high - low))
+    figure = go.Figure()
+    norm = trace["grad_norm"].where(np.isfinite(trace["grad_norm"]))
+    figure.add_scatter(
+        x=numbers(trace["step"]),
+        y=numbers(norm),
+        mode="lines+markers" if len(trace) < 3 else "lines",
+        line={"color": colour("norm", dark), "width": 1.6},
+        marker={"color": colour("norm", dark), "size": 7},
+        name="gradient norm",
+        hovertemplate="step %{x:,}: norm %{y:.3g}<extra></extra>",
+    )
+    if bad.any():
+        _crosses(figure, trace["step"][bad], 2.0 ** (high + room), "not finite: step skipped", dark)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="2-norm of all gradients, unscaled", **log2_axis(low - room, high + 1.5 * room))
+    alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
+    return finished(figure, title, alt)
+
+
+def memory_figure(
+    trace: pd.DataFrame, dark: bool = False, what: str = "memory held at the step", title: str = "Memory"
+) -> go.Figure:
+    """Bytes held at each step and the highest so far, from `memory_trace`; `what` is `what_memory(run)`."""
+    if not len(trace):
+        return empty(title, "No memory was recorded yet.")
+    top = max(float(trace[c].max()) for c in ("allocated_bytes", "peak_bytes"))
+    size, unit = (2.0**30, "GiB") if top >= 2**30 else (2.0**20, "MiB")
+    hue = colour("memory", dark)
+    figure = go.Figure()
+    shapes = (
+        ("peak_bytes", "highest so far", {"color": hue, "width": 1.4, "dash": "dot"}, None),
+        ("allocated_bytes", "at the step", {"color": hue, "width": 2}, "tozeroy"),
+    )
+    for column, name, line, fill in shapes:
+        figure.add_scatter(
+            x=numbers(trace["step"]),
+            y=numbers(trace[column] / size),
+            mode="lines+markers" if len(trace) < 3 else "lines",
+            line=line,
+            marker={"color": hue, "size": 7},
+            fill=fill,
+            fillcolor=faded(hue, 0.12),
+            name=name,
+            hovertemplate=f"%{{y:.3g}} {unit}",
+        )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=f"{what} ({unit})", range=[0, 1.1 * top / size])
+    alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
+    return finished(figure, title, alt, hovermode="x unified")
+
+
+def _crosses(figure: go.Figure, steps: "pd.Series[Any]", y: float, name: str, dark: bool) -> None:
+    figure.add_scatter(
+        x=numbers(steps),
+        y=np.full(len(steps), y, dtype=np.float32),
+        mode="markers",
+        marker={"symbol": "x", "size": 8, "color": colour("skipped", dark)},
+        name=name,
+        hovertemplate=f"step %{{x:,}}: {name}<extra></extra>",
+    )
+
+
+def scale_figure(
+    trace: pd.DataFrame, episodes: pd.DataFrame, dark: bool = False, title: str = "Loss scale"
+) -> go.Figure:
+    """The loss scale in effect at each step on a log2 axis, skipped steps as crosses; from `scale_trace` and
+    `skip_episodes`. Hovering over a cross tells its episode and which gradient was not finite."""
+    limits = span(trace["loss_scale"].to_numpy()) if len(trace) else None
+    if limits is None:
+        return empty(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
+    low, high = limits
+    room = max(1.0, 0.06 * (high - low))
+    figure = go.Figure()
+    hue = colour("scale", dark)
+    scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
+    figure.add_scatter(
+        x=numbers(trace["step"]),
+        y=numbers(scale),
+        mode="lines+markers" if len(trace) < 3 else "lines",
+        line={"color": hue, "width": 2, "shape": "hv"},
+        marker={"color": hue, "size": 7},
+        name="loss scale",
+        hovertemplate="step %{x:,}: loss scale %{y:,}<extra></extra>",
+    )
+    skipped = trace[trace["skipped"].to_numpy(dtype=bool)]
+    if len(skipped):
+        figure.add_scatter(
+            x=numbers(skipped["step"]),
+            y=numbers(skipped["loss_scale"]),
+            mode="markers",
+            marker={"symbol": "x", "size": 8, "color": colour("skipped", dark)},
+            name="skipped step",
+            customdata=_stories(skipped["step"].to_numpy(), episodes),
+            hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
+        )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="loss scale", **log2_axis(low - room, high + room))
+    first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
+    alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
+    return finished(figure, title, alt)
+
+
+def _stories(steps: np.ndarray, episodes: pd.DataFrame) -> np.ndarray:
+    """For each skipped step its episode in words."""
+    texts = []
+    columns = ("first", "last", "skips", "scale_before", "scale_after", "tensors")
+    for first, last, skips, before, after, tensors in zip(*(episodes[c].tolist() for c in columns), strict=True):
+        many = f"steps {first:,} to {last:,} skipped in a row, " if skips > 1 else ""
+        then = power_of_two(after) if np.isfinite(after) else "not known yet"
+        cause = f"<br>not finite: {tensors}" if tensors else ""
+        texts.append(f"{many}loss scale from {power_of_two(before)} to {then}{cause}")
+    which = np.searchsorted(episodes["first"].to_numpy(), steps, side="right") - 1
+    return np.array([texts[i] if i >= 0 else "" for i in which], dtype=object)

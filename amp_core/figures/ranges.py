@@ -1,0 +1,289 @@
+"""Number ranges: which exponents each tensor's values have, and in which class of the format they are.
+
+>>> exponent_heatmap(exponent_shares(run, "output_grad"), formats=("fp16",))
+>>> class_bars(class_shares(run, "output_grad"))
+
+The horizontal axis of the heatmap is log2 of the magnitude: exponent e fills the cell from e to e + 1, so that the
+limits of a format stand exactly where they are.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import SHARES, colour, empty, faded, finished, raised, shortened
+from amp_core.formats import FORMATS, Format
+
+MOST_CELLS = 400_000
+"""Cells a browser draws without delay; beyond, neighbouring tensors are drawn as one row, their mean."""
+CLICKABLE = 1000
+"""With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
+MOST_BARS = 60
+
+_FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
+_CLASSES = (
+    ("zero", "exactly zero", "zero", ""),
+    ("normal", "normal", "healthy", ""),
+    ("subnormal", "subnormal", "underflow", "/"),
+    ("inf", "infinite", "overflow", "x"),
+    ("nan", "NaN", "nan", "."),
+)
+
+
+def exponent_heatmap(
+    shares: pd.DataFrame,
+    formats: Sequence[str] = ("fp16",),
+    dark: bool = False,
+    *,
+    title: str = "Number ranges",
+    values: str = "value as stored",
+    exponents: tuple[int, int] | None = None,
+) -> go.Figure:
+    """Tensors × exponents, from `exponent_shares`: how large a share of a tensor's nonzero values has which exponent.
+
+    Args:
+        shares: columns name, exponent, share.
+        formats: names from `amp_core.formats.FORMATS` whose limits are drawn as labelled lines.
+        values: what the magnitudes are of, for the axis, e.g. "gradient times loss scale".
+        exponents: fixed range of the axis; by default all of the data and the limits of narrow formats. Give the same
+            one to figures that are held against each other.
+
+    A click on a cell (below `CLICKABLE` cells) reports the tensor as `y` and in `customdata[0]`, and the exponent in
+    `customdata[1]`.
+    """
+    if not len(shares):
+        return empty(title, "No tensor with finite nonzero values was sampled yet.")
+    limits = [FORMATS[f] for f in formats]
+    names, grid, lowest = _grid(shares)
+    rows = len(names)
+    names, grid = _pooled(names, grid)
+    low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
+    figure = go.Figure()
+    with np.errstate(divide="ignore"):
+        decades = np.log10(grid)
+    ticks = list(range(_FEWEST_DECADES, 1))
+    figure.add_heatmap(
+        x=np.arange(lowest, lowest + grid.shape[1], dtype=np.float32) + 0.5,
+        y=names,
+        z=np.where(grid > 0, np.maximum(decades, _FEWEST_DECADES), np.nan).astype(np.float32),
+        zmin=_FEWEST_DECADES,
+        zmax=0,
+        colorscale=[list(stop) for stop in SHARES[dark]],
+        colorbar={
+            "title": {"text": "share of nonzero values", "side": "right"},
+            "tickvals": ticks,
+            "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+        xgap=1 if grid.shape[1] < 80 else 0,
+        ygap=2 if len(names) < 60 else 0,
+        customdata=grid.astype(np.float32) if grid.size >= CLICKABLE else None,
+        hovertemplate="%{y}<br>log<sub>2</sub> magnitude %{x}: %{customdata:.2%} of its nonzero values<extra></extra>"
+        if grid.size >= CLICKABLE
+        else None,
+        hoverinfo=None if grid.size >= CLICKABLE else "skip",
+    )
+    if grid.size < CLICKABLE:
+        _clickable(figure, names, grid, lowest)
+    for row, fmt in enumerate(limits):
+        _draw_limits(figure, fmt, low, high, row, dark)
+    _zones(figure, limits, low, high, dark)
+    every = max(1, math.ceil(len(names) / 45))
+    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if (high - low) / s <= 14)
+    at = range(math.ceil(low / stride) * stride, high + 1, stride)
+    figure.update_xaxes(
+        title=f"magnitude ({values})",
+        range=[low, high],
+        tickvals=list(at),
+        ticktext=[raised(k) for k in at],
+        zeroline=False,
+    )
+    figure.update_yaxes(
+        autorange="reversed",
+        type="category",
+        tickvals=names[::every],
+        ticktext=[shortened(n) for n in names[::every]],
+        showgrid=False,
+    )
+    height = min(900, max(260, 150 + 26 * len(names))) + 16 * len(limits)
+    pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
+    alt = (
+        f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
+        f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
+    )
+    return finished(figure, title, alt, height, margin={"l": 64, "r": 24, "t": 62 + 16 * max(1, len(limits)), "b": 56})
+
+
+def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
+    """For each tensor how its elements divide into zero, normal, subnormal, infinite and NaN; from `class_shares`.
+
+    At most `MOST_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
+    """
+    if not len(shares):
+        return empty(title, "No tensor was sampled yet.")
+    total = len(shares)
+    odd = shares[["inf_frac", "nan_frac"]].sum(axis=1) * 1e6 + shares["subnormal_frac"].fillna(0.0)
+    if total > MOST_BARS:
+        shares = shares.loc[odd.nlargest(MOST_BARS).index.sort_values()]
+        title = f"{title}: the {MOST_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
+    names = shares["name"].tolist()
+    figure = go.Figure()
+    for column, label, meaning, hatch in _CLASSES:
+        hue = colour(meaning, dark)
+        figure.add_bar(
+            x=_lengths(shares[f"{column}_frac"]),
+            y=names,
+            orientation="h",
+            name=label,
+            marker={
+                "color": hue,
+                "line": {"width": 0},
+                "pattern": {
+                    "shape": hatch,
+                    "size": 5,
+                    "fgcolor": "#11181B" if dark else "#FFFFFF",
+                    "fillmode": "overlay",
+                },
+            },
+            hovertemplate=f"%{{y}}: %{{x:.3%}} {label}<extra></extra>",
+        )
+    figure.add_scatter(
+        x=np.ones(len(names), dtype=np.float32),
+        y=names,
+        mode="text",
+        text=[_remark(row) for row in shares.to_dict("records")],
+        textposition="middle right",
+        textfont={"size": 11},
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    figure.update_xaxes(title="share of all elements", tickformat=".0%", range=[0, 1], fixedrange=True)
+    figure.update_yaxes(
+        autorange="reversed", type="category", tickvals=names, ticktext=[shortened(n) for n in names], showgrid=False
+    )
+    worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
+    alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
+    height = min(1400, max(240, 150 + 24 * len(names)))
+    return finished(
+        figure, title, alt, height, barmode="stack", bargap=0.25, margin={"l": 64, "r": 110, "t": 84, "b": 56}
+    )
+
+
+def _lengths(values: "pd.Series[float]") -> np.ndarray:
+    """Shares for a stacked bar: one that was not recorded has no length."""
+    return values.fillna(0.0).to_numpy(dtype=np.float32)
+
+
+def _remark(row: Mapping[Hashable, Any]) -> str:
+    """Classes that matter however small they are, beside the bar in which one might not see them."""
+    said = [
+        f"{_percent(row[f'{column}_frac'])} {label}"
+        for column, label in (("inf", "inf"), ("nan", "NaN"), ("subnormal", "subn."))
+        if row[f"{column}_frac"] > 0
+    ]
+    return ", ".join(said[:2])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
+
+
+def _grid(shares: pd.DataFrame) -> tuple[list[str], np.ndarray, int]:
+    """Names in order, share per name × exponent, and the exponent of the first column."""
+    names, codes = [], shares["name"].factorize()
+    names = [str(n) for n in codes[1]]
+    exponents = shares["exponent"].to_numpy()
+    lowest = int(exponents.min())
+    grid = np.zeros((len(names), int(exponents.max()) - lowest + 1))
+    grid[codes[0], exponents - lowest] = shares["share"].to_numpy()
+    return names, grid, lowest
+
+
+def _pooled(names: list[str], grid: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Rows drawn as one, their mean, where there are more cells than a browser bears."""
+    together = math.ceil(grid.size / MOST_CELLS)
+    if together == 1:
+        return names, grid
+    starts = np.arange(0, len(names), together)
+    sizes = np.diff(np.append(starts, len(names)))
+    pooled = np.add.reduceat(grid, starts, axis=0) / sizes[:, None]
+    return [f"{names[s]} and {n - 1} more" for s, n in zip(starts, sizes, strict=True)], pooled
+
+
+def _extent(low: int, high: int, limits: Sequence[Format]) -> tuple[int, int]:
+    """The axis: all data, and the limits of formats narrow enough to be shown whole."""
+    for fmt in limits:
+        if fmt.powers_of_two < 64:
+            low, high = min(low, fmt.min_subnormal_exponent - 3), max(high, fmt.max_exponent + 4)
+    return low - 1, high + 1
+
+
+def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: int) -> None:
+    row, column = np.nonzero(grid)
+    exponent = column + lowest
+    text = [
+        f"{names[r]}<br>from {raised(e)} to {raised(e + 1)}: {_percent(s)} of its nonzero values"
+        for r, e, s in zip(row.tolist(), exponent.tolist(), grid[row, column].tolist(), strict=True)
+    ]
+    figure.add_scatter(
+        x=(exponent + 0.5).astype(np.float32),
+        y=[names[r] for r in row],
+        mode="markers",
+        marker={"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square"},
+        customdata=[[names[r], int(e)] for r, e in zip(row, exponent, strict=True)],
+        text=text,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+        name="cells",
+    )
+
+
+def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
+    """The three limits of a format as lines, labelled above the plot; each format has its own line of labels."""
+    marks = (
+        (float(fmt.min_subnormal_exponent), f"smallest subnormal {raised(fmt.min_subnormal_exponent)}", "right"),
+        (float(fmt.min_normal_exponent), f"smallest normal {raised(fmt.min_normal_exponent)}", "left"),
+        (math.log2(fmt.max_value), f"largest {fmt.max_value:.5g}", "left"),
+    )
+    inside = [m for m in marks if low <= m[0] <= high]
+    shift = 2 + 16 * row
+    for at, label, anchor in inside:
+        figure.add_vline(
+            x=at, line={"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
+        )
+        side = "left" if (at - low) / (high - low) < 0.25 else "right" if (at - low) / (high - low) > 0.8 else anchor
+        figure.add_annotation(
+            x=at, y=1, yref="paper", yshift=shift, text=f"{fmt.label} {label}", showarrow=False,
+            xanchor=side, yanchor="bottom", font={"size": 11},
+        )  # fmt: skip
+    if not inside:
+        figure.add_annotation(
+            x=0, xref="paper", y=1, yref="paper", yshift=shift, showarrow=False, xanchor="left", yanchor="bottom",
+            text=f"{fmt.label} reaches from {raised(fmt.min_subnormal_exponent)} to {raised(fmt.max_exponent + 1)}, "
+            "beyond this axis",
+            font={"size": 11},
+        )  # fmt: skip
+
+
+def _zones(figure: go.Figure, limits: Sequence[Format], low: int, high: int, dark: bool) -> None:
+    """Tinted ground where the first format loses values: below its smallest subnormal, above its largest."""
+    if not limits:
+        return
+    fmt = limits[0]
+    top = math.log2(fmt.max_value)
+    if low < fmt.min_subnormal_exponent:
+        tint = faded(colour("underflow", dark), 0.14)
+        figure.add_vrect(x0=low, x1=fmt.min_subnormal_exponent, fillcolor=tint, line={"width": 0}, layer="below")
+    if low < fmt.min_normal_exponent and fmt.min_subnormal_exponent < high:
+        tint = faded(colour("underflow", dark), 0.06)
+        x0 = max(low, fmt.min_subnormal_exponent)
+        figure.add_vrect(x0=x0, x1=fmt.min_normal_exponent, fillcolor=tint, line={"width": 0}, layer="below")
+    if high > top:
+        tint = faded(colour("overflow", dark), 0.14)
+        figure.add_vrect(x0=top, x1=high, fillcolor=tint, line={"width": 0}, layer="below")

@@ -1,0 +1,154 @@
+"""Time and comparison: where a step's time goes, and one number per run as bars.
+
+>>> phase_figure(phase_times(run))
+>>> compare_bars(compare(runs).table, "speed_ratio")
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import colour, empty, faded, finished, log2_axis, numbers, recipe_colour, shortened, span
+from amp_core.schema import RunError
+
+_PHASES = {
+    "data_ms": "waiting for data",
+    "forward_ms": "forward",
+    "backward_ms": "backward",
+    "optimizer_ms": "optimizer",
+    "watch_ms": "watching",
+    "other_ms": "other",
+}
+
+
+def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of a step") -> go.Figure:
+    """The phases of a step stacked to its time in milliseconds, from `phase_times`."""
+    known = [c for c in _PHASES if c in times and times[c].notna().any() and times[c].max() > 0]
+    if not known:
+        return empty(title, "No step times were recorded yet.")
+    figure = go.Figure()
+    for column in known:
+        hue = colour(column.removesuffix("_ms"), dark)
+        figure.add_scatter(
+            x=numbers(times["step"]),
+            y=numbers(times[column].fillna(0.0)),
+            mode="lines+markers" if len(times) < 3 else "lines",
+            line={"color": hue, "width": 0.8},
+            marker={"color": hue, "size": 7},
+            fillcolor=faded(hue, 0.85),
+            stackgroup="phases",
+            name=_PHASES[column],
+            hovertemplate="%{y:.3g} ms",
+        )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
+    middle = ", ".join(f"{_PHASES[c]} {times[c].median():.3g} ms" for c in known)
+    return finished(figure, title, f"Time of a step by phase, typically: {middle}.", hovermode="x unified")
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """How one column of a comparison is shown."""
+
+    title: str
+    axis: str
+    text: str
+    """Format of the number beside the bar, `{:.3g} ms` for one."""
+    divisor: float = 1.0
+    reference: float | None = None
+    log2: bool = False
+
+
+_BARS = {
+    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{:.3g} ×", reference=1.0),
+    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{:.3g} ×", reference=1.0),
+    "loss_ratio": _Bar("Final loss", "times that of {first}", "{:.4g} ×", reference=1.0),
+    "step_ms": _Bar("Time of a step", "median (ms)", "{:.3g} ms"),
+    "samples_per_s": _Bar("Throughput", "samples per second", "{:.3g} /s"),
+    "memory_peak_bytes": _Bar("Peak memory", "GiB", "{:.3g} GiB", divisor=2.0**30),
+    "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{:.4g}"),
+    "eval_loss": _Bar("Loss on held-out data", "loss", "{:.4g}"),
+    "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{:.2g} %", divisor=0.01),
+    "scale_last": _Bar("Last loss scale", "loss scale", "{:,.6g}", log2=True),
+}
+
+
+def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: str | None = None) -> go.Figure:
+    """One column of `compare(runs).table` as a bar per run in the colour of its recipe, with the spread where the table
+    has `<column>_low` and `<column>_high`. Ratios have a line at 1, the first run. Raises `RunError` for a column that
+    cannot be drawn."""
+    if column not in _BARS:
+        raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_BARS)}")
+    bar = _BARS[column]
+    title = title or bar.title
+    known = table[np.isfinite(table[column].to_numpy(dtype=np.float64))] if len(table) else table
+    if not len(known):
+        return empty(title, "None of the runs recorded this.")
+    value = known[column].to_numpy(dtype=np.float64) / bar.divisor
+    low, high = (_side(known, f"{column}_{side}", value, bar.divisor) for side in ("low", "high"))
+    spread = bool((high > low).any())
+    hues = [recipe_colour(p, dark) for p in known["precision"]]
+    names = known["run"].astype(str).tolist()
+    words = [_words(bar.text, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
+    error = {
+        "type": "data",
+        "symmetric": False,
+        "array": (high - value).astype(np.float32),
+        "arrayminus": (value - low).astype(np.float32),
+        "color": colour("limit", dark),
+        "thickness": 1.4,
+        "width": 5,
+    }
+    figure = go.Figure()
+    figure.add_bar(
+        x=value.astype(np.float32),
+        y=names,
+        orientation="h",
+        marker={"color": hues, "line": {"width": 0}},
+        error_x=error if spread else None,
+        text=words,
+        textposition="none",
+        hovertemplate="%{y}: %{text}<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_scatter(
+        x=high.astype(np.float32),
+        y=names,
+        mode="text",
+        text=[f"  {w}" for w in words],
+        textposition="middle right",
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    if bar.reference is not None:
+        figure.add_vline(x=bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
+    limits = span(value) if bar.log2 else None
+    if limits is not None:
+        figure.update_xaxes(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
+    else:
+        figure.update_xaxes(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
+    figure.update_xaxes(title=bar.axis.format(first=table["run"].iloc[0]))
+    figure.update_yaxes(
+        autorange="reversed", type="category", tickvals=names, ticktext=[shortened(n) for n in names], showgrid=False
+    )
+    said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
+    return finished(
+        figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
+        margin={"l": 64, "r": 150, "t": 52, "b": 56},
+    )  # fmt: skip
+
+
+def _side(table: pd.DataFrame, column: str, value: np.ndarray, divisor: float) -> np.ndarray:
+    """One end of the spread; the value itself where none is known."""
+    if column not in table:
+        return value
+    end = table[column].to_numpy(dtype=np.float64) / divisor
+    return np.where(np.isfinite(end), end, value)
+
+
+def _words(text: str, value: float, low: float, high: float) -> str:
+    said = text.format(value)
+    return f"{said} ({low:.3g} – {high:.3g})" if high > low else said

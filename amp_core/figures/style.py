@@ -1,0 +1,155 @@
+"""One colour per meaning, one look for all figures.
+
+Every trace gets its colour from here, for a light or a dark page. Background, font and grid are left to the page's
+theme, which would override them anyway; colours left to a theme would be black in an export. The hues follow Okabe and
+Ito, "Color Universal Design" (2008); `tests/figures/test_style.py` measures contrast and distance under the three kinds
+of colour blindness. No meaning rests on colour alone: skipped steps are crosses, classes have hatching.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+_LIGHT, _DARK = 0, 1
+
+RECIPES: dict[str, tuple[str, str]] = {
+    "fp32": ("#55606A", "#B4C0C8"),
+    "tf32": ("#8A5A1E", "#D9A866"),
+    "fp16": ("#0868AC", "#56B4E9"),
+    "bf16": ("#00805E", "#3FCFA4"),
+    "fp16-unscaled": ("#7B3FA0", "#C79BEA"),
+    "fp16-pure": ("#B8336A", "#F28AB2"),
+    "bf16-pure": ("#6B6B00", "#CFCF4F"),
+}
+"""Colour of each precision recipe, light and dark."""
+
+UNKNOWN_RECIPE = ("#3C7C8A", "#7FBFCC")
+
+MEANINGS: dict[str, tuple[str, str]] = {
+    "overflow": ("#C8451B", "#FF8A5C"),
+    "underflow": ("#B97A00", "#F0B93A"),
+    "healthy": ("#3C8A94", "#5FB3BD"),
+    "skipped": ("#C8451B", "#FF8A5C"),
+    "zero": ("#C3CBCF", "#4A565C"),
+    "nan": ("#7A1F5C", "#E58CC6"),
+    "scale": ("#2F4B7C", "#9DB8F2"),
+    "norm": ("#2F4B7C", "#9DB8F2"),
+    "memory": ("#2F4B7C", "#9DB8F2"),
+    "limit": ("#3A464C", "#D5DEE2"),
+    "none": ("#8A969C", "#8A969C"),
+}
+"""Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
+
+PHASES: dict[str, tuple[str, str]] = {
+    "data": ("#C9AE6A", "#BFA45F"),
+    "forward": ("#2B5C8F", "#4C82BD"),
+    "backward": ("#79A6D2", "#9CC4EA"),
+    "optimizer": ("#7D6BAF", "#A493D6"),
+    "watch": ("#4E9A8C", "#69BCAC"),
+    "other": ("#B9C2C7", "#5D6A71"),
+}
+"""Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness."""
+
+SHARES = (
+    ((0.0, "#E3EEF1"), (0.35, "#A9CBD6"), (0.6, "#5B9DB3"), (0.8, "#256F8A"), (1.0, "#083C52")),
+    ((0.0, "#15292F"), (0.35, "#1E4E5C"), (0.6, "#2E8196"), (0.8, "#5CBACB"), (1.0, "#D8F7FB")),
+)
+"""Colour scale of shares, light and dark: one hue, more is further from the background."""
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Tell runs of one recipe apart, which all have its colour."""
+
+
+def recipe_colour(recipe: object, dark: bool = False) -> str:
+    """The colour of a precision recipe; one for all that are not known."""
+    known = RECIPES.get(recipe, UNKNOWN_RECIPE) if isinstance(recipe, str) else UNKNOWN_RECIPE
+    return known[dark]
+
+
+def colour(meaning: str, dark: bool = False) -> str:
+    """The colour of a meaning (`MEANINGS`) or a phase (`PHASES`)."""
+    return (MEANINGS.get(meaning) or PHASES[meaning])[dark]
+
+
+def faded(hex_colour: str, opacity: float) -> str:
+    """`#RRGGBB` as an `rgba()` of that opacity (0–1)."""
+    red, green, blue = (int(hex_colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+def power_of_two(value: float) -> str:
+    """`65536` as `2<sup>16</sup>`; a value between powers as a number of three digits."""
+    if not math.isfinite(value) or value <= 0:
+        return f"{value:g}"
+    exponent = math.log2(value)
+    return raised(round(exponent)) if abs(exponent - round(exponent)) < 1e-9 else f"{value:.3g}"
+
+
+def raised(exponent: int) -> str:
+    """2 to the power of `exponent`, as HTML with a real minus sign."""
+    return f"2<sup>{exponent}</sup>".replace("-", "−")
+
+
+def log2_axis(low: float, high: float, most: int = 9) -> dict[str, object]:
+    """A logarithmic axis from 2^`low` to 2^`high` (exponents) with ticks at powers of two, at most about `most`."""
+    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (high - low) / s <= most or s == 512)
+    ticks = range(math.ceil(low / stride) * stride, math.floor(high) + 1, stride)
+    return {
+        "type": "log",
+        "range": [low * math.log10(2), high * math.log10(2)],
+        "tickvals": [2.0**k for k in ticks],
+        "ticktext": [raised(k) for k in ticks],
+        "minor": {"ticks": ""},
+    }
+
+
+def shortened(name: str, most: int = 30) -> str:
+    """A long name with its middle left out: both ends tell layers apart."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) * 3 // 5
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
+    """Values as plotly sends them best: 32-bit, no lists; whole numbers stay whole."""
+    array = np.asarray(values)
+    if array.dtype.kind in "iu" and (not len(array) or abs(array).max() < 2**31):
+        return array.astype(np.int32)
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32) if array.dtype.kind != "M" else array
+
+
+def finished(figure: go.Figure, title: str, alt: str, height: int = 360, **layout: object) -> go.Figure:
+    """The look that all figures share: title, legend above the plot, margins, and `alt` as the text for the blind."""
+    figure.update_layout(
+        title={"text": title, "x": 0, "xref": "paper", "xanchor": "left", "y": 0.97, "yanchor": "top"},
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom", "title": {"text": ""}},
+        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+        height=height,
+        meta={"alt": alt},
+    )
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    figure.update_layout(**layout)
+    return figure
+
+
+def empty(title: str, sentence: str, height: int = 240) -> go.Figure:
+    """A figure with nothing to draw: it says why."""
+    figure = go.Figure()
+    figure.add_annotation(text=sentence, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return finished(figure, title, f"{title}: {sentence}", height)
+
+
+def span(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """Lowest and highest log2 of the positive finite values; None where there is none."""
+    array = np.asarray(values, dtype=np.float64)
+    array = array[np.isfinite(array) & (array > 0)]
+    return (math.log2(array.min()), math.log2(array.max())) if len(array) else None
