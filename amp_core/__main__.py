@@ -1,0 +1,54 @@
+"""The command line: `ampscope …`, or `python -m amp_core …`.
+
+    ampscope train --workload text-gpt --precision fp16 --steps 200 --out runs/a
+    ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --steps 200 --out runs/cmp
+
+Exit codes: 0 fine, 2 bad input (one line on stderr says what would be right), 130 interrupted. A subcommand is a module
+of `amp_core.cli` with `add(subparsers)` and `run(arguments)`; none of them imports torch before it needs it.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from amp_core._version import __version__
+from amp_core.cli import compare, env, packing, train
+from amp_core.schema import RunError
+
+COMMANDS = (train, compare, env, packing)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that reports a mistake in one line, like everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        arguments = parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+        return code
+    except RunError as error:
+        print(f"ampscope: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ampscope: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser with all subcommands."""
+    whole = _Parser(prog="ampscope", description="Is your mixed-precision training healthy?", allow_abbrev=False)
+    whole.add_argument("--version", action="version", version=f"ampscope {__version__}")
+    subparsers = whole.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for command in COMMANDS:
+        command.add(subparsers)
+    return whole
+
+
+if __name__ == "__main__":
+    sys.exit(main())

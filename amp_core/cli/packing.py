@@ -1,0 +1,30 @@
+"""`ampscope pack` and `ampscope unpack`: a run folder as one zip, and back."""
+
+import argparse
+
+from amp_core.packing import pack, unpack
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare both commands."""
+    command = subparsers.add_parser("pack", help="pack a run folder into one zip", allow_abbrev=False)
+    command.add_argument("folder", metavar="RUN", help="run folder")
+    command.add_argument("--out", metavar="FILE", help="the zip to write (default: beside the folder)")
+    command.set_defaults(run=run_pack)
+
+    command = subparsers.add_parser("unpack", help="unpack a packed run, checked in full", allow_abbrev=False)
+    command.add_argument("file", metavar="FILE", help="packed run (.zip)")
+    command.add_argument("--out", metavar="DIR", required=True, help="folder to make")
+    command.set_defaults(run=run_unpack)
+
+
+def run_pack(arguments: argparse.Namespace) -> int:
+    """Pack, and print where to."""
+    print(pack(arguments.folder, arguments.out))
+    return 0
+
+
+def run_unpack(arguments: argparse.Namespace) -> int:
+    """Unpack, and print where to."""
+    print(unpack(arguments.file, arguments.out))
+    return 0

@@ -1,0 +1,216 @@
+"""The training engine: an AMP training loop that reads as one, watched from its first step to its end.
+
+    >>> summary = train(TrainConfig(workload="text-gpt", precision="fp16", steps=200), into="runs/a")
+    >>> summary.status, summary.loss_first, summary.loss_last, summary.skipped
+    ('finished', 5.56, 2.41, 3)
+
+Initial weights, data order and dropout follow the seed alone, so runs that differ in precision can be set side by side.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from amp_core.record import watch
+from amp_core.run import load_run
+from amp_core.schema import RunError
+from amp_core.train.config import TrainConfig
+from amp_core.train.progress import Progress
+from amp_core.train.recipes import Precision, backend_flags
+from amp_core.train.stopping import stop_on_signals
+from amp_core.train.workloads import Workload, build
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a run. Losses are None where no step was made."""
+
+    folder: Path
+    status: str
+    """`finished` or `stopped`."""
+    steps: int
+    loss_first: float | None
+    loss_last: float | None
+    skipped: int
+    """Steps that the scaler skipped."""
+    loss_scale: float
+    """Loss scale after the last step; 1 without a scaler."""
+    results: Mapping[str, float]
+    """Held-out `eval_loss` (nats) and `eval_accuracy` (0 to 1); empty where not evaluated."""
+
+
+def train(
+    config: TrainConfig,
+    into: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    stop: Callable[[], str | None] | None = None,
+) -> Summary:
+    """Train as `config` says and record the run in the folder `into`.
+
+    `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
+    reasons. Raises `RunError` for a device that is not there, a workload that cannot be loaded and a folder that cannot
+    be used. What the loop itself raises ends the run as `failed` and is raised again.
+    """
+    device = choose_device(config.device)
+    config = config.resolved()
+    with backend_flags(config), stop_on_signals() if stop is None else nullcontext(stop) as stop_reason:
+        precision = Precision(config, device)
+        workload = build(config)
+        raw_model = workload.model.to(device=device, dtype=precision.weights)
+        model: Any = torch.compile(raw_model) if config.compile else raw_model
+        optimizer = make_optimizer(config, raw_model)
+        scaler = precision.scaler
+        batches = endless(workload, device, precision.input_dtype)
+
+        with watch(
+            model,
+            optimizer,
+            scaler=scaler if scaler.is_enabled() else None,
+            into=into,
+            every=config.every,
+            name=Path(into).name,
+            config=config.to_dict() | {"source": "train", "device": str(device), "data": dict(workload.data)},
+        ) as rec:
+            model.train()
+            ended_early = None
+            for step in range(config.steps):
+                ended_early = stop_reason()
+                if ended_early:
+                    break
+
+                loss = torch.zeros((), device=device)
+                samples = 0
+                for _ in range(config.accumulate):
+                    batch = next(batches)
+                    with precision.autocast():
+                        micro_loss = workload.loss_fn(model, batch) / config.accumulate
+                    scaler.scale(micro_loss).backward()
+                    loss += micro_loss.detach()
+                    samples += workload.samples(batch)
+
+                if config.clip_norm is not None:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(raw_model.parameters(), config.clip_norm)
+                rec.log(loss=loss, samples=samples)
+                scaler.step(optimizer)
+                scaler.update(precision.new_scale)
+                optimizer.zero_grad(set_to_none=True)
+
+                if progress is not None:
+                    progress.update(step + 1)
+
+            results = {}
+            if ended_early:
+                rec.close(status="stopped", end_reason=ended_early)
+            elif config.evaluate:
+                results = evaluate(workload, precision)
+                if results:
+                    rec.writer.update_head(results=results)
+                    rec.writer.event("evaluated", name="held-out", detail=in_words(results), step=config.steps)
+
+    summary = summarise(Path(into), scaler.get_scale(), results)
+    if progress is not None:
+        progress.update(summary.steps, last=True)
+    return summary
+
+
+def choose_device(asked: str) -> torch.device:
+    """The torch device for `asked`. Raises `RunError` where this machine does not have it."""
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = "torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise RunError(f"device={asked!r} is not there: {why}; choose cpu or auto")
+    device = torch.device("cuda", torch.cuda.current_device()) if asked in ("auto", "cuda") else torch.device(asked)
+    if device.index >= torch.cuda.device_count():
+        present = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        raise RunError(f"device={asked!r} is not there; this machine has {present}")
+    torch.cuda.set_device(device)
+    return device
+
+
+def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that `config` names, over all parameters that train."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert config.lr is not None  # resolved
+    if config.optimizer == "sgd":
+        optimizer = torch.optim.SGD(parameters, lr=config.lr, momentum=0.9, fused=config.fused)
+        if config.fused:
+            # torch's fused SGD makes its momentum from uninitialised memory and relies on the first step to fill it,
+            # which a scaler may skip. Beginning from zeros gives the same updates (torch/optim/sgd.py, _fused_sgd).
+            for parameter in parameters:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=config.lr, fused=config.fused)
+
+
+def endless(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> Iterator[Any]:
+    """The workload's batches on `device`, begun again whenever they end."""
+    while True:
+        empty = True
+        for batch in workload.batches:
+            empty = False
+            yield to_device(batch, device, dtype)
+        if empty:
+            raise RunError("batches of the workload are empty; give at least one batch")
+
+
+def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """`batch` with every tensor on `device`; floating-point ones as `dtype`, where one is given."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, dtype if leaf.is_floating_point() else None, non_blocking=True)
+        return leaf.to(device) if hasattr(leaf, "to") else leaf
+
+    return tree_map(move, batch)
+
+
+@torch.no_grad()
+def evaluate(workload: Workload, precision: Precision) -> dict[str, float]:
+    """Mean loss and accuracy over the held-out batches, in the recipe's own precision; empty where there are none."""
+    workload.model.eval()
+    totals: dict[str, float] = {}
+    count = 0
+    for held_out in workload.held_out:
+        batch = to_device(held_out, precision.device, precision.input_dtype)
+        samples = workload.samples(batch)
+        with precision.autocast():
+            values = {"eval_loss": workload.loss_fn(workload.model, batch)}
+            if workload.accuracy_fn is not None:
+                values["eval_accuracy"] = workload.accuracy_fn(workload.model, batch)
+        for name, value in values.items():
+            totals[name] = totals.get(name, 0.0) + float(value) * samples
+        count += samples
+    workload.model.train()
+    return {name: total / count for name, total in totals.items()}
+
+
+def in_words(results: Mapping[str, float]) -> str:
+    """Results on one line."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
+
+
+def summarise(folder: Path, loss_scale: float, results: Mapping[str, float]) -> Summary:
+    """The summary, read back from the folder: what is said is what was recorded."""
+    run = load_run(folder)
+    steps = run.table("steps")
+    losses = steps["loss"].to_pylist()
+    return Summary(
+        folder=folder,
+        status=run.status,
+        steps=steps.num_rows,
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        skipped=sum(steps["skipped"].to_pylist()),
+        loss_scale=loss_scale,
+        results=dict(results),
+    )

@@ -1,0 +1,85 @@
+"""One's own workload, named `FILE.py:FUNCTION`.
+
+    # mymodel.py
+    def workload():
+        return model, loader, loss_fn          # loss_fn(model, batch) gives a scalar loss
+
+The function takes no argument and returns that triple, or a `Workload` where there is more to say (held-out batches,
+accuracy). torch's random numbers are seeded before it is called, so weights and shuffling follow the run's seed.
+
+The file is executed: it is the user's own program, and never comes from a run folder.
+"""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from amp_core.schema import RunError
+from amp_core.train.workloads import Workload
+
+
+def load(file: Path, function: str) -> Workload:
+    """Call `function` of `file`. Raises `RunError` where there is no such file or function, or it returns otherwise."""
+    named = f"workload={f'{file}:{function}'!r}"
+    if not file.is_file():
+        raise RunError(f"{named}: there is no file {file}; give the path of a Python file that exists")
+    try:
+        make = getattr(_module(file), function, None)
+        if not callable(make):
+            raise RunError(f"{named}: {file} has no function {function}; define it, or name one that is there")
+        returned = make()
+    except RunError:
+        raise
+    except Exception as error:  # whatever a stranger's program raises, the sentence says where
+        raise RunError(f"{named} failed at {_place(error, file)}: {type(error).__name__}: {error}") from error
+    return _checked(returned, named)
+
+
+def _module(file: Path) -> ModuleType:
+    # by its own name, so that DataLoader workers find it again; but never in the place of another module
+    name = file.stem if file.stem not in sys.modules else f"ampscope_own_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # given for every name that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.resolve().parent))  # as `python FILE.py` would have it
+    spec.loader.exec_module(module)
+    return module
+
+
+def _place(error: Exception, file: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.resolve()]
+    return f"line {lines[-1]}" if lines else "import"
+
+
+def _checked(returned: object, named: str) -> Workload:
+    right = "return (model, batches, loss_fn) or an amp_core.train.Workload"
+    if isinstance(returned, tuple) and len(returned) == 3:
+        model, batches, loss_fn = returned
+        workload = Workload(model, batches, loss_fn, data={"name": named.removeprefix("workload=").strip("'")})
+    elif isinstance(returned, Workload):
+        workload = returned
+    else:
+        raise RunError(f"{named} returned {_kind(returned)}; {right}")
+    if not isinstance(workload.model, torch.nn.Module):
+        raise RunError(f"{named} returned {_kind(workload.model)} as model; {right} with a torch.nn.Module")
+    if not isinstance(workload.batches, Iterable) or iter(workload.batches) is workload.batches:
+        raise RunError(
+            f"{named} returned {_kind(workload.batches)} as batches; give a list or a DataLoader, "
+            "which can be gone through again"
+        )
+    if not callable(workload.loss_fn):
+        raise RunError(f"{named} returned {_kind(workload.loss_fn)} as loss_fn; give a function loss_fn(model, batch)")
+    return workload
+
+
+def _kind(value: object) -> str:
+    kind = f"{type(value).__name__}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a value of type {kind}"

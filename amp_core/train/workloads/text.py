@@ -1,0 +1,121 @@
+"""The text that `text-lstm` and `text-gpt` read: the source of the Python standard library, byte by byte.
+
+Every machine with Python has it, so nothing is downloaded. It is the same for every run on one Python installation;
+another Python version has another text, which `sha256` tells apart.
+
+    >>> corpus = load_corpus(limit_bytes=2**20)
+    >>> corpus.train.dtype, len(corpus.train) + len(corpus.held_out)
+    (torch.uint8, 1048576)
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from amp_core.schema import RunError
+from amp_core.train.config import TrainConfig
+from amp_core.train.workloads import ShuffledBatches, Workload
+
+VOCABULARY = 256
+"""One token per byte value."""
+
+HELD_OUT_WINDOWS = 64
+"""Windows of the held-out text that the final evaluation reads."""
+
+_EVERY_HELD_OUT = 10  # each tenth file is held out: whole files, so that no window of one is in both parts
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not the library's own code
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Two texts as bytes (uint8, 1-D), and the hash of both."""
+
+    train: torch.Tensor
+    held_out: torch.Tensor
+    sha256: str
+
+
+def load_corpus(limit_bytes: int, library: Path | None = None) -> Corpus:
+    """Read `*.py` under `library` (the running Python's standard library) in sorted order, up to `limit_bytes`."""
+    library = library or Path(sysconfig.get_paths()["stdlib"])
+    train: list[bytes] = []
+    held_out: list[bytes] = []
+    total = 0
+    for number, path in enumerate(_sources(library)):
+        if total >= limit_bytes:
+            break
+        text = path.read_bytes()[: limit_bytes - total]
+        total += len(text)
+        (held_out if number % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1 else train).append(text)
+    texts = b"".join(train), b"".join(held_out)
+    if not all(texts):
+        raise RunError(f"the text workloads read the standard library's *.py files, and {library} does not hold them")
+    digest = hashlib.sha256(texts[0] + texts[1]).hexdigest()
+    first, second = (torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy()) for text in texts)
+    return Corpus(first, second, digest)
+
+
+def _sources(library: Path) -> Iterator[Path]:
+    for path in sorted(library.rglob("*.py"), key=lambda p: p.relative_to(library).parts):
+        if not _LEFT_OUT.intersection(path.relative_to(library).parts):
+            yield path
+
+
+def language_model(model: nn.Module, config: TrainConfig, limit_bytes: int) -> Workload:
+    """The workload of predicting each next byte in windows of the size's context length."""
+    size = config.spec
+    assert size is not None
+    context = size.dims["context"]
+    corpus = load_corpus(limit_bytes)
+    windows = (len(corpus.train) - 1) // context
+    return Workload(
+        model=model,
+        batches=ShuffledBatches(
+            windows,
+            config.batch_size or size.batch_size,
+            config.seed,
+            lambda chosen: _windows(corpus.train, chosen * context, context),
+        ),
+        loss_fn=loss,
+        held_out=_held_out(corpus.held_out, context, size.batch_size),
+        accuracy_fn=accuracy,
+        data={
+            "name": "bytes of the Python standard library's source",
+            "sha256": corpus.sha256,
+            "train_bytes": len(corpus.train),
+            "held_out_bytes": len(corpus.held_out),
+        },
+    )
+
+
+def _held_out(text: torch.Tensor, context: int, batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    count = min(HELD_OUT_WINDOWS, (len(text) - 1) // context)
+    # evenly over the whole text, so that a few windows stand for many files
+    starts = torch.linspace(0, len(text) - 1 - context, count, dtype=torch.float64).long()
+    return [_windows(text, starts[i : i + batch_size], context) for i in range(0, count, batch_size)]
+
+
+def _windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows [N, context] that begin at `starts` [N], and the same one byte later: what is to be predicted."""
+    window = text[starts[:, None] + torch.arange(context + 1)].long()
+    return window[:, :-1], window[:, 1:]
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Mean cross-entropy of the next byte, in nats."""
+    tokens, following = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+
+
+def accuracy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Share of next bytes guessed right."""
+    tokens, following = batch
+    right: torch.Tensor = model(tokens).argmax(-1) == following
+    return right.float().mean()

@@ -1,0 +1,159 @@
+"""The command line: exit codes, one-line sentences, one JSON document, and what each command leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from amp_core import load_run
+from amp_core.__main__ import main
+from amp_core.train import RECIPES
+
+
+def train(folder, *more):
+    quick = ["--workload", "digits-cnn", "--steps", "3", "--device", "cpu"]
+    return main(["train", "--out", os.fspath(folder), *quick, *more])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["trian"], "argument COMMAND: invalid choice: 'trian' (choose from"),
+        (["train"], "the following arguments are required: --out"),
+        (["train", "--out", "x", "--stepz", "3"], "unrecognized arguments: --stepz 3"),
+        (["train", "--out", "x", "--step", "3"], "unrecognized arguments: --step 3"),
+        (["train", "--out", "x", "--steps"], "argument --steps: expected one argument"),
+        (["train", "--out", "x", "--workload", "nope"], "workload='nope' is unknown; choose one of digits-cnn"),
+        (["train", "--out", "x", "--size", "huge"], "size='huge' is unknown; choose one of tiny, mini"),
+        (["train", "--out", "x", "--precision", "fp12"], "precision='fp12' is unknown; choose one of fp32"),
+        (["train", "--out", "x", "--batch-size", "-4"], "batch_size=-4 is not possible; give a whole number of 1"),
+        (["train", "--out", "x", "--steps", "ten"], "steps='ten' is not possible; give a whole number"),
+        (["train", "--out", "x", "--loss-scale", "static"], "loss_scale='static' is unknown; give dynamic or"),
+        (["train", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
+        (["train", "--out", "x", "--config", "no.json"], "config='no.json' cannot be read"),
+        (["compare", "--out", "x", "--precisions", "fp32,fp8"], "precisions='fp8' is unknown; choose one of fp32"),
+        (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' names fp32 twice"),
+        (["pack", "no-run"], "path='no-run' does not exist"),
+        (["unpack", "no.zip", "--out", "x"], "no.zip"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(argv, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ampscope: ") and err.count("\n") == 1 and err.endswith("\n")
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
+def test_cuda_that_is_not_there_is_exit_code_2(tmp_path, capsys):
+    assert train(tmp_path / "r", "--device", "cuda") == 2
+    assert "device='cuda' is not there" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_folder_that_cannot_be_used_is_exit_code_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("a file, not a folder")
+    assert train(tmp_path / "file" / "r") == 2
+    assert "ampscope: out=" in capsys.readouterr().err
+    assert train(tmp_path / "r") == 0
+    assert train(tmp_path / "r") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert len(load_run(tmp_path / "r").steps) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "does not hold JSON"),
+        ("[1]", "holds a JSON list"),
+        ('{"stepz": 1}', "setting='stepz' is unknown"),
+        ('{"steps": -1}', "steps=-1 is not possible"),
+    ],
+)
+def test_damaged_settings_file_is_exit_code_2(tmp_path, capsys, text, said):
+    (tmp_path / "c.json").write_text(text)
+    assert main(["train", "--config", os.fspath(tmp_path / "c.json"), "--out", os.fspath(tmp_path / "r")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_train_records_what_flags_and_file_say_and_prints_the_end(tmp_path, capsys):
+    (tmp_path / "c.json").write_text(json.dumps({"seed": 5, "steps": 900, "precision": "bf16"}))
+    assert train(tmp_path / "r", "--config", os.fspath(tmp_path / "c.json"), "--lr", "1e-3", "--no-evaluate") == 0
+    run = load_run(tmp_path / "r")
+    config = run.head.config
+    assert (config["seed"], config["steps"], config["precision"], config["lr"]) == (5, 3, "bf16", 1e-3)
+    assert run.head.results == {}
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'r'}: finished after 3 steps" in out
+    assert f"loss {run.steps['loss'].iloc[0]:.4g} → {run.steps['loss'].iloc[2]:.4g}" in out
+    assert "0 steps skipped, final loss scale 1" in out
+
+
+def test_train_says_progress_in_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
+    assert train(tmp_path / "r", "--precision", "fp16") == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    loss = load_run(tmp_path / "r").steps["loss"].iloc[-1]
+    assert last.startswith(f"step 3 of 3 | loss {loss:.4g} | loss scale 65536 | 0 skipped | ")
+
+
+def test_pack_and_unpack_bring_the_run_back(tmp_path, capsys):
+    assert train(tmp_path / "r") == 0
+    assert main(["pack", os.fspath(tmp_path / "r")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == os.fspath(tmp_path / "r.zip")
+    assert main(["pack", os.fspath(tmp_path / "r"), "--out", os.fspath(tmp_path / "o.zip")]) == 0
+    assert main(["unpack", os.fspath(tmp_path / "o.zip"), "--out", os.fspath(tmp_path / "again")]) == 0
+    assert load_run(tmp_path / "again").steps.equals(load_run(tmp_path / "r").steps)
+    assert main(["unpack", os.fspath(tmp_path / "o.zip"), "--out", os.fspath(tmp_path / "again")]) == 2
+
+
+def test_env_json_is_one_document_and_nothing_else(capsys):
+    assert main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["cpu"]["cores"] == os.cpu_count()
+    assert list(found["recipes"]) == list(RECIPES)
+    assert all(recipe["runs"] and recipe["note"] for recipe in found["recipes"].values())
+
+
+def test_env_names_every_recipe(capsys):
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in RECIPES)
+    assert "GPU" in out or "cuda:0" in out
+
+
+def test_compare_trains_each_precision_on_the_same_and_prints_one_table(tmp_path, capsys):
+    out = tmp_path / "cmp"
+    quick = ["--workload", "digits-cnn", "--steps", "8", "--device", "cpu", "--loss-scale", "128"]
+    assert main(["compare", "--precisions", "fp32,fp16", "--out", os.fspath(out), *quick]) == 0
+    fp32, fp16 = load_run(out / "fp32"), load_run(out / "fp16")
+    assert fp32.head.process["pid"] != fp16.head.process["pid"]
+    assert (fp32.head.config["loss_scale"], fp16.head.config["loss_scale"]) == ("dynamic", 128.0)
+    assert fp16.steps["loss"].iloc[0] == pytest.approx(fp32.steps["loss"].iloc[0], rel=2e-3)
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table] == ["precision", "fp32", "fp16"]
+    assert "1.00×" in table[1]
+    assert table[2].split()[-2:] == ["0", "128"]
+    assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *quick]) == 2
+    assert "already holds a run fp16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["pack", "nothing-there"], ["--version"]])
+def test_commands_that_need_no_torch_do_not_import_it(argv):
+    code = f"""
+import sys
+from amp_core.__main__ import main
+try:
+    main({argv!r})
+except SystemExit:
+    pass
+sys.exit(3 if "torch" in sys.modules else 0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,231 @@
+"""The loop does what a training loop must, in every recipe, and its record says so."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from amp_core import RunError, load_run
+from amp_core.train import RECIPES, WORKLOADS, TrainConfig, train
+
+
+def run_of(folder, **settings):
+    """Train with settings that are quick, and load what was recorded."""
+    train(TrainConfig(**{"device": "cpu", "steps": 3, "evaluate": False} | settings), folder)
+    return load_run(folder)
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
+    run = run_of(tmp_path / "r", workload=workload, precision=precision, steps=2, batch_size=4, evaluate=True)
+    assert run.status == "finished"
+    assert run.steps["step"].tolist() == [0, 1]
+    assert math.isfinite(run.steps["loss"].iloc[0])
+    assert run.steps["samples"].tolist() == [4, 4]
+    assert (run.steps["loss_scale"] == (65536.0 if RECIPES[precision].scaler else 1.0)).all()
+    assert {"eval_loss", "eval_accuracy"} <= run.head.results.keys()
+    assert "evaluated" in set(run.events["kind"])
+
+
+def test_head_holds_the_settings_and_the_data(tmp_path):
+    config = run_of(tmp_path / "r", workload="digits-cnn", precision="fp16", clip_norm=1.0, every=2).head.config
+    assert {
+        "source": "train",
+        "workload": "digits-cnn",
+        "size": "tiny",
+        "precision": "fp16",
+        "device": "cpu",
+    }.items() <= (config.items())
+    assert (config["batch_size"], config["steps"], config["clip_norm"], config["every"]) == (32, 3, 1.0, 2)
+    assert (config["lr"], config["loss_scale"], config["init_scale"]) == (2e-3, "dynamic", 65536.0)
+    assert len(config["data"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_same_seed_gives_the_same_losses_bit_for_bit(tmp_path, precision):
+    def losses(name, seed):
+        return run_of(tmp_path / name, precision=precision, steps=4, seed=seed).steps["loss"].tolist()
+
+    first = losses("a", 1)
+    assert first == losses("b", 1)
+    assert first != losses("c", 2)
+
+
+def test_first_losses_differ_between_precisions_only_by_rounding(tmp_path):
+    first = [run_of(tmp_path / p, precision=p, steps=1).steps["loss"].iloc[0] for p in ("fp32", "fp16", "bf16")]
+    assert first[1] == pytest.approx(first[0], rel=2e-3)
+    assert first[2] == pytest.approx(first[0], rel=2e-2)
+    assert len(set(first)) == 3
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(tmp_path):
+    parts = run_of(tmp_path / "parts", precision="fp32", batch_size=4, accumulate=3, steps=5)
+    whole = run_of(tmp_path / "whole", precision="fp32", batch_size=12, steps=5)
+    assert parts.steps["samples"].tolist() == whole.steps["samples"].tolist() == [12] * 5
+    assert parts.steps["loss"].tolist() == pytest.approx(whole.steps["loss"].tolist(), rel=1e-4)
+    assert parts.steps["grad_norm"].tolist() == pytest.approx(whole.steps["grad_norm"].tolist(), rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_clipping_bounds_the_update_and_records_the_norm_before_it(tmp_path, precision):
+    # plain gradient descent in its first step moves the weights by lr × gradient, so the loss after it tells the norm
+    settings = {"workload": "digits-cnn", "precision": precision, "optimizer": "sgd", "lr": 0.5, "steps": 2}
+    free = run_of(tmp_path / "free", **settings).steps
+    clipped = run_of(tmp_path / "clipped", clip_norm=1e-6, **settings).steps
+    still = run_of(tmp_path / "still", **settings | {"lr": 1e-7}).steps
+    assert clipped["grad_norm"].iloc[0] == pytest.approx(free["grad_norm"].iloc[0], rel=1e-3)
+    assert clipped["grad_norm"].iloc[0] > 0.1
+    assert clipped["loss"].iloc[1] == pytest.approx(still["loss"].iloc[1], rel=1e-3)
+    assert clipped["loss"].iloc[1] != pytest.approx(free["loss"].iloc[1], rel=1e-3)
+
+
+def test_dynamic_loss_scale_backs_off_and_grows(tmp_path):
+    high = run_of(tmp_path / "high", precision="fp16", init_scale=2.0**40, backoff_factor=2.0**-30, steps=3).steps
+    assert high["skipped"].tolist()[:2] == [True, False]
+    assert high["loss_scale"].tolist()[:2] == [2.0**40, 2.0**10]
+    low = run_of(tmp_path / "low", precision="fp16", init_scale=8, growth_interval=2, growth_factor=4, steps=5).steps
+    assert low["loss_scale"].tolist() == [8, 8, 32, 32, 128]
+
+
+def test_static_loss_scale_stays_even_after_a_skipped_step(tmp_path):
+    steps = run_of(tmp_path / "r", precision="fp16", loss_scale=2.0**40, growth_interval=1).steps
+    assert steps["loss_scale"].tolist() == [2.0**40] * 3
+    assert steps["skipped"].tolist() == [True] * 3
+    assert steps["loss"].nunique() == 3  # skipped or not, each step reads new data
+    fine = run_of(tmp_path / "fine", precision="fp16", loss_scale=128, growth_interval=1).steps
+    assert fine["loss_scale"].tolist() == [128.0] * 3
+    assert not fine["skipped"].any()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_fused_optimizer_trains_as_the_plain_one_and_skips_too(tmp_path, optimizer):
+    settings = {"workload": "digits-cnn", "precision": "fp16", "optimizer": optimizer, "init_scale": 2.0**40}
+    settings |= {"backoff_factor": 2.0**-30}
+    plain = run_of(tmp_path / "plain", **settings, fused=False).steps
+    fused = run_of(tmp_path / "fused", **settings, fused=True).steps
+    assert fused["skipped"].tolist() == plain["skipped"].tolist() == [True, False, False]
+    assert fused["loss"].tolist() == pytest.approx(plain["loss"].tolist(), rel=1e-3)
+
+
+def test_loss_falls(tmp_path):
+    summary = train(TrainConfig(workload="text-lstm", precision="bf16", steps=60, device="cpu"), tmp_path / "r")
+    assert summary.loss_first == pytest.approx(math.log(256), rel=0.05)  # an untrained model knows nothing of 256 bytes
+    assert summary.loss_last < 3.4
+    assert summary.results["eval_loss"] < 3.6
+    assert 0.15 < summary.results["eval_accuracy"] < 1
+    assert (summary.status, summary.steps, summary.skipped, summary.loss_scale) == ("finished", 60, 0, 1.0)
+
+
+def test_stop_ends_the_run_between_two_steps(tmp_path):
+    asked = iter([None, None, "enough"])
+    summary = train(TrainConfig(workload="digits-cnn", device="cpu"), tmp_path / "r", stop=lambda: next(asked))
+    assert (summary.status, summary.steps, summary.results) == ("stopped", 2, {})
+    assert load_run(tmp_path / "r").end_reason == "enough"
+
+
+OWN = """
+import torch
+from torch import nn
+
+def workload():
+    data = [{"x": torch.randn(6, 4), "y": torch.randint(0, 2, (6,)), "name": "kept as it is"} for _ in range(2)]
+    return nn.Linear(4, 2), data, lambda model, batch: nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+def breaks_in_the_third_step():
+    calls = iter([1, 1])
+    model, data, loss_fn = workload()
+    return model, data, lambda model, batch: loss_fn(model, batch) * next(calls)
+
+def empty():
+    model, _, loss_fn = workload()
+    return model, [], loss_fn
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    file = tmp_path / "own_workload_in_engine.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16-pure"])
+def test_own_workload_trains_and_its_batches_begin_again(tmp_path, own_file, precision):
+    run = run_of(tmp_path / "r", workload=f"{own_file}:workload", precision=precision, steps=5, lr=0.1, evaluate=True)
+    assert run.steps["samples"].tolist() == [6] * 5
+    assert run.steps["loss"].iloc[4] < run.steps["loss"].iloc[0]  # the first batch, for the third time
+    assert run.head.results == {}  # it has no held-out batches
+
+
+def test_exception_in_a_step_fails_the_run_and_keeps_the_steps_before(tmp_path, own_file):
+    with pytest.raises(StopIteration):
+        run_of(tmp_path / "r", workload=f"{own_file}:breaks_in_the_third_step", steps=9)
+    run = load_run(tmp_path / "r")
+    assert run.status == "failed"
+    assert "StopIteration" in run.end_reason
+    assert len(run.steps) == 2
+
+
+def test_empty_batches_are_refused(tmp_path, own_file):
+    with pytest.raises(RunError, match="at least one batch"):
+        run_of(tmp_path / "r", workload=f"{own_file}:empty")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_cuda_that_is_not_there_is_refused(tmp_path, device):
+    with pytest.raises(RunError, match=rf"device='{device}' is not there: torch .*; choose cpu or auto"):
+        run_of(tmp_path / "r", device=device)
+    assert not (tmp_path / "r").exists()
+
+
+def test_flags_and_signals_are_put_back(tmp_path):
+    before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], torch.backends.cuda.matmul.allow_tf32
+    run_of(tmp_path / "r", workload="digits-cnn", precision="tf32")
+    after = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], torch.backends.cuda.matmul.allow_tf32
+    assert after == before
+
+
+def test_training_in_a_thread_works(tmp_path):
+    statuses = []
+    thread = threading.Thread(
+        target=lambda: statuses.append(run_of(tmp_path / "r", workload="digits-cnn", precision="fp32").status)
+    )
+    thread.start()
+    thread.join()
+    assert statuses == ["finished"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
+    folder = tmp_path / "r"
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(TrainConfig(workload="digits-cnn", steps=10**6, device="cpu").to_dict()))
+    command = [sys.executable, "-m", "amp_core", "train", "--config", os.fspath(settings), "--out", os.fspath(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (
+            folder.is_dir() and (folder / "run.json").exists() and _steps(folder) > 5
+        ):
+            assert child.poll() is None, child.communicate()
+            time.sleep(0.05)
+        child.send_signal(number)
+        said, errors = child.communicate(timeout=30)
+    assert child.returncode == 130, errors
+    run = load_run(folder)
+    assert (run.status, run.end_reason) == ("stopped", f"stopped by {number.name}")
+    assert run.steps["step"].tolist() == list(range(len(run.steps)))
+    assert len(run.steps) > 5
+    assert f"stopped after {len(run.steps)} steps" in said
+
+
+def _steps(folder):
+    return len(load_run(folder).steps)

@@ -1,0 +1,73 @@
+"""Progress is shown when it is due, with the right rate and time left, and says what was recorded."""
+
+import io
+
+import pytest
+
+from amp_core.runlog import RunWriter
+from amp_core.train.progress import Progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def writer(tmp_path):
+    with RunWriter(tmp_path / "r") as writer:
+        yield writer
+
+
+def steps(writer, progress, clock, count, seconds):
+    for step in range(count):
+        clock.now += seconds
+        writer.append(
+            "steps", {"step": [step], "loss": [2.0 / (step + 1)], "loss_scale": [65536.0], "skipped": [step % 4 == 3]}
+        )
+        progress.update(step + 1, last=step + 1 == count)
+
+
+def test_log_gets_one_line_every_two_seconds_and_the_last_step(writer):
+    clock, log = Clock(), io.StringIO()
+    with Progress(writer.folder, 10, log, clock) as progress:
+        steps(writer, progress, clock, count=10, seconds=0.5)
+    assert log.getvalue().splitlines() == [
+        "step 5 of 10 | loss 0.4 | loss scale 65536 | 1 skipped | 2.0 steps/s | 2 s left",
+        "step 9 of 10 | loss 0.2222 | loss scale 65536 | 2 skipped | 2.0 steps/s | 0 s left",
+        "step 10 of 10 | loss 0.2 | loss scale 65536 | 2 skipped | 2.0 steps/s | 0 s left",
+    ]
+
+
+def test_nothing_recorded_yet_is_a_dash(writer):
+    clock, log = Clock(), io.StringIO()
+    with Progress(writer.folder, 10, log, clock) as progress:
+        progress.update(1)
+        clock.now += 4
+        progress.update(2)
+    assert log.getvalue() == "step 2 of 10 | loss – | loss scale – | 0 skipped | 0.2 steps/s | 32 s left\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_terminal_gets_a_bar_that_reaches_its_end(writer):
+    clock, screen = Clock(), Terminal()
+    with Progress(writer.folder, 4, screen, clock) as progress:
+        steps(writer, progress, clock, count=4, seconds=0.5)
+    assert "4/4" in screen.getvalue()
+    assert "loss 0.5, scale 65536, 1 skipped" in screen.getvalue()
+
+
+def test_run_folder_is_not_read_between_two_showings(tmp_path):
+    clock, log = Clock(), io.StringIO()
+    progress = Progress(tmp_path / "not-there", 1000, log, clock)
+    for done in range(1, 100):
+        clock.now += 0.02
+        progress.update(done)  # would raise, were it to read
+    assert log.getvalue() == ""

@@ -1,0 +1,168 @@
+"""What is trained: sizes as stated, batches that the seed alone decides, a corpus that is the same each time."""
+
+import itertools
+
+import pytest
+import torch
+
+from amp_core.schema import RunError
+from amp_core.train.config import WORKLOADS, TrainConfig
+from amp_core.train.workloads import ShuffledBatches, build
+from amp_core.train.workloads.text import load_corpus
+
+ALL_SIZES = [(w.name, s) for w in WORKLOADS.values() for s in w.sizes]
+
+
+@pytest.mark.parametrize(("workload", "size"), ALL_SIZES)
+def test_stated_parameter_count_is_the_models(workload, size):
+    stated = WORKLOADS[workload].sizes[size].parameters
+    with torch.device("meta" if stated > 5e6 else "cpu"):
+        if stated > 5e6:  # no memory, no initialisation: only the shapes are asked for
+            module = __import__(f"amp_core.train.workloads.{workload.replace('-', '_')}", fromlist=["x"])
+            dims = dict(WORKLOADS[workload].sizes[size].dims)
+            model = (
+                module.GPT(**dims)
+                if workload == "text-gpt"
+                else module.LSTMLanguageModel(dims["layers"], dims["width"])
+            )
+        else:
+            model = build(TrainConfig(workload=workload, size=size).resolved()).model
+    assert sum(p.numel() for p in model.parameters()) == stated
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_seed_alone_decides_weights_and_batches(workload):
+    def drawn(**settings):
+        made = build(TrainConfig(workload=workload, **settings).resolved())
+        torch.rand(3)  # training draws random numbers too; the order of the data must not follow them
+        batches = list(itertools.islice(iter(made.batches), 3))
+        return [*made.model.state_dict().values(), *itertools.chain(*batches)]
+
+    first = drawn(seed=1, precision="fp32")
+    assert all(map(torch.equal, first, drawn(seed=1, precision="fp16", steps=3)))
+    assert not all(map(torch.equal, first, drawn(seed=2, precision="fp32")))
+
+
+def test_batch_size_cuts_the_stream_of_samples_and_does_not_change_it():
+    def samples(batch_size, count):
+        stream = iter(ShuffledBatches(10, batch_size, seed=3, collate=lambda chosen: (chosen,)))
+        return torch.cat([next(stream)[0] for _ in range(count)])
+
+    assert torch.equal(samples(4, 6), samples(8, 3))
+    assert sorted(samples(5, 2).tolist()) == list(range(10))  # each sample once before any comes again
+
+
+def test_held_out_samples_are_none_of_the_training_ones():
+    made = build(TrainConfig(workload="digits-cnn", batch_size=1438).resolved())
+    assert sum(made.samples(batch) for batch in made.held_out) + 1438 == 1797
+    seen = {tuple(image.flatten().tolist()) for image in next(iter(made.batches))[0]}
+    held_out = [tuple(image.flatten().tolist()) for images, _ in made.held_out for image in images]
+    assert len(seen) == 1438
+    assert not seen.intersection(held_out)
+
+
+def test_corpus_is_the_same_each_time_and_its_hash_follows_the_text(tmp_path):
+    for number in range(12):
+        (tmp_path / f"m{number:02d}.py").write_text(f"value = {number}\n" * 5)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "m.py").write_text("left out")
+    first, again = load_corpus(10_000, tmp_path), load_corpus(10_000, tmp_path)
+    assert first.sha256 == again.sha256
+    assert torch.equal(first.train, again.train)
+    assert bytes(first.held_out.tolist()) == b"value = 9\n" * 5  # the tenth file, whole
+    assert b"left out" not in bytes(first.train.tolist())
+    (tmp_path / "m00.py").write_text("value = 99\n")
+    assert load_corpus(10_000, tmp_path).sha256 != first.sha256
+
+
+def test_corpus_respects_its_limit():
+    corpus = load_corpus(200_000)
+    assert len(corpus.train) + len(corpus.held_out) == 200_000
+
+
+def test_corpus_without_sources_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"standard library's \*.py files"):
+        load_corpus(1000, tmp_path)
+
+
+def test_gpt_sees_nothing_that_comes_later():
+    model = build(TrainConfig(workload="text-gpt").resolved()).model.eval()
+    tokens = torch.randint(0, 256, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 256
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_lstm_under_fp16_autocast_gives_fp16_and_leaves_onednn_as_it_was():
+    model = build(TrainConfig(workload="text-lstm").resolved()).model
+    tokens = torch.randint(0, 256, (2, 8))
+    reference = model(tokens)
+    with torch.autocast("cpu", dtype=torch.float16):
+        logits = model(tokens)
+    assert logits.dtype == torch.float16
+    torch.testing.assert_close(logits.float(), reference, atol=2e-2, rtol=2e-2)
+    assert torch.backends.mkldnn.enabled
+
+
+OWN = """
+import torch
+from torch import nn
+from amp_core.train import Workload
+
+def triple():
+    data = [(torch.randn(8, 4), torch.randint(0, 2, (8,))) for _ in range(3)]
+    return nn.Linear(4, 2), data, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def whole():
+    model, data, loss_fn = triple()
+    return Workload(model, data, loss_fn, held_out=data[:1])
+
+def pair(): return 1, 2
+def no_model(): return "model", [1], print
+def one_pass(): return nn.Linear(4, 2), iter([1]), print
+def no_loss(): return nn.Linear(4, 2), [1], 3
+def breaks():
+    raise KeyError("x")
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    file = tmp_path / "own_workload_under_test.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.mark.parametrize("function", ["triple", "whole"])
+def test_own_workload_is_seeded_and_checked(own_file, function):
+    first, again, other = (build(TrainConfig(workload=f"{own_file}:{function}", seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.model.weight, again.model.weight)
+    assert not torch.equal(first.model.weight, other.model.weight)
+    assert first.samples(next(iter(first.batches))) == 8
+    assert first.loss_fn(first.model, next(iter(first.batches))).ndim == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("missing", "has no function missing"),
+        ("not_a_function", "has no function not_a_function"),
+        ("pair", "returned a tuple of 2; return (model, batches, loss_fn)"),
+        ("no_model", "returned a value of type str as model"),
+        ("one_pass", "give a list or a DataLoader, which can be gone through again"),
+        ("no_loss", "returned a value of type int as loss_fn"),
+        ("breaks", "failed at line 19: KeyError: 'x'"),
+    ],
+)
+def test_own_workload_that_is_wrong_is_refused(own_file, function, said):
+    with pytest.raises(RunError) as error:
+        build(TrainConfig(workload=f"{own_file}:{function}"))
+    assert said in str(error.value)
+
+
+def test_own_workload_without_its_file_is_refused(tmp_path):
+    with pytest.raises(RunError, match="there is no file"):
+        build(TrainConfig(workload=f"{tmp_path}/none.py:f"))
