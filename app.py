@@ -1,0 +1,35 @@
+"""AMPscope in the browser: page config, navigation, the run picker. Start it with `streamlit run app.py`.
+
+Each page's address differs from its file's name: Streamlit takes `pages/` for its old multipage scheme until
+`st.navigation` has run once, and an address equal to a file's name would then be served without this frame.
+"""
+
+import streamlit as st
+
+from amp_core import RunError
+from pages.parts import empty, picker
+
+PAGES = {
+    "This run": [
+        st.Page("pages/run_overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
+        st.Page("pages/loss_scale.py", title="Loss scale", icon=":material/stairs:", url_path="loss-scale"),
+        st.Page("pages/number_ranges.py", title="Number ranges", icon=":material/grid_on:", url_path="number-ranges"),
+    ],
+    "All runs": [
+        st.Page("pages/compare_runs.py", title="Compare", icon=":material/compare_arrows:", url_path="compare"),
+        st.Page("pages/run_library.py", title="Library", icon=":material/folder_open:", url_path="library"),
+    ],
+    "Train": [
+        st.Page("pages/start_run.py", title="Start a run", icon=":material/play_circle:", url_path="start"),
+    ],
+}
+
+page = st.navigation(PAGES)
+st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon="pages/parts/icon.svg", layout="wide")
+st.logo("pages/parts/logo.svg", size="large")
+picker.show()
+
+try:
+    page.run()
+except RunError as error:  # a run that cannot be read, wherever on the page that came to light
+    empty.unreadable(error)

@@ -1,0 +1,73 @@
+"""Is the loss scale where it should be, and what does it cost in skipped steps?"""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes, thin
+from amp_core.figures import grad_norm_figure, scale_figure
+from pages.parts import cards, charts, head, loaders, words
+
+EPISODE_COLUMNS = {
+    "steps": st.column_config.TextColumn("Steps", pinned=True),
+    "skips": st.column_config.NumberColumn("Skipped in a row"),
+    "before": st.column_config.TextColumn("Scale before"),
+    "after": st.column_config.TextColumn("Scale after"),
+    "tensors": st.column_config.TextColumn("Gradients that were not finite", width="large"),
+}
+
+
+def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
+    """The page's answer in one or two sentences."""
+    if not about.has_scaler:
+        return f"{recipe} has no loss scale: no step is skipped for it, and nothing is lifted out of underflow."
+    ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
+    span = f"{ended} and stayed between {words.scale(about.lowest)} and {words.scale(about.highest)}."
+    if about.lowest == about.highest:
+        span = f"The scale stood at {words.scale(about.last)} all the time."
+    if about.skips == 0:
+        return f"No step was skipped. {span}"
+    times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
+    return f"{times}, in {words.plural(episodes, 'episode')}. {span}"
+
+
+def table(episodes: pd.DataFrame) -> pd.DataFrame:
+    """The episodes in words."""
+    rows = [
+        {
+            "steps": f"{e.first:,}" if e.first == e.last else f"{e.first:,}–{e.last:,}",
+            "skips": e.skips,
+            "before": words.scale(e.scale_before),
+            "after": words.scale(e.scale_after),
+            "tensors": e.tensors or words.NONE,
+        }
+        for e in episodes.itertuples()
+    ]
+    return pd.DataFrame(rows, columns=list(EPISODE_COLUMNS))
+
+
+head.title("Loss scale")
+run = head.run()
+about = loaders.analysed(scale_summary, run)
+trace = loaders.analysed(scale_trace, run)
+episodes = loaders.analysed(skip_episodes, run)
+
+head.verdict(verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run")))
+if about.has_scaler:
+    with st.container(horizontal=True):
+        cards.card("Loss scale", words.scale(about.last), f"{words.scale(about.first)} at first")
+        cards.card("Skipped steps", words.count(about.skips), f"{words.percent(about.skip_frac)} of {about.attempts:,}")
+        cards.card("Lowest and highest", f"{words.scale(about.lowest)}–{words.scale(about.highest)}", "loss scale")
+        cards.card("Moves", f"{about.growths} up", f"{about.backoffs} down")
+    shown = thin(trace, "step", "loss_scale", keep="skipped")
+    figure = scale_figure(shown, episodes, dark=charts.dark())
+    charts.show(figure, "loss_scale.scale")
+
+norms = thin(trace, "step", "grad_norm", keep="skipped")
+figure = grad_norm_figure(norms, dark=charts.dark())
+charts.show(figure, "loss_scale.norm")
+
+if len(episodes):
+    st.subheader("Skipped steps, one line per episode", anchor=False)
+    st.dataframe(
+        table(episodes), column_config=EPISODE_COLUMNS, hide_index=True, alt="Episodes of skipped steps with scales."
+    )

@@ -1,0 +1,1 @@
+"""What pages share: the run picker, cached loaders, cards, empty states, the one live fragment."""

@@ -1,0 +1,36 @@
+"""What stands where there is nothing to show: one sentence saying why, and what to do about it."""
+
+import streamlit as st
+
+from pages.parts import words
+
+START = "pages/start_run.py"
+LIBRARY = "pages/run_library.py"
+
+
+def no_runs() -> None:
+    """An empty library; ends the page."""
+    with st.container(border=True):
+        st.subheader("No runs yet")
+        st.write(
+            "Start one here, upload a run folder, or add one line to your own training loop: "
+            '`watch(model, optimizer, scaler=scaler, into="runs/a")`.'
+        )
+        with st.container(horizontal=True):
+            st.page_link(START, label="Start a run", icon=":material/play_circle:")
+            st.page_link(LIBRARY, label="Upload a run", icon=":material/upload:")
+    st.stop()
+
+
+def nothing(sentence: str) -> None:
+    """This run has nothing for this page; ends the page."""
+    st.info(sentence, icon=":material/info:")
+    st.stop()
+
+
+def unreadable(error: object) -> None:
+    """A run that cannot be read; ends the page."""
+    st.error(f"This run cannot be read: {words.escape(words.sentence(error))}", icon=":material/broken_image:")
+    with st.container(horizontal=True):
+        st.page_link(LIBRARY, label="Choose another run", icon=":material/folder_open:")
+    st.stop()

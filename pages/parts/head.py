@@ -1,0 +1,65 @@
+"""The top of a page: its title, and the run it speaks of."""
+
+import streamlit as st
+
+from amp_core import Run
+from pages.parts import empty, loaders, picker, words
+from pages.parts.library import Entry
+
+
+def title(text: str) -> None:
+    """The page's title."""
+    st.title(text, anchor=False)
+
+
+def verdict(text: str) -> None:
+    """The page's answer, before anything else."""
+    st.markdown(f"##### {text}")
+
+
+def entry() -> Entry:
+    """The chosen entry; ends the page with a sentence where there is none."""
+    found = picker.chosen()
+    if found is None:
+        empty.no_runs()
+    assert found is not None
+    return found
+
+
+def run(found: Entry | None = None) -> Run:
+    """The chosen run, opened, with a line that says which it is; ends the page where there is nothing to read."""
+    found = found or entry()
+    if found.status == "damaged":
+        empty.unreadable(found.sentence)
+    if not found.readable:
+        status_line(found)
+        empty.nothing("This run has not begun yet: its process is waiting or loading. Start a run shows the queue.")
+    opened = loaders.open_run(found)
+    status_line(found, opened.status)
+    if opened.steps.empty:
+        said = f" It ended: {words.escape(opened.end_reason)}" if opened.end_reason else ""
+        empty.nothing("This run has recorded no step yet." if opened.is_live else f"This run has no steps.{said}")
+    return opened
+
+
+def status_line(found: Entry, status: str | None = None) -> None:
+    """Name, status and what was run, in one line."""
+    said = status or found.status
+    color, icon = words.STATUS_LOOK[said]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"**{words.escape(found.name)}**", width="content")
+        st.badge(said, icon=icon, color=color)
+        st.caption(" · ".join(facts(found)), width="content")
+
+
+def facts(found: Entry) -> list[str]:
+    """Recipe, workload, device and date, as far as the run says."""
+    config = found.config or {}
+    workload = " ".join(str(config[k]) for k in ("workload", "size") if config.get(k))
+    texts = [str(config.get("precision") or ""), workload, str(config.get("device") or ""), day(found.created_at)]
+    return [words.escape(text) for text in texts if text]
+
+
+def day(created_at: str) -> str:
+    """The date and time of `created_at` without seconds; as it stands where it is not a time."""
+    return created_at[:16].replace("T", " ") + " UTC" if created_at[10:11] == "T" else created_at

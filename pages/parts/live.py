@@ -1,0 +1,128 @@
+"""The one live fragment: a run that is being trained, looked at once a second until it ends.
+
+    live.show(entry, queue=True)
+
+It stands in the page's body, never inside another fragment. Only new rows are read. When the run ends, or a queued one
+begins, the whole page is run again once, so that everything outside the fragment learns of it.
+"""
+
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.analysis import (
+    exponent_shares,
+    kinds_present,
+    loss_curves,
+    memory_trace,
+    overview,
+    sampled_steps,
+    scale_trace,
+    skip_episodes,
+    thin,
+    what_memory,
+)
+from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
+from pages.parts import cards, charts, loaders, queue, words
+from pages.parts.library import Entry
+
+TICK_S = 1.0
+POINTS = 800
+"""Points of a live chart: it is sent again each second."""
+
+
+def show(entry: Entry, *, with_queue: bool = False) -> None:
+    """Pause, Stop and the live part. It stands still when paused, and once there is nothing more to come."""
+    if entry.under_way:
+        job = queue.job_of(entry.path)
+        with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="right"):
+            st.toggle("Pause", key="live.pause", help="Holds the charts still, so that you can zoom. The run goes on.")
+            if job is not None:
+                queue.stop_button(job, "live")
+    more_to_come = entry.under_way or (with_queue and bool(queue.alive()))
+    ticking = more_to_come and not st.session_state.get("live.pause")
+    st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking)
+
+
+def _panel(entry: Entry, with_queue: bool, ticking: bool) -> None:
+    try:
+        _run_part(entry)
+    except RunError as error:
+        st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
+    if with_queue:
+        found = queue.alive()
+        if found:
+            st.subheader("Queue", anchor=False)
+            queue.show(found, entry.path)
+        elif ticking and not entry.under_way:
+            st.rerun()  # nothing will change any more: the page stops asking
+
+
+def _run_part(entry: Entry) -> None:
+    if entry.status in ("queued", "starting"):
+        _waiting(entry)
+        return
+    run = loaders.open_run(entry)
+    if entry.under_way and not run.is_live:
+        st.rerun()  # once: the next listing knows that it has ended
+    view = overview(run)
+    _progress(view.steps_done, view.steps_planned, view.eta_s, view.speed.step_ms, live=view.live)
+    if not view.steps_done:
+        st.caption("The process is up; its first step is on the way.")
+        return
+    cards.show(run, view)
+    _charts(run, view.scale.has_scaler)
+
+
+def _waiting(entry: Entry) -> None:
+    job = queue.job_of(entry.path)
+    if job is None or job.state != entry.status:
+        st.rerun()
+    assert job is not None
+    if job.state == "queued":
+        st.info(f"Number {job.queue_position} in the queue: {words.escape(job.reason)}.", icon=":material/schedule:")
+    else:
+        st.info("Starting: loading PyTorch, the data and the model.", icon=":material/hourglass_top:")
+
+
+def _progress(done: int, planned: int | None, eta_s: float | None, step_ms: float | None, *, live: bool) -> None:
+    of = f" of {planned:,}" if planned else ""
+    parts = [f"step {done:,}{of}"]
+    if step_ms:
+        parts.append(words.number(1000 / step_ms, "steps/s"))
+    if live and eta_s is not None:
+        parts.append(f"about {words.duration(eta_s)} left")
+    if planned:
+        st.progress(min(1.0, done / planned), text=" · ".join(parts))
+    else:
+        st.caption(" · ".join(parts))
+
+
+def _charts(run: Run, has_scaler: bool) -> None:
+    dark = charts.dark()
+    trace = scale_trace(run)
+    left, right = st.columns(2)
+    with left:
+        charts.show(loss_figure(loss_curves([run], most=POINTS), dark=dark), "live.loss")
+    with right:
+        if has_scaler:
+            thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
+            charts.show(scale_figure(thinned, skip_episodes(run), dark=dark), "live.scale")
+        else:
+            charts.show(grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark), "live.norm")
+    left, right = st.columns(2)
+    with left:
+        _ranges(run, dark)
+    with right:
+        memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
+        charts.show(memory_figure(memory, dark=dark, what=what_memory(run)), "live.memory")
+
+
+def _ranges(run: Run, dark: bool) -> None:
+    kinds = kinds_present(run)
+    if not kinds:
+        st.caption("No number ranges yet: none of the steps so far was sampled.")
+        return
+    kind = "output_grad" if "output_grad" in kinds else kinds[0]
+    step = sampled_steps(run, kind)[-1]
+    title = f"{words.KIND_LABELS[kind]} at step {step:,}"
+    charts.show(exponent_heatmap(exponent_shares(run, kind, step), dark=dark, title=title), "live.ranges")

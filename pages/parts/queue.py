@@ -1,0 +1,52 @@
+"""The visible queue: which trainings run or wait, on which device, behind whom; each with its Stop."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.jobs import Job
+from pages.parts import library, picker, words
+
+
+def job_of(folder: Path) -> Job | None:
+    """The job behind a run folder; None for a run that was not started by one."""
+    try:
+        return jobs.find(folder)
+    except RunError:
+        return None
+
+
+def alive() -> list[Job]:
+    """Jobs that run or wait, in the order in which they will run."""
+    found = [job for job in jobs.listing(library.runs_dir()) if job.alive]
+    return sorted(found, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
+
+
+def stop_button(job: Job, where: str) -> None:
+    """Stop `job`; while it ends its step the button says so."""
+    st.button(
+        "Stopping" if job.stop_requested else "Stop",
+        key=f"{where}.stop.{job.name}",
+        icon=":material/stop:",
+        on_click=job.request_stop,
+        disabled=job.stop_requested or not job.alive,
+    )
+
+
+def show(found: Sequence[Job], watched: Path | None) -> None:
+    """One line per job; call it inside the live fragment."""
+    for job in found:
+        color, icon = words.STATUS_LOOK[job.state]
+        with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):
+            st.badge(job.state, icon=icon, color=color)
+            st.markdown(f"**{words.escape(job.name)}**", width="content")
+            place = f"number {job.queue_position} in the queue of {job.device}" if job.queue_position else job.device
+            st.caption(place, width="content")
+            st.space("stretch")
+            key = f"run/{job.name}"
+            other = watched is None or job.folder != watched.absolute()
+            if other and st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
+                st.rerun()  # from inside a fragment: the whole page turns to that run
+            stop_button(job, "queue")

@@ -1,0 +1,122 @@
+"""Numbers and states as people read them: three significant digits, a unit on each, powers of two for loss scales.
+
+    >>> scale(65536.0), size(3_400_000), percent(0.0123), duration(75)
+    ('2¹⁶', '3.24 MiB', '1.23 %', '1 min 15 s')
+
+What was not measured (None, NaN) is an en dash, never 0.
+"""
+
+import math
+
+NONE = "–"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+STATUS_LOOK: dict[str, tuple[str, str]] = {
+    "running": ("blue", ":material/sync:"),
+    "starting": ("blue", ":material/hourglass_top:"),
+    "queued": ("gray", ":material/schedule:"),
+    "finished": ("green", ":material/check_circle:"),
+    "stopped": ("orange", ":material/stop_circle:"),
+    "failed": ("red", ":material/error:"),
+    "lost": ("red", ":material/link_off:"),
+    "damaged": ("red", ":material/broken_image:"),
+}
+"""Colour and icon for each word that a run's status can be; the word itself is always shown too."""
+
+KIND_LABELS = {
+    "output_grad": "Output gradients",
+    "weight_grad": "Weight gradients",
+    "activation": "Activations",
+    "weight": "Weights",
+}
+"""What the kinds of measured tensors are called."""
+
+
+def number(value: float | None, unit: str = "", digits: int = 3) -> str:
+    """`value` to so many significant digits, with its unit."""
+    if _missing(value):
+        return NONE
+    assert value is not None
+    if math.isinf(value):
+        text = "∞" if value > 0 else "−∞"
+    elif value == 0:
+        text = "0"
+    elif 1e-3 <= abs(value) < 1e6:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{places}f}".replace("-", "−")
+    else:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        text = f"{mantissa} × 10{str(int(exponent)).translate(_RAISED)}".replace("-", "−")
+    return f"{text} {unit}".rstrip()
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands set apart."""
+    return NONE if _missing(value) else f"{round(value or 0):,}"
+
+
+def plural(value: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def scale(value: float | None) -> str:
+    """A loss scale: the power of two that it nearly always is, else the number."""
+    if _missing(value):
+        return NONE
+    assert value is not None
+    mantissa, exponent = math.frexp(value)
+    if mantissa == 0.5 and exponent != 1:
+        return f"2{str(exponent - 1).translate(_RAISED)}"
+    return number(value)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction 0–1 in percent."""
+    return NONE if _missing(fraction) else number((fraction or 0.0) * 100, "%")
+
+
+def size(bytes_: float | None) -> str:
+    """Bytes with a binary prefix (KiB = 1024 bytes)."""
+    if _missing(bytes_):
+        return NONE
+    value = float(bytes_ or 0)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return number(value, unit)
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in the two largest units that matter."""
+    if _missing(seconds):
+        return NONE
+    assert seconds is not None
+    if seconds < 1:
+        return number(seconds * 1000, "ms")
+    if seconds < 60:
+        return number(seconds, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def sentence(text: object) -> str:
+    """A message as a sentence: first letter raised, a full stop at its end; an argument's name stays as it is."""
+    words = str(text).strip()
+    first = words.split(" ", 1)[0]
+    if words and first.isalpha() and first.islower():
+        words = words[0].upper() + words[1:]
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def escape(text: object) -> str:
+    """`text` for Markdown: a run or layer may be called anything."""
+    return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|~$<>:^=" else c for c in str(text)).replace("\n", " ")
+
+
+def _missing(value: float | None) -> bool:
+    return value is None or value != value

@@ -1,0 +1,164 @@
+"""Which runs are there, and how do I bring one in or take one away?"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.analysis import overview
+from amp_core.packing import pack
+from pages.parts import head, incoming, library, loaders, picker, words
+from pages.parts.library import Entry
+
+COLUMNS = {
+    "Name": st.column_config.TextColumn(pinned=True, width="medium"),
+    "Loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
+    "Steps": st.column_config.TextColumn(help="Steps done of steps planned"),
+    "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+    "Size (MiB)": st.column_config.NumberColumn(format="%.2f", help="Bytes on disk; 1 MiB is 1,048,576 bytes"),
+}
+
+
+def row(entry: Entry) -> dict[str, object]:
+    """What the table says of one run; a damaged one gives its sentence."""
+    config = entry.config or {}
+    found: dict[str, object] = {
+        "Name": entry.name,
+        "Status": entry.status,
+        "Recipe": config.get("precision"),
+        "Workload": " ".join(str(config[k]) for k in ("workload", "size") if config.get(k)) or None,
+        "Steps": None,
+        "Loss": None,
+        "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
+        "Size (MiB)": library.size_bytes(entry.path) / 2**20,
+        "Sentence": entry.sentence or None,
+        "Kind": {"sample": "sample", "run": "own run", "upload": "upload"}[entry.origin],
+    }
+    if entry.readable:
+        try:
+            about = loaders.analysed(overview, loaders.open_run(entry))
+        except RunError as error:
+            return found | {"Status": "damaged", "Sentence": str(error)}
+        planned = f" of {about.steps_planned:,}" if about.steps_planned else ""
+        found |= {"Steps": f"{about.steps_done:,}{planned}", "Loss": about.loss_last}
+    return found
+
+
+@st.dialog("Delete this run?")
+def confirm_deletion(entry: Entry) -> None:
+    """Ask before anything is removed."""
+    st.write(f"**{words.escape(entry.name)}** and its files in `{entry.path}` will be gone for good.")
+    with st.container(horizontal=True):
+        if st.button("Delete", type="primary", icon=":material/delete:", key="library.delete.yes"):
+            shutil.rmtree(entry.path)
+            st.rerun()
+        if st.button("Keep", key="library.delete.no"):
+            st.rerun()
+
+
+def packed(entry: Entry) -> bytes:
+    """The run as a zip; called when the download is asked for, not before."""
+    with tempfile.TemporaryDirectory(prefix="ampscope-pack-") as aside:
+        return pack(entry.path, Path(aside) / "run.zip").read_bytes()
+
+
+def take(kind: str) -> None:
+    """An upload has arrived: bring it in and choose it, or keep the sentence that says why not."""
+    files = st.session_state[f"library.{kind}.{st.session_state['library.turn']}"]
+    if not files:
+        return
+    try:
+        if kind == "zip":
+            key = incoming.take_zip(files.name, files.getvalue())
+        else:
+            key = incoming.take_folder((f.name, f.getvalue()) for f in files)
+    except (RunError, OSError) as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+    else:
+        picker.choose(key)
+        st.session_state["library.said"] = ("success", f"{key.rsplit('/', 1)[-1]} is in the library and chosen.")
+    st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
+
+
+def pick() -> None:
+    """A row of the table was clicked: make it the chosen run."""
+    rows = st.session_state["library.table"]["selection"]["rows"]
+    keys = list(st.session_state["entries"])
+    if rows and rows[0] < len(keys):
+        picker.choose(keys[rows[0]])
+
+
+head.title("Library")
+entries: dict[str, Entry] = st.session_state["entries"]
+st.session_state.setdefault("library.turn", 0)
+if said := st.session_state.pop("library.said", None):
+    kind, sentence = said
+    (st.success if kind == "success" else st.error)(words.escape(sentence))
+
+if entries:
+    table = pd.DataFrame([row(e) for e in entries.values()])
+    damaged = table[table["Status"] == "damaged"]
+    aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
+    head.verdict(f"{words.plural(len(table), 'run')} to look at{aside}.")
+    st.caption("Click the start of a row to choose a run.")
+    st.dataframe(
+        table,
+        column_config=COLUMNS,
+        column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
+        hide_index=True,
+        placeholder=words.NONE,
+        key="library.table",
+        on_select=pick,
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": [list(entries).index(st.session_state["run"])]}},
+        alt="All runs with status, recipe, workload, steps, last loss, date and size.",
+    )
+    for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
+        st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
+    entry = head.entry()
+    with st.container(horizontal=True, vertical_alignment="center", border=True):
+        color, icon = words.STATUS_LOOK[entry.status]
+        st.markdown(f"**{words.escape(entry.name)}**", width="content")
+        st.badge(entry.status, icon=icon, color=color)
+        st.space("stretch")
+        if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
+            st.switch_page("pages/run_overview.py")
+        if entry.readable:
+            st.download_button(
+                "Download",
+                lambda: packed(entry),
+                f"{entry.path.name}.zip",
+                "application/zip",
+                icon=":material/download:",
+                on_click="ignore",
+            )
+        why = "Samples stay." if not entry.mine else "Stop it first." if entry.under_way else None
+        if st.button("Delete", icon=":material/delete:", disabled=why is not None, help=why):
+            confirm_deletion(entry)
+else:
+    st.write("No runs yet. Bring one in below, or start one.")
+    st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
+
+st.subheader("Bring in a run", anchor=False)
+turn = st.session_state["library.turn"]
+left, right = st.columns(2)
+left.file_uploader(
+    "A packed run (.zip, up to 64 MB)",
+    type=["zip"],
+    key=f"library.zip.{turn}",
+    on_change=take,
+    args=("zip",),
+    help="`ampscope pack RUN` or the Download button makes one.",
+)
+right.file_uploader(
+    "A run folder (up to 64 MB a file)",
+    type=["json", "parquet", "arrows", "log"],
+    accept_multiple_files="directory",
+    key=f"library.folder.{turn}",
+    on_change=take,
+    args=("folder",),
+    help="Choose the folder that directly contains run.json.",
+)

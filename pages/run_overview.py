@@ -1,0 +1,62 @@
+"""Is this run healthy?"""
+
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import Overview, loss_curves, memory_trace, overview, phase_times, thin
+from amp_core.figures import loss_figure, memory_figure, phase_figure
+from amp_core.findings import diagnose
+from pages.parts import cards, charts, findings, head, live, loaders, words
+
+
+def summary(view: Overview) -> str:
+    """How far it came and what became of the loss, in a sentence."""
+    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    steps = f"{view.steps_done:,}{of} steps in {words.duration(view.duration_s)}"
+    return f"{steps}; loss {words.number(view.loss_first)} at first, {words.number(view.loss_last)} at the end."
+
+
+def ending(run: Run, view: Overview) -> None:
+    """Why a run that did not finish ended, with the last lines of its output."""
+    if view.status in ("failed", "lost", "stopped") and view.end_reason:
+        say = st.warning if view.status == "stopped" else st.error
+        say(f"{view.status.capitalize()}: {words.escape(words.sentence(view.end_reason))}")
+    if view.status in ("failed", "lost") and (lines := run.console(20)):
+        with st.expander("Last lines of its output", expanded=True):
+            st.code("\n".join(lines), language=None)
+
+
+def details(run: Run) -> None:
+    """Everything that the run's head says."""
+    with st.expander("Configuration and environment"):
+        for title, facts in (
+            ("Configuration", run.head.config),
+            ("Results", run.head.results),
+            ("Model", run.head.model),
+            ("Environment", run.head.environment),
+        ):
+            if facts:
+                st.caption(title)
+                st.json(dict(facts), expanded=1)
+
+
+head.title("Overview")
+entry = head.entry()
+if entry.under_way:
+    head.status_line(entry)
+    live.show(entry)
+    st.stop()
+run = head.run(entry)
+view = loaders.analysed(overview, run)
+ending(run, view)
+findings.show(loaders.analysed(diagnose, run), summary(view))
+cards.show(run, view)
+dark = charts.dark()
+charts.show(loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark), "overview.loss")
+left, right = st.columns(2)
+with left:
+    charts.show(phase_figure(loaders.analysed(phase_times, run), dark=dark), "overview.phases")
+with right:
+    memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
+    charts.show(memory_figure(memory, dark=dark, what=view.memory.what), "overview.memory")
+details(run)
