@@ -54,5 +54,5 @@ def what_memory(run: Run) -> str:
     """What the run's memory columns hold, in words."""
     device = run.head.config.get("device", run.head.environment.get("device"))
     if not isinstance(device, str):
-        return "memory held at the step"
+        return "held at the step"
     return "allocated by torch on the GPU" if device.startswith("cuda") else "resident memory of the process"

@@ -106,14 +106,14 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     )
     if bad.any():
         _crosses(figure, trace["step"][bad], 2.0 ** (high + room), "not finite: step skipped", dark)
-    figure.update_xaxes(title="step")
+    figure.update_xaxes(title="step", range=_steps_shown(trace))
     figure.update_yaxes(title="2-norm of all gradients, unscaled", **log2_axis(low - room, high + 1.5 * room))
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finished(figure, title, alt)
 
 
 def memory_figure(
-    trace: pd.DataFrame, dark: bool = False, what: str = "memory held at the step", title: str = "Memory"
+    trace: pd.DataFrame, dark: bool = False, what: str = "held at the step", title: str = "Memory"
 ) -> go.Figure:
     """Bytes held at each step and the highest so far, from `memory_trace`; `what` is `what_memory(run)`."""
     if not len(trace):
@@ -138,10 +138,10 @@ def memory_figure(
             name=name,
             hovertemplate=f"%{{y:.3g}} {unit}",
         )
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title=f"{what} ({unit})", range=[0, 1.1 * top / size])
+    figure.update_xaxes(title="step", range=_steps_shown(trace))
+    figure.update_yaxes(title=unit, range=[0, 1.1 * top / size])
     alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
-    return finished(figure, title, alt, hovermode="x unified")
+    return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
 
 def _crosses(figure: go.Figure, steps: "pd.Series[Any]", y: float, name: str, dark: bool) -> None:
@@ -188,11 +188,18 @@ def scale_figure(
             customdata=_stories(skipped["step"].to_numpy(), episodes),
             hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
         )
-    figure.update_xaxes(title="step")
+    figure.update_xaxes(title="step", range=_steps_shown(trace))
     figure.update_yaxes(title="loss scale", **log2_axis(low - room, high + room))
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
     return finished(figure, title, alt)
+
+
+def _steps_shown(trace: pd.DataFrame) -> list[float]:
+    """The axis from the first step to the last, without the room that plotly adds for markers."""
+    first, last = float(trace["step"].iloc[0]), float(trace["step"].iloc[-1])
+    room = max(0.5, 0.01 * (last - first))
+    return [first - room, last + room]
 
 
 def _stories(steps: np.ndarray, episodes: pd.DataFrame) -> np.ndarray:

@@ -78,6 +78,7 @@ def exponent_heatmap(
             "tickvals": ticks,
             "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
             "thickness": 12,
+            "len": 1,
             "outlinewidth": 0,
         },
         xgap=1 if grid.shape[1] < 80 else 0,
@@ -110,13 +111,13 @@ def exponent_heatmap(
         ticktext=[shortened(n) for n in names[::every]],
         showgrid=False,
     )
-    height = min(900, max(260, 150 + 26 * len(names))) + 16 * len(limits)
+    height = min(900, max(280, 150 + 26 * len(names))) + 16 * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(figure, title, alt, height, margin={"l": 64, "r": 24, "t": 62 + 16 * max(1, len(limits)), "b": 56})
+    return finished(figure, title, alt, height, margin={"l": 96, "r": 24, "t": 62 + 16 * max(1, len(limits)), "b": 56})
 
 
 def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
@@ -171,7 +172,14 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
     alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
     height = min(1400, max(240, 150 + 24 * len(names)))
     return finished(
-        figure, title, alt, height, barmode="stack", bargap=0.25, margin={"l": 64, "r": 110, "t": 84, "b": 56}
+        figure,
+        title,
+        alt,
+        height,
+        barmode="stack",
+        legend_traceorder="normal",
+        bargap=0.25,
+        margin={"l": 64, "r": 110, "t": 84, "b": 56},
     )
 
 
@@ -187,7 +195,7 @@ def _remark(row: Mapping[Hashable, Any]) -> str:
         for column, label in (("inf", "inf"), ("nan", "NaN"), ("subnormal", "subn."))
         if row[f"{column}_frac"] > 0
     ]
-    return ", ".join(said[:2])
+    return "  " + ", ".join(said[:2])
 
 
 def _percent(share: float) -> str:
@@ -247,9 +255,9 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
 def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
     """The three limits of a format as lines, labelled above the plot; each format has its own line of labels."""
     marks = (
-        (float(fmt.min_subnormal_exponent), f"smallest subnormal {raised(fmt.min_subnormal_exponent)}", "right"),
-        (float(fmt.min_normal_exponent), f"smallest normal {raised(fmt.min_normal_exponent)}", "left"),
-        (math.log2(fmt.max_value), f"largest {fmt.max_value:.5g}", "left"),
+        (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}", "right"),
+        (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}", "left"),
+        (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}", "left"),
     )
     inside = [m for m in marks if low <= m[0] <= high]
     shift = 2 + 16 * row
@@ -257,7 +265,7 @@ def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, 
         figure.add_vline(
             x=at, line={"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
         )
-        side = "left" if (at - low) / (high - low) < 0.25 else "right" if (at - low) / (high - low) > 0.8 else anchor
+        side = "right" if (at - low) / (high - low) > 0.75 else anchor
         figure.add_annotation(
             x=at, y=1, yref="paper", yshift=shift, text=f"{fmt.label} {label}", showarrow=False,
             xanchor=side, yanchor="bottom", font={"size": 11},

@@ -45,7 +45,13 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
     middle = ", ".join(f"{_PHASES[c]} {times[c].median():.3g} ms" for c in known)
-    return finished(figure, title, f"Time of a step by phase, typically: {middle}.", hovermode="x unified")
+    return finished(
+        figure,
+        title,
+        f"Time of a step by phase, typically: {middle}.",
+        hovermode="x unified",
+        legend_traceorder="normal",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""`Finding`: what a rule has found, with its evidence."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+"""Worst first."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a reader should know of a run, and what to do about it."""
+
+    code: str
+    """Name of the rule, e.g. `scale-collapse`; stable, for scripts."""
+    severity: Severity
+    """`error` breaks training, `warning` costs quality or speed, `info` is good to know and benign."""
+    title: str
+    """What was found, in one line."""
+    where: str
+    """The tensor, the module or the setting concerned."""
+    steps: tuple[int, int] | None
+    """First and last step of the evidence; None where it concerns the whole run."""
+    value: float | None
+    """The number that was measured, in `unit`."""
+    limit: float | None
+    """The number it was held against."""
+    unit: str
+    """Unit of `value` and `limit`."""
+    advice: str
+    """What it means and what to try, in two sentences."""
+    snippet: str
+    """Plain PyTorch that does what the advice says; empty where there is nothing to change."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain data, for JSON."""
+        return asdict(self)
