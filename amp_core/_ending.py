@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -29,22 +30,32 @@ class Ending(Protocol):
         """Whether the calling thread is in the middle of a write, so that `end` would tear it."""
 
 
+@dataclass
+class _Installed:
+    """What stands in the process now, and what stood there before."""
+
+    hook: Callable[..., Any]
+    previous_hook: Callable[..., Any]
+    handlers: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """By signal: ours and the one before."""
+
+
 _open: list[Ending] = []
 _pid: int | None = None
 _cause: tuple[str, str] | None = None  # how the process is known to be ending: status, reason
 _pending: Callable[[], None] | None = None  # a signal that came in the middle of a write
-_previous_hook: Any = None
-_previous_handlers: dict[int, Any] = {}
+_installed: _Installed | None = None
 
 
 def watch_over(ending: Ending) -> None:
     """End `ending` however the process ends from now on."""
-    global _pid, _cause
+    global _pid, _cause, _pending
     if _pid != os.getpid():  # first use, or a forked child, whose parent's runs are not its own
         _open.clear()
-        _pid, _cause = os.getpid(), None
+        _uninstall()
+        _pid, _cause, _pending = os.getpid(), None, None
     _open.append(ending)
-    if len(_open) == 1:
+    if _installed is None:
         _install()
 
 
@@ -76,62 +87,83 @@ def describe(kind: type[BaseException], error: BaseException | None) -> tuple[st
 
 
 def _install() -> None:
-    global _previous_hook
+    global _installed
     atexit.register(_at_exit)
-    _previous_hook = sys.excepthook
-    sys.excepthook = _on_exception
+    _installed = _Installed(_hook(sys.excepthook), sys.excepthook)
+    sys.excepthook = _installed.hook
     if threading.current_thread() is threading.main_thread():  # Python sets handlers there only
         for number in _SIGNALS:
             previous = signal.getsignal(number)
             if previous in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or set by other than Python code
                 continue
-            _previous_handlers[number] = previous
-            signal.signal(number, _on_signal)
+            _installed.handlers[number] = (_handler(previous), previous)
+            signal.signal(number, _installed.handlers[number][0])
 
 
 def _uninstall() -> None:
+    """Put back what was there before, except where somebody has put something else over ours since."""
+    global _installed
+    if _installed is None:
+        return
     atexit.unregister(_at_exit)
-    if sys.excepthook is _on_exception:
-        sys.excepthook = _previous_hook
+    if sys.excepthook is _installed.hook:
+        sys.excepthook = _installed.previous_hook
     if threading.current_thread() is threading.main_thread():
-        for number, previous in _previous_handlers.items():
-            if signal.getsignal(number) is _on_signal:
+        for number, (ours, previous) in _installed.handlers.items():
+            if signal.getsignal(number) is ours:
                 signal.signal(number, previous)
-        _previous_handlers.clear()
+    _installed = None
 
 
 def _end_all(status: str, reason: str) -> None:
+    errors = []
     if _pid == os.getpid():
         for ending in tuple(_open):  # each takes itself off the list
-            ending.end(status, reason)
+            try:
+                ending.end(status, reason)
+            except Exception as error:  # the others are to end all the same
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _at_exit() -> None:
     _end_all(*(_cause or ("finished", "the program ended")))
 
 
-def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    global _cause
-    if _pid == os.getpid():
-        _cause = describe(kind, error)
-    _previous_hook(kind, error, trace)
+# Each installation has functions of its own that know what came before them. Were it a variable they share, a hook that
+# somebody wrapped around ours, and that outlived it, would later be called by ours and call it in turn, for ever.
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    global _cause, _pending
-    previous = _previous_handlers.get(number, signal.SIG_DFL)
-    reason = f"stopped by {signal.Signals(number).name}"
-    if callable(previous):  # the program has its own way to end: it decides, and the end will say why
-        _cause = ("stopped", reason)
-        previous(number, frame)
-        return
+def _hook(previous: Callable[..., Any]) -> Callable[..., Any]:
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _cause
+        if _pid == os.getpid():
+            _cause = describe(kind, error)
+        previous(kind, error, trace)
 
-    def act() -> None:
-        _end_all("stopped", reason)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # die of the signal, as the program would have done unwatched
+    return on_exception
 
-    if _pid == os.getpid() and any(e.busy() for e in _open):
-        _pending = act
-    else:
-        act()
+
+def _handler(previous: Any) -> Callable[[int, FrameType | None], None]:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        global _cause, _pending
+        reason = f"stopped by {signal.Signals(number).name}"
+        if callable(previous):  # the program has its own way to end: it decides, and the end will say why
+            _cause = ("stopped", reason)
+            previous(number, frame)
+            return
+
+        def act() -> None:
+            try:
+                _end_all("stopped", reason)
+            finally:  # die of the signal, as the program would have done unwatched
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        if _pid == os.getpid() and any(e.busy() for e in _open):
+            _pending = act
+        else:
+            act()
+
+    return on_signal

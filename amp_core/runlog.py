@@ -16,23 +16,22 @@ stream removed. `run.json` is replaced atomically. Nothing is modified in place.
 import dataclasses
 import datetime
 import functools
-import io
 import os
 import queue
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amp_core import _ending
+from amp_core._columns import record_batch
 from amp_core.schema import TABLES, Head, RunError
 
 SEAL_BYTES = 16 * 2**20
@@ -72,6 +71,8 @@ class RunWriter:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._writing_thread: int | None = None
+        self._closing_thread: int | None = None
+        self._ended = threading.Event()
         self._segments: dict[str, _Segment] = {}
         self._counts: dict[str, int] = {}
         self._sealer = _Sealer()
@@ -89,7 +90,6 @@ class RunWriter:
             process=this_process(),
         )
         self._claim()
-        _ending.watch_over(self)
 
     # what a run is made of
 
@@ -105,7 +105,7 @@ class RunWriter:
         """
         with self._writing() as may_write:
             if may_write:
-                self._segment(table).write(_batch(table, columns, self.rank))
+                self._segment(table).write(record_batch(table, columns, self.rank))
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None) -> None:
         """Record that something happened now; `kind` is one of the words in the schema's description of events."""
@@ -126,24 +126,35 @@ class RunWriter:
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
         """Seal what is open and write the end. Closing twice is harmless; the first end stands."""
-        if self.closed or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        if self.before_end is not None:
-            hold, self.before_end = self.before_end, None
-            hold()
-        self.event("ended", name=status, detail=end_reason or "")
-        with self._writing():
-            self.closed = True
-            for segment in self._segments.values():
-                segment.close()
-                self._sealer.put(segment.path)
-            self._segments.clear()
+        with self._lock:
+            if self._closing_thread is not None:
+                return
+            self._closing_thread = threading.get_ident()
+        try:
+            if self.before_end is not None:
+                self.before_end()
+            self.event("ended", name=status, detail=end_reason or "")
+        finally:
+            self._end(status, end_reason)
+
+    def _end(self, status: str, end_reason: str | None) -> None:
+        try:
+            with self._writing():
+                self.closed = True
+                self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
+                try:
+                    for table in list(self._segments):
+                        self._close_segment(table)
+                finally:  # whatever the disk refuses, the end is written; a stream is as readable as what it becomes
+                    self._write_head()
+            self._sealer.finish()
+        finally:
             _ending.release(self)
-            self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
-            try:
-                self._sealer.finish()
-            finally:  # a segment that could not be sealed is still readable as a stream; the end must be written
-                self._write_head()
+            self._closing_thread = _NO_THREAD
+            self._ended.set()
+            _ending.after_write()
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -157,10 +168,11 @@ class RunWriter:
     def end(self, status: str, reason: str) -> None:
         """The process is ending (called by `_ending`)."""
         self.close(status, reason)
+        self._ended.wait(_PATIENCE_S)  # another thread may be at it already
 
     def busy(self) -> bool:
-        """Whether this thread is in the middle of a write (asked by `_ending` from a signal handler)."""
-        return self._writing_thread == threading.get_ident()
+        """Whether this thread is in the middle of a write or of the end (asked by `_ending` in a signal handler)."""
+        return threading.get_ident() in (self._writing_thread, self._closing_thread)
 
     # inside
 
@@ -170,8 +182,10 @@ class RunWriter:
             present = {p.name for p in self.folder.iterdir()}
             if self.rank == 0:
                 self._refuse_foreign(present)
-                self._write_head()
+            _ending.watch_over(self)  # first, so that no run.json says "running" that nobody would end
+            self._write_head()
         except OSError as error:
+            _ending.release(self)
             raise RunError(f"into={str(self.folder)!r} cannot be written: {error.strerror or error}") from error
 
     def _refuse_foreign(self, present: set[str]) -> None:
@@ -192,8 +206,7 @@ class RunWriter:
     def _segment(self, table: str) -> "_Segment":
         segment = self._segments.get(table)
         if segment is not None and segment.due(self._seal_bytes, self._seal_age_s):
-            segment.close()
-            self._sealer.put(segment.path)
+            self._close_segment(table)
             segment = None
         if segment is None:
             number = self._counts.get(table, 0)
@@ -202,6 +215,11 @@ class RunWriter:
             path = self.folder / table / f"{number:05d}{suffix}.arrows"
             segment = self._segments[table] = _Segment(path, TABLES[table].schema)
         return segment
+
+    def _close_segment(self, table: str) -> None:
+        segment = self._segments.pop(table)
+        segment.close()
+        self._sealer.put(segment.path)
 
     def _writing(self) -> "_Writing":
         return _Writing(self)
@@ -227,41 +245,50 @@ class _Writing:
             return
         writer._writing_thread = None
         writer._lock.release()
-        _ending.after_write()
+        if writer._closing_thread != threading.get_ident():  # the end is not to be cut short between two of its writes
+            _ending.after_write()
+
+
+_PATIENCE_S = 10.0
+_NO_THREAD = 0  # no thread has this number
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 class _Segment:
-    """An open segment: an Arrow IPC stream that grows by whole record batches."""
+    """An open segment: an Arrow IPC stream that grows by whole record batches, each with one write to the file."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         path.parent.mkdir(exist_ok=True)
         self.path = path
+        self.torn = False
         self._began = time.monotonic()
-        self._size = 0
-        # Unbuffered, each batch collected first: one append is one write(2), so a torn tail needs a kill within it.
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
-        self._pending = io.BytesIO()
-        self._stream = pa.ipc.new_stream(self._pending, schema)
+        self._size = 0
+        self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._stream.write_batch(batch)
-        self._flush()
+        try:
+            self._put(self._start + bytes(batch.serialize()))
+        except BaseException:  # a full disk, Ctrl-C between two writes: the next batch goes into a segment of its own
+            self.torn = True
+            raise
+        self._start = b""
 
     def due(self, most_bytes: int, most_seconds: float) -> bool:
-        return self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
+        return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
 
     def close(self) -> None:
-        self._stream.close()  # writes the end-of-stream mark
-        self._flush()
-        self._file.close()
+        with self._file:
+            if self.torn:
+                self._file.truncate(self._size)
+            if self._size:
+                self._put(_END_OF_STREAM)
 
-    def _flush(self) -> None:
-        data = memoryview(self._pending.getvalue())
-        self._pending.seek(0)
-        self._pending.truncate()
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
         self._size += len(data)
-        while data:
-            data = data[self._file.write(data) :]
 
 
 class _Sealer:
@@ -302,6 +329,9 @@ class _Sealer:
 
 def seal(stream: Path) -> None:
     """Turn the closed Arrow stream `NNNNN.arrows` into `NNNNN.parquet` beside it, then remove the stream."""
+    if stream.stat().st_size == 0:  # its first write failed
+        stream.unlink()
+        return
     with pa.memory_map(str(stream)) as source:
         table = pa.ipc.open_stream(source).read_all()
         aside = stream.with_name(f".{stream.stem}.parquet.tmp")
@@ -355,28 +385,3 @@ def this_machine() -> str:
     if namespace.exists():
         parts.append(str(namespace.stat().st_ino))
     return "/".join(parts)
-
-
-def _batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.RecordBatch:
-    spec = TABLES[table]
-    unknown = columns.keys() - {c.name for c in spec.columns}
-    if unknown:
-        raise RunError(f"table {table!r} has no column {sorted(unknown)[0]!r}")
-    rows = len(next(iter(columns.values())))
-    arrays = []
-    for column in spec.columns:
-        if column.name in columns:
-            arrays.append(_array(columns[column.name], column.type))
-        elif column.name == "rank":
-            arrays.append(pa.repeat(pa.scalar(rank, column.type), rows))
-        else:
-            arrays.append(pa.repeat(pa.scalar(column.default, column.type), rows))
-    return pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
-
-
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array):
-        return values if values.type == kind else values.cast(kind)
-    if isinstance(values, Sequence | np.ndarray):
-        return pa.array(values, type=kind, from_pandas=False)  # from_pandas would turn NaN into null
-    raise TypeError(f"a column is a sequence or an array, not {type(values).__name__}")
