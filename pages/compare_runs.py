@@ -80,7 +80,8 @@ def verdict(found: Comparison) -> str:
     """One line per run beside the reference: speed, memory, and whether it learned the same."""
     lines = []
     for row in found.table.iloc[1:].itertuples():
-        speed = f"{ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)} the speed, {row.speed_verdict}"
+        span = ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
+        speed = f"{span} the speed, {row.speed_verdict}"
         costs = f"{speed}; {words.number(row.memory_ratio)} × the memory."
         lines.append(f"- **{words.escape(row.run)}**: {costs} Learning: {words.escape(row.parity)}.")
     return "\n".join([f"Against **{words.escape(found.table['run'].iloc[0])}**:", "", *lines])
@@ -88,7 +89,7 @@ def verdict(found: Comparison) -> str:
 
 def ratio(value: float, low: float, high: float) -> str:
     """A ratio with its interval."""
-    return f"{words.number(value)} × [{words.number(low)}–{words.number(high)}]" if value == value else words.NONE
+    return f"{words.number(value)} × ({words.number(low)}–{words.number(high)})" if value == value else words.NONE
 
 
 def table(found: pd.DataFrame) -> pd.DataFrame:
@@ -101,6 +102,12 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
         scale=[words.scale(v) for v in found["scale_last"]],
     )
     return shown[[name for name in TABLE if shown[name].notna().any()]].rename(columns=TABLE)
+
+
+def some(settings: "pd.Series[str]", most: int = 4) -> str:
+    """The first few settings by name, and how many more."""
+    more = len(settings) - most
+    return words.escape(", ".join(settings[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def opened(entries: list[Entry]) -> list[Run]:
@@ -126,7 +133,7 @@ if len(runs) < 2:
 found = loaders.analysed(compare, runs)
 st.markdown(verdict(found))
 if len(found.differences):
-    with st.expander(f"What differs: {words.plural(len(found.differences), 'setting')}", expanded=True):
+    with st.expander(f"What differs: {some(found.differences['setting'])}", expanded=len(found.differences) <= 5):
         st.dataframe(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
 st.dataframe(table(found.table), column_config=NUMBERS, hide_index=True, alt="One row per run, beside the first.")
 for note in found.notes:

@@ -56,8 +56,10 @@ if about.has_scaler:
     with st.container(horizontal=True):
         cards.card("Loss scale", words.scale(about.last), f"{words.scale(about.first)} at first")
         cards.card("Skipped steps", words.count(about.skips), f"{words.percent(about.skip_frac)} of {about.attempts:,}")
-        cards.card("Lowest and highest", f"{words.scale(about.lowest)}–{words.scale(about.highest)}", "loss scale")
-        cards.card("Moves", f"{about.growths} up", f"{about.backoffs} down")
+        cards.card("Backed off", f"{about.backoffs:,} ×", f"in {words.plural(len(episodes), 'episode')} of skips")
+        interval = run.head.config.get("growth_interval")
+        clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
+        cards.card("Grew", f"{about.growths:,} ×", clean)
     shown = thin(trace, "step", "loss_scale", keep="skipped")
     figure = scale_figure(shown, episodes, dark=charts.dark())
     charts.show(figure, "loss_scale.scale")

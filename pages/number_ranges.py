@@ -66,6 +66,7 @@ kinds = loaders.analysed(kinds_present, run)
 if not kinds:
     empty.nothing("This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.")
 
+answer = st.container()
 label_of = words.KIND_LABELS.__getitem__
 order = [k for k in words.KIND_LABELS if k in kinds]
 with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -90,7 +91,8 @@ step = pick_step(steps) if len(steps) > 1 else None
 
 shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unscaled)
 classes = loaders.analysed(class_shares, run, kind, step)
-head.verdict(verdict(classes, kind))
+with answer:
+    head.verdict(verdict(classes, kind))
 dark = charts.dark()
 title = f"{label_of(kind)} by tensor and exponent"
 values = "value, loss scale taken out" if unscaled else "value as stored"

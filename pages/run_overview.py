@@ -13,7 +13,9 @@ def summary(view: Overview) -> str:
     """How far it came and what became of the loss, in a sentence."""
     of = f" of {view.steps_planned:,}" if view.steps_planned else ""
     steps = f"{view.steps_done:,}{of} steps in {words.duration(view.duration_s)}"
-    return f"{steps}; loss {words.number(view.loss_first)} at first, {words.number(view.loss_last)} at the end."
+    loss = f"loss {words.number(view.loss_first)} at first, {words.number(view.loss_last)} at the end"
+    skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
+    return f"{steps}; {loss}{skips}."
 
 
 def ending(run: Run, view: Overview) -> None:
