@@ -9,10 +9,11 @@ Threads are plain Python threads over kernels that release the GIL: numba's own 
 that a forked DataLoader worker cannot survive.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -36,61 +37,65 @@ _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, po
 def measure_cpu(flat: Sequence[torch.Tensor], low: Sequence[int], bins: Sequence[int]) -> list[torch.Tensor]:
     """Measure contiguous float32 or float64 CPU tensors.
 
-    `low[i]` is the lowest exponent counted for tensor i and `bins[i]` how many from there. Returns packed vectors as
-    `amp_core.record.measure` describes them.
+    `low[i]` is the lowest exponent counted for tensor i and `bins[i]` how many from there; a tensor widened from
+    float16 has no others. Returns packed vectors as `amp_core.record.measure` describes them.
     """
-    wide = [t.dtype == torch.float64 for t in flat]
-    tasks = [
-        (i, start, min(CHUNK, t.numel() - start)) for i, t in enumerate(flat) for start in range(0, t.numel(), CHUNK)
-    ]
+    sizes = [LEADING + n for n in bins]
+    ends = list(itertools.accumulate(sizes))
+    packed = np.zeros(ends[-1] if ends else 0)
+    into = packed.ctypes.data
+    small: list[_Task] = []
+    large: list[_Task] = []
+    merges: list[tuple[int, npt.NDArray[np.float64]]] = []
+    for i, tensor in enumerate(flat):
+        n, address, double = tensor.numel(), tensor.data_ptr(), tensor.dtype == torch.float64
+        if n <= CHUNK:
+            small.append(_Task(address, n, double, low[i], into + 8 * (ends[i] - sizes[i])))
+            continue
+        parts = np.zeros((-(-n // CHUNK), sizes[i]))
+        step = CHUNK * (8 if double else 4)
+        for k in range(len(parts)):
+            row = parts.ctypes.data + k * parts.strides[0]
+            large.append(_Task(address + k * step, min(CHUNK, n - k * CHUNK), double, low[i], row))
+        merges.append((i, parts))
+    _share(large + small)
+    for i, parts in merges:
+        whole = packed[ends[i] - sizes[i] : ends[i]]
+        whole += parts.sum(axis=0)
+        whole[3] = parts[:, 3].max()
+        smallest = np.where(parts[:, 4] > 0, parts[:, 4], np.inf).min()
+        whole[4] = smallest if smallest < np.inf else 0.0
+    return list(torch.from_numpy(packed).split(sizes))
+
+
+class _Task(NamedTuple):
+    """A stretch of values and the address of the packed vector they are measured into."""
+
+    address: int
+    length: int
+    double: bool
+    low: int
+    out: int
+
+
+def _share(tasks: list[_Task]) -> None:
+    """Run the tasks, on as many threads as torch uses where there is enough to do."""
     threads = min(torch.get_num_threads(), len(tasks))
-    alone = threads < 2 or sum(n for _, _, n in tasks) < ALONE
-    shares = [tasks] if alone else [tasks[k::threads] for k in range(threads)]
-
-    def run(share: list[tuple[int, int, int]]) -> list[tuple[bool, npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        done = []
-        for double in (False, True):
-            part = [task for task in share if wide[task[0]] is double]
-            if part:
-                size = 8 if double else 4
-                where = np.array([flat[i].data_ptr() + start * size for i, start, _ in part], dtype=np.int64)
-                count = np.array([n for _, _, n in part], dtype=np.int64)
-                owner = np.array([i for i, _, _ in part], dtype=np.int64)
-                # Exponent -1074 is the lowest of float64, -149 of float32; each row has room for its whole range.
-                out = np.zeros((len(part), LEADING + (2098 if double else 277)))
-                (_measure64 if double else _measure32)(where, count, out)
-                done.append((double, owner, out))
-        return done
-
-    if alone:
-        results = run(tasks)
-    else:
-        pool = _threads(threads - 1)
-        futures = [pool.submit(run, share) for share in shares[1:]]
-        results = run(shares[0])
-        for future in futures:
-            results += future.result()
-    return _collect(results, low, bins, wide)
+    if threads < 2 or sum(task.length for task in tasks) < ALONE:
+        _run(tasks)
+        return
+    futures = [_threads(threads - 1).submit(_run, tasks[k::threads]) for k in range(1, threads)]
+    _run(tasks[::threads])
+    for future in futures:
+        future.result()
 
 
-def _collect(
-    results: list[tuple[bool, npt.NDArray[np.int64], npt.NDArray[np.float64]]],
-    low: Sequence[int],
-    bins: Sequence[int],
-    wide: Sequence[bool],
-) -> list[torch.Tensor]:
-    whole = [np.zeros(LEADING + (2098 if double else 277)) for double in wide]
-    for _, owners, rows in results:
-        for owner, row in zip(owners, rows, strict=True):
-            into = whole[owner]
-            absmax, absmin = max(into[3], row[3]), min(into[4] or np.inf, row[4] or np.inf)
-            into += row
-            into[3], into[4] = absmax, absmin if absmin != np.inf else 0.0
-    packed = []
-    for values, lowest, count, double in zip(whole, low, bins, wide, strict=True):
-        first = LEADING + lowest - (-1074 if double else -149)
-        packed.append(torch.from_numpy(np.concatenate([values[:LEADING], values[first : first + count]])))
-    return packed
+def _run(tasks: list[_Task]) -> None:
+    for double, kernel, lowest in ((False, _measure32, -149), (True, _measure64, -1074)):
+        part = [task for task in tasks if task.double is double]
+        if part:
+            columns = zip(*((t.address, t.length, t.low - lowest, t.out) for t in part), strict=True)
+            kernel(*(np.array(column, dtype=np.int64) for column in columns))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -113,22 +118,27 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 
 def _kernel(uint: Any, real: Any, mantissa: int) -> Any:
-    """The kernel for one width: `uint` and `real` are its NumPy types, `mantissa` its stored bits."""
+    """The kernel for one width: `uint` and `real` are its NumPy types, `mantissa` its stored bits.
+
+    It takes four int64 vectors: addresses, lengths, by how many exponents each packed vector begins above the lowest
+    of this width, and addresses of the packed vectors. An exponent field f >= 1 stands `mantissa - 1 + f` above the
+    lowest subnormal exponent.
+    """
     fields = 256 if mantissa == 23 else 2048
     special = uint((fields - 1) << mantissa)  # the bits of infinity; everything above is NaN
     magnitude = uint((1 << (8 * uint().itemsize - 1)) - 1)
     field = uint(mantissa)
     one = uint(1)
     none = np.int64(-1)
-    shift = LEADING + mantissa - 1  # exponent field f >= 1 stands `mantissa - 1 + f` above the lowest subnormal
 
     @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-    def kernel(where: Any, count: Any, out: Any) -> None:
+    def kernel(where: Any, count: Any, skip: Any, out: Any) -> None:
         for k in range(where.size):
             n = count[k]
             bits = numba.carray(_pointer(where[k]), (n,), uint)
             values = numba.carray(_pointer(where[k]), (n,), real)
-            row = out[k]
+            row = numba.carray(_pointer(out[k]), (LEADING + fields + mantissa,), np.float64)
+            first = LEADING - skip[k]  # where the lowest exponent of this width would be counted
             h = np.zeros((4, fields), np.int64)
             top, bottom = uint(0), ~uint(0)
             total, squares = 0.0, 0.0
@@ -170,7 +180,9 @@ def _kernel(uint: Any, real: Any, mantissa: int) -> Any:
                 total += block_total
                 squares += block_squares
             for j in range(1, fields - 1):
-                row[shift + j] = h[0, j] + h[1, j] + h[2, j] + h[3, j]
+                found = h[0, j] + h[1, j] + h[2, j] + h[3, j]
+                if found > 0:
+                    row[first + mantissa - 1 + j] = found
             low = h[0, 0] + h[1, 0] + h[2, 0] + h[3, 0]
             if low > 0:  # zeros and subnormals share the field 0
                 zeros = 0
@@ -185,7 +197,7 @@ def _kernel(uint: Any, real: Any, mantissa: int) -> Any:
                             while a != 0:
                                 a >>= one
                                 exponent += 1
-                            row[LEADING + exponent] += 1
+                            row[first + exponent] += 1
             row[3] = _as_real(top)
             row[4] = _as_real(uint(bottom + one)) if bottom != ~uint(0) else 0.0
             row[5] = total

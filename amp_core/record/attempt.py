@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import pyarrow as pa
 import torch
 
 from amp_core.record.clock import Phases
-from amp_core.record.measure import Measured, unpack
+from amp_core.record.measure import merged, unpack
 from amp_core.record.parcel import Parcel
 
 _NAMED = 8
@@ -28,8 +30,8 @@ class Attempt:
     parcel: Parcel = field(default_factory=Parcel)
     gradients: list[str] = field(default_factory=list)
     """Names in the order of `norms` in the parcel."""
-    measured: list[tuple[str, str, str]] = field(default_factory=list)
-    """Name, kind and dtype of each tensor measured."""
+    measured: list[tuple[str, str, str, str]] = field(default_factory=list)
+    """Name, kind, dtype and key in the parcel of each measurement; a module that ran twice has two."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -45,6 +47,12 @@ class Attempt:
         if tensor is not None:
             self.parcel.put(key, tensor)
 
+    def add(self, name: str, kind: str, dtype: str, packed: torch.Tensor) -> None:
+        """Keep a measurement of a tensor."""
+        key = f"measured:{len(self.measured)}"
+        self.measured.append((name, kind, dtype, key))
+        self.parcel.put(key, packed)
+
     def send(self) -> None:
         """Nothing more comes: start the one copy to the host."""
         for key, value in self.logged.items():
@@ -58,9 +66,15 @@ class Attempt:
         return value if value is not None else self.logged.get(key)
 
     @property
-    def divisor(self) -> float:
-        """By what the gradients were multiplied when they were looked at."""
-        return (self.parcel.value("scaled_by") or 1.0) if self.scaled else 1.0
+    def loss_scale(self) -> float:
+        """The scale in effect; 1 without a scaler."""
+        return self.parcel.value("loss_scale") or 1.0
+
+    def multiplied_by(self, kind: str) -> float:
+        """By what the values of that kind were multiplied when they were looked at."""
+        if kind == "output_grad":
+            return self.loss_scale
+        return self.loss_scale if kind == "weight_grad" and self.scaled else 1.0
 
     @property
     def skipped(self) -> bool:
@@ -85,14 +99,13 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
     """The row of `steps`."""
     times = phases.totals(attempt.spans)
     loss, norm, rate, samples = (attempt.given(k) for k in ("loss", "grad_norm", "lr", "samples"))
-    scale = attempt.parcel.value("loss_scale")
     tracker = attempt.parcel.value("growth_tracker")
     forward_seen = "forward" in attempt.seen
     return {
         "step": [attempt.step],
         "time_s": [attempt.time_s],
         "loss": [loss if loss is not None else attempt.parcel.value("loss")],
-        "loss_scale": [scale if scale is not None else 1.0],
+        "loss_scale": [attempt.loss_scale],
         "skipped": [attempt.skipped],
         "growth_tracker": [int(tracker) if tracker is not None else None],
         "grad_norm": [norm if norm is not None else _grad_norm(attempt)],
@@ -111,27 +124,26 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
 
 
 def tensor_rows(attempt: Attempt) -> dict[str, Any]:
-    """The rows of `tensors`, one per tensor measured."""
-    found = [unpack(attempt.parcel.values(f"{kind}:{name}"), dtype) for name, kind, dtype in attempt.measured]
-    names, kinds, dtypes = zip(*attempt.measured, strict=True)
+    """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
+    together: dict[tuple[str, str, str], npt.NDArray[np.float64]] = {}
+    for name, kind, dtype, key in attempt.measured:
+        packed = attempt.parcel.values(key)
+        before = together.get((name, kind, dtype))
+        together[name, kind, dtype] = packed if before is None else merged(before, packed)
+    found = [unpack(packed, dtype) for (_, _, dtype), packed in together.items()]
     offsets = [0]
     for one in found:
         offsets.append(offsets[-1] + len(one.exp_counts))
     counts = pa.concat_arrays([pa.array(one.exp_counts, pa.int64()) for one in found])
-
-    def column(name: str) -> list[Any]:
-        return [getattr(one, name) for one in found]
-
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
-    assert all(isinstance(one, Measured) for one in found)
     return {
         "step": [attempt.step] * len(found),
-        "name": names,
-        "kind": kinds,
-        "dtype": dtypes,
-        "loss_scale": [attempt.divisor] * len(found),
+        "name": [name for name, _, _ in together],
+        "kind": [kind for _, kind, _ in together],
+        "dtype": [dtype for _, _, dtype in together],
+        "loss_scale": [attempt.multiplied_by(kind) for _, kind, _ in together],
         "exp_counts": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), counts),
-    } | {name: column(name) for name in same}
+    } | {column: [getattr(one, column) for one in found] for column in same}
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
@@ -161,5 +173,5 @@ def _nonfinite(attempt: Attempt) -> list[str]:
 def _grad_norm(attempt: Attempt) -> float | None:
     if not attempt.parcel.has("norms"):
         return None
-    norms = attempt.parcel.values("norms") / attempt.divisor
+    norms = attempt.parcel.values("norms") / attempt.multiplied_by("weight_grad")
     return float(math.sqrt(float((norms * norms).sum())))

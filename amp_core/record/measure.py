@@ -99,6 +99,14 @@ def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
     )
 
 
+def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two packed vectors of the same dtype as if their tensors had been one."""
+    both = one + other
+    both[3] = max(one[3], other[3])
+    both[4] = min(one[4] or np.inf, other[4] or np.inf) if one[4] or other[4] else 0.0
+    return both
+
+
 def packed_size(dtype: torch.dtype) -> int:
     """Length of the packed vector of a tensor of `dtype`."""
     return LEADING + _bins(dtype)

@@ -13,7 +13,7 @@ that the training goes on using is copied before it is kept.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row,
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measurable, measure
+from amp_core.record.outputs import Outputs, is_compiled, tensors_in
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
@@ -47,16 +48,19 @@ class Recorder:
         writer: RunWriter,
         *,
         every: int,
+        kinds: frozenset[str],
         wanted: Callable[[str], bool],
     ) -> None:
         self.writer = writer
         self._optimizers = optimizers
         self._scaler = scaler
         self._every = every
+        self._kinds = kinds
         self._wanted = wanted
         self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases)
         self._step = 0
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
@@ -73,6 +77,10 @@ class Recorder:
         self._install(model)
         writer.before_end = self._drain_all
         writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
+        if is_compiled(model) and kinds & {"output_grad", "activation"}:
+            unseen = " and ".join(sorted(kinds & {"output_grad", "activation"}))
+            writer.event("warning", name="not recorded", detail=f"{unseen}: hooks do not reach into a compiled graph")
+            self._kinds -= {"output_grad", "activation"}
 
     def __repr__(self) -> str:
         return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={len(self._handles)})"
@@ -138,10 +146,13 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._outputs.take_off()
         self._patches.restore()
         clipping.unlisten(self._on_clip)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # called from within a graph: nothing of this may become part of it
+            return
         self._finish_pending()
         if not torch.is_grad_enabled():  # an evaluation between two steps
             return
@@ -152,12 +163,14 @@ class Recorder:
             self._samples += len(first) if first is not None else 0
             if not self._described:
                 self._describe_precision()
+            if self._step % self._every == 0 and self._kinds & {"output_grad", "activation"}:
+                self._outputs.put_on()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        for leaf in tree_leaves(_fields(output)):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+        for leaf in tensors_in(output):
+            if leaf.requires_grad:
                 leaf.register_hook(self._on_backward)
 
     def _on_backward(self, grad: torch.Tensor) -> None:
@@ -203,8 +216,8 @@ class Recorder:
             with self._phases.watching():
                 if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
                     self._losses.append(outputs.detach().clone().reshape(()))
-                for leaf in tree_leaves(result):
-                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                for leaf in tensors_in(result):
+                    if leaf.requires_grad:
                         leaf.register_hook(self._on_backward)
             return result
 
@@ -228,10 +241,7 @@ class Recorder:
                 return original(optimizer, *args, **kwargs)
             self._phases.enter("optimizer")
             with self._phases.watching():
-                attempt = self._observe(index)
-                if scaling.is_active(self._scaler):
-                    attempt.put("loss_scale", scaling.scale(self._scaler))
-                    attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
+                self._observe(index)
             self._inside_scaler_step = True
             try:
                 result = original(optimizer, *args, **kwargs)
@@ -278,8 +288,9 @@ class Recorder:
         optimizer = self._optimizers[index]
         attempt = Attempt(self._step, index, sampled=self._step % self._every == 0)
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
-        if attempt.scaled:
-            attempt.put("scaled_by", scaling.scale(self._scaler))
+        if scaling.is_active(self._scaler):
+            attempt.put("loss_scale", scaling.scale(self._scaler))
+            attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
         named = [
             (self._names.get(id(p), f"optimizer{index}.group{g}.{i}"), local_values(p.grad))
             for g, group in enumerate(optimizer.param_groups)
@@ -290,12 +301,26 @@ class Recorder:
         if named:
             attempt.put("norms", norms([grad for _, grad in named]))
         if attempt.sampled:
-            chosen = [(n, g) for n, g in named if self._wanted(n) and measurable(g)]
-            for (name, grad), packed in zip(chosen, measure([g for _, g in chosen]), strict=True):
-                attempt.measured.append((name, "weight_grad", dtype_name(grad.dtype)))
-                attempt.put(f"weight_grad:{name}", packed)
+            self._sample(attempt, [(n, g) for n, g in named if self._wanted(n)])
         self._open[index] = attempt
         return attempt
+
+    def _sample(self, attempt: Attempt, gradients: list[tuple[str, torch.Tensor]]) -> None:
+        """Measure tensor by tensor."""
+        if "weight_grad" in self._kinds:
+            self._measure(attempt, "weight_grad", gradients)
+        if "weight" in self._kinds:
+            optimizer = self._optimizers[attempt.optimizer]
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            named = [(self._names[id(p)], local_values(p)) for p in weights if id(p) in self._names]
+            self._measure(attempt, "weight", [(n, w) for n, w in named if self._wanted(n)])
+        for name, kind, dtype, packed in self._outputs.take():
+            attempt.add(name, kind, dtype, packed)
+
+    def _measure(self, attempt: Attempt, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        chosen = [(name, tensor) for name, tensor in tensors if measurable(tensor)]
+        for (name, tensor), packed in zip(chosen, measure([t for _, t in chosen]), strict=True):
+            attempt.add(name, kind, dtype_name(tensor.dtype), packed)
 
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
@@ -314,6 +339,7 @@ class Recorder:
             self._seen.clear()
             self._stepped.add(index)
             self._pending.append(attempt)
+            self._outputs.take_off()
         attempt.spans = self._phases.take()
         self._phases.enter("data")
         if self._scaler is None and len(self._stepped) == len(self._optimizers):
@@ -378,10 +404,3 @@ class Recorder:
             return "bf16-pure"
         tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
         return "tf32" if tf32 else "fp32"
-
-
-def _fields(output: Any) -> Any:
-    """A dataclass output as its values, which pytree does not look into."""
-    if hasattr(output, "__dataclass_fields__") and not isinstance(output, Mapping):
-        return [getattr(output, f) for f in output.__dataclass_fields__]
-    return output

@@ -12,10 +12,11 @@ from amp_core.record.environment import environment, model_summary
 from amp_core.record.gradients import learning_rate, unwrapped
 from amp_core.record.recorder import Recorder
 from amp_core.runlog import RunWriter
+from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
 
-KINDS = ("weight_grad",)
-"""Kinds that can be recorded."""
+KINDS = ("weight_grad", "output_grad")
+"""Kinds that are recorded unless others are asked for."""
 
 
 def watch(
@@ -42,7 +43,9 @@ def watch(
         into: folder of the run; it must not hold a run yet.
         every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
             as a whole is recorded on each.
-        kinds: what to measure tensor by tensor: `weight_grad`.
+        kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
+            `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the
+            16-bit values are the output gradients.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
         name: what people will call the run; the folder's name by default.
         config: settings of yours to keep in the head of the run.
@@ -63,10 +66,10 @@ def watch(
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on each tenth step")
     for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in KINDS:
-            raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(KINDS)}")
+        if kind not in ALL_KINDS:
+            raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(ALL_KINDS)}")
     rank, world_size = _place()
-    settings = {
+    settings: dict[str, Any] = {
         "source": "watch",
         "every": every,
         "kinds": [kinds] if isinstance(kinds, str) else list(kinds),
@@ -83,7 +86,8 @@ def watch(
         rank=rank,
         world_size=world_size,
     )
-    return Recorder(model, optimizers, scaler, writer, every=every, wanted=_name_filter(include, exclude))
+    chosen = frozenset(settings["kinds"])
+    return Recorder(model, optimizers, scaler, writer, every=every, kinds=chosen, wanted=_name_filter(include, exclude))
 
 
 def _place() -> tuple[int, int]:

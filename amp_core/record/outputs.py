@@ -1,0 +1,87 @@
+"""Measuring what modules put out and what comes back to it: the kinds `activation` and `output_grad`.
+
+Hooks sit on the modules only during a sampled step. A module's output tensors get tensor hooks of their own, so
+in-place modules, reused modules, nested, dict and dataclass outputs all work, and nothing is kept alive: each tensor is
+measured the moment it passes.
+
+Watched are the modules that compute: those without children, and those with parameters of their own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record.clock import Phases
+from amp_core.record.measure import dtype_name, measurable, measure
+
+
+class Outputs:
+    """Hooks on the modules of one model, put on for a step and taken off after it."""
+
+    def __init__(
+        self, model: torch.nn.Module, wanted: Callable[[str], bool], kinds: frozenset[str], phases: Phases
+    ) -> None:
+        self._modules = [(n, m) for n, m in model.named_modules() if n and _computes(m) and wanted(n)]
+        self._kinds = kinds & {"output_grad", "activation"}
+        self._phases = phases
+        self._handles: list[Any] = []
+        self._measured: list[tuple[str, str, str, torch.Tensor]] = []
+
+    def put_on(self) -> None:
+        """Measure what passes from now on."""
+        if self._kinds and not self._handles:
+            self._handles = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
+
+    def take_off(self) -> None:
+        """Leave the modules alone again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def take(self) -> list[tuple[str, str, str, torch.Tensor]]:
+        """Name, kind, dtype and packed measurement of all that passed since the last `take`."""
+        measured, self._measured = self._measured, []
+        return measured
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return
+            with self._phases.watching():
+                for leaf in tensors_in(output):
+                    if measurable(leaf):
+                        if "activation" in self._kinds:
+                            self._measure(name, "activation", leaf)
+                        if "output_grad" in self._kinds and leaf.requires_grad:
+                            leaf.register_hook(self._on_grad(name))
+
+        return after_forward
+
+    def _on_grad(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(grad: torch.Tensor) -> None:
+            with self._phases.watching():
+                if measurable(grad):
+                    self._measure(name, "output_grad", grad)
+
+        return hook
+
+    def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
+        self._measured.append((name, kind, dtype_name(tensor.dtype), measure([tensor])[0]))
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output, however it is built; dataclasses, which pytree leaves alone, included."""
+    if hasattr(output, "__dataclass_fields__") and not isinstance(output, Mapping):
+        output = [getattr(output, name) for name in output.__dataclass_fields__]
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, runs as a compiled graph, into which module hooks do not reach."""
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+
+
+def _computes(module: torch.nn.Module) -> bool:
+    return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

@@ -1,0 +1,168 @@
+"""Output gradients and activations: seen in every shape a module's output can have."""
+
+import dataclasses
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from amp_core import load_run
+from amp_core.record import watch
+from tests.record.loops import small_model, train
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    aux: dict
+
+
+class Wrapping(nn.Module):
+    """A linear layer that returns its result wrapped up."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.wrap = wrap
+
+    def forward(self, x):
+        return self.wrap(x @ self.weight)
+
+
+WRAPPINGS = {
+    "tensor": (lambda t: t, lambda o: o),
+    "tuple": (lambda t: (t, 3), lambda o: o[0]),
+    "nested": (lambda t: [{"a": (t,)}], lambda o: o[0]["a"][0]),
+    "namedtuple": (lambda t: Pair(t, None), lambda o: o.left),
+    "dict": (lambda t: {"logits": t}, lambda o: o["logits"]),
+    "dataclass": (lambda t: Output(t, {}), lambda o: o.hidden),
+}
+
+
+def one_step(model, x, tmp_path, loss_of=lambda out: out.square().sum(), kinds=("output_grad", "activation")):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run", every=1, kinds=kinds):
+        loss_of(model(x)).backward()
+        optimizer.step()
+    run = load_run(tmp_path / "run")
+    return {k: run.tensors(kind=k).set_index("name") for k in kinds}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_outputs_of_any_shape_are_seen(tmp_path, wrapping):
+    torch.manual_seed(0)
+    wrap, unwrap = WRAPPINGS[wrapping]
+    layer = Wrapping(wrap)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return unwrap(self.layer(x))
+
+    x = torch.randn(3, 4)
+    out = x @ layer.weight.detach()
+    found = one_step(Net(), x, tmp_path)
+    grad, activation = found["output_grad"].loc["layer"], found["activation"].loc["layer"]
+    assert grad["absmax"] == pytest.approx((2 * out).abs().max().item())
+    assert grad["numel"] == activation["numel"] == 12
+    assert activation["absmax"] == pytest.approx(out.abs().max().item())
+
+
+def test_output_gradients_are_the_16_bit_values_times_the_loss_scale(tmp_path):
+    train(tmp_path / "run", torch.float16, every=1, init_scale=256.0)
+    rows = load_run(tmp_path / "run").tensors(kind="output_grad", name="2", steps=(0, 0))
+    assert rows["dtype"].tolist() == ["float16"] and rows.loss_scale.tolist() == [256.0]
+    assert rows.numel.tolist() == [16 * 48]
+
+
+def test_a_module_used_twice_is_counted_together(tmp_path):
+    layer = nn.Linear(4, 4)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(self.layer(x))
+
+    found = one_step(Twice(), torch.randn(3, 4), tmp_path)
+    assert found["output_grad"].loc["layer"]["numel"] == 24
+    assert found["activation"].loc["layer"]["numel"] == 24
+
+
+def test_micro_batches_are_counted_together(tmp_path):
+    train(tmp_path / "run", torch.bfloat16, every=1, accumulate=3)
+    rows = load_run(tmp_path / "run").tensors(kind="output_grad", name="5")
+    assert (rows.numel == 3 * 16 * 10).all() and len(rows) == 12
+
+
+def test_an_in_place_module_after_a_watched_one(tmp_path):
+    """ReLU(inplace=True) overwrites the linear layer's output; its gradient must still be the linear layer's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True))
+    x = torch.randn(5, 4)
+    before = model[0](x).detach()
+    found = one_step(model, x, tmp_path, kinds=("output_grad",))
+    expected = 2 * before.clamp(min=0)
+    assert found["output_grad"].loc["0"]["absmax"] == pytest.approx(expected.abs().max().item())
+    assert found["output_grad"].loc["0"]["zero"] == (expected == 0).sum().item()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_module(tmp_path, reentrant):
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.last(checkpoint(self.inner, self.first(x), use_reentrant=reentrant))
+
+    found = one_step(Net(), torch.randn(3, 4), tmp_path, kinds=("output_grad",))
+    assert {"first", "inner", "last"} <= set(found["output_grad"].index)
+
+
+def test_an_lstm_with_its_tuple_of_states(tmp_path):
+    model = nn.LSTM(4, 8, batch_first=True)
+    wrapper = nn.ModuleDict({"lstm": model, "head": nn.Linear(8, 1)})
+    wrapper.forward = lambda x: wrapper["head"](wrapper["lstm"](x)[0])
+    found = one_step(wrapper, torch.randn(2, 5, 4), tmp_path, kinds=("output_grad",))
+    assert found["output_grad"].loc["lstm"]["numel"] == 2 * 5 * 8
+
+
+def test_hooks_are_on_the_modules_only_during_sampled_steps(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooked = []
+    with watch(model, optimizer, into=tmp_path / "run", every=3):
+        for _ in range(6):
+            loss = model(torch.randn(2, 24)).sum()
+            hooked.append(len(model[0]._forward_hooks))
+            loss.backward()
+            optimizer.step()
+    assert hooked == [1, 0, 0, 1, 0, 0]
+
+
+def test_weights_are_a_kind_too(tmp_path):
+    train(tmp_path / "run", every=4, kinds=("weight",))
+    rows = load_run(tmp_path / "run").tensors()
+    assert set(rows.kind) == {"weight"} and set(rows.name) == {n for n, _ in small_model().named_parameters()}
+    assert (rows.loss_scale == 1).all()
+
+
+def test_a_compiled_graph_says_once_what_it_hides(tmp_path):
+    train(tmp_path / "run", torch.bfloat16, wrap=lambda m: torch.compile(m, backend="eager"))
+    run = load_run(tmp_path / "run")
+    warnings = run.events[run.events.kind == "warning"]
+    assert len(warnings) == 1 and "compiled graph" in warnings.detail.iloc[0]
+    assert set(run.tensors().kind) == {"weight_grad"}
