@@ -54,7 +54,7 @@ def pick() -> list[Entry]:
         "Runs, the reference first",
         readable,
         key="compare.runs",
-        format_func=lambda key: picker.label(entries, key),
+        format_func=lambda key: picker.label(entries[key]),
         max_selections=MOST,
         placeholder="Choose two runs or more",
         persist_state="session",
@@ -71,7 +71,8 @@ def suggested(entries: dict[str, Entry], readable: list[str]) -> list[str]:
         return (entries[key].origin, config.get("workload"), config.get("size"))
 
     chosen = st.session_state["run"]
-    keys = [key for key in readable if task(key) == task(chosen)] if chosen in readable else readable[:1]
+    ended = [key for key in readable if not entries[key].under_way]
+    keys = [key for key in ended if task(key) == task(chosen)] if chosen in readable else ended[:1]
     keys.sort(key=lambda key: ((entries[key].config or {}).get("precision") != "fp32", key != chosen))
     return keys[:5]
 

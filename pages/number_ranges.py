@@ -97,7 +97,8 @@ dark = charts.dark()
 title = f"{label_of(kind)} by tensor and exponent"
 values = "value, loss scale taken out" if unscaled else "value as stored"
 charts.show(exponent_heatmap(shares, tuple(formats), dark, title=title, values=values), "ranges.heatmap")
-charts.show(class_bars(classes, dark=dark), "ranges.classes")
+if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
+    charts.show(class_bars(classes, dark=dark), "ranges.classes")
 st.dataframe(
     classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
     column_config=CLASS_COLUMNS,

@@ -13,7 +13,7 @@ def summary(view: Overview) -> str:
     """How far it came and what became of the loss, in a sentence."""
     of = f" of {view.steps_planned:,}" if view.steps_planned else ""
     steps = f"{view.steps_done:,}{of} steps in {words.duration(view.duration_s)}"
-    loss = f"loss {words.number(view.loss_first)} at first, {words.number(view.loss_last)} at the end"
+    loss = f"loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end"
     skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
     return f"{steps}; {loss}{skips}."
 
@@ -45,17 +45,17 @@ def details(run: Run) -> None:
 head.title("Overview")
 entry = head.entry()
 if entry.under_way:
-    head.status_line(entry)
     live.show(entry)
     st.stop()
 run = head.run(entry)
 view = loaders.analysed(overview, run)
 ending(run, view)
-findings.show(loaders.analysed(diagnose, run), summary(view))
+ended_well = view.status not in ("failed", "lost")
+findings.show(loaders.analysed(diagnose, run), summary(view), ended_well=ended_well)
 cards.show(run, view)
 dark = charts.dark()
 charts.show(loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark), "overview.loss")
-left, right = st.columns(2)
+left, right = st.columns([3, 2])
 with left:
     charts.show(phase_figure(loaders.analysed(phase_times, run), dark=dark), "overview.phases")
 with right:

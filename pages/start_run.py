@@ -2,25 +2,23 @@
 
 import streamlit as st
 
-from pages.parts import form, head, live, picker
+from pages.parts import form, head, live, picker, queue
 
 head.title("Start a run")
 entry = picker.chosen()
 started: list[str] = st.session_state.get("start.keys", [])
-watching = entry is not None and (entry.under_way or entry.key in started)
-
-if entry is not None and watching:
-    head.status_line(entry)
+if entry is not None and (entry.key in started or (entry.under_way and queue.job_of(entry.path) is not None)):
+    with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
+        form.show()
     live.show(entry, with_queue=True)
     if not entry.under_way:
         with st.container(horizontal=True):
             st.page_link("pages/run_overview.py", label="See its overview", icon=":material/monitor_heart:")
             st.page_link("pages/compare_runs.py", label="Compare it", icon=":material/compare_arrows:")
-    with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
-        form.show()
 else:
     st.markdown(
         "Each precision becomes one run, trained by a process of its own. "
         "Runs for one device wait for each other in a queue."
     )
     form.show()
+    live.show(None, with_queue=True)

@@ -15,11 +15,12 @@ def show(run: Run, view: Overview) -> None:
     step_ms = steps["step_ms"].astype(float)
     first, second = st.columns(3), st.columns(3)
     with first[0]:
-        lowest = f"{words.number(view.loss_first)} at first"
-        card("Loss", words.number(view.loss_last), lowest, sparkline(steps["loss"].astype(float)))
+        at_first = f"{words.loss(view.loss_first)} at first"
+        card("Loss", words.loss(view.loss_last), at_first, sparkline(steps["loss"].astype(float)))
     with first[1]:
         if view.scale.has_scaler:
-            moves = f"{view.scale.growths} × up, {view.scale.backoffs} × down"
+            moved = view.scale.growths or view.scale.backoffs
+            moves = f"{view.scale.growths} × up, {view.scale.backoffs} × down" if moved else "has not moved"
             card("Loss scale", words.scale(view.scale.last), moves, sparkline(trace["loss_scale"]))
         else:
             card("Loss scale", "none", "this recipe has no scaler")

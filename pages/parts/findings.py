@@ -14,10 +14,12 @@ LOOK = {
 }
 
 
-def show(found: Sequence[Finding], summary: str) -> None:
+def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
     """The verdict in one line, then a card per finding, the gravest first."""
     grave = [f for f in found if f.severity != "info"]
-    if not grave:
+    if not grave and not ended_well:
+        st.markdown(words.escape(summary))
+    elif not grave:
         st.success(f"Nothing wrong was found. {words.escape(summary)}", icon=":material/check_circle:")
     else:
         say = st.error if any(f.severity == "error" for f in grave) else st.warning

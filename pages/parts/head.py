@@ -1,6 +1,7 @@
 """The top of a page: its title, and the run it speaks of."""
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from pages.parts import empty, loaders, picker, words
@@ -42,14 +43,16 @@ def run(found: Entry | None = None) -> Run:
     return opened
 
 
-def status_line(found: Entry, status: str | None = None) -> None:
-    """Name, status and what was run, in one line."""
+def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:
+    """Name, status and what was run, in one line; returned for what else belongs into it."""
     said = status or found.status
     color, icon = words.STATUS_LOOK[said]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    line = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    with line:
         st.markdown(f"**{words.escape(found.name)}**", width="content")
         st.badge(said, icon=icon, color=color)
         st.caption(" · ".join(facts(found)), width="content")
+    return line
 
 
 def facts(found: Entry) -> list[str]:

@@ -87,8 +87,8 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
         precision = (entry.config or {}).get("precision")
         return (entry.origin != "sample", precision != "fp16", "healthy" not in entry.key)
 
-    readable = [e for e in entries.values() if e.readable]
-    return min(readable, key=rank).key if readable else None
+    ended = [e for e in entries.values() if e.readable and not e.under_way]
+    return min(ended, key=rank).key if ended else None
 
 
 def _folders(root: Path, prefix: str) -> Iterator[tuple[Path, str]]:

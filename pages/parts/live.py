@@ -10,19 +10,21 @@ import streamlit as st
 
 from amp_core import Run, RunError
 from amp_core.analysis import (
+    Overview,
     exponent_shares,
     kinds_present,
     loss_curves,
     memory_trace,
     overview,
     sampled_steps,
+    scale_summary,
     scale_trace,
     skip_episodes,
     thin,
     what_memory,
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
-from pages.parts import cards, charts, loaders, queue, words
+from pages.parts import cards, charts, head, loaders, queue, words
 from pages.parts.library import Entry
 
 TICK_S = 1.0
@@ -30,47 +32,55 @@ POINTS = 800
 """Points of a live chart: it is sent again each second."""
 
 
-def show(entry: Entry, *, with_queue: bool = False) -> None:
-    """Pause, Stop and the live part. It stands still when paused, and once there is nothing more to come."""
-    if entry.under_way:
-        job = queue.job_of(entry.path)
-        with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="right"):
-            st.toggle("Pause", key="live.pause", help="Holds the charts still, so that you can zoom. The run goes on.")
-            if job is not None:
-                queue.stop_button(job, "live")
-    more_to_come = entry.under_way or (with_queue and bool(queue.alive()))
-    ticking = more_to_come and not st.session_state.get("live.pause")
+def show(entry: Entry | None, *, with_queue: bool = False) -> None:
+    """The status line of a run with Pause and Stop, then the live part; without a run, the queue alone.
+
+    It stands still when paused, and once there is nothing more to come.
+    """
+    under_way = entry is not None and entry.under_way
+    if entry is not None:
+        line = head.status_line(entry)
+        if under_way:
+            job = queue.job_of(entry.path)
+            with line:
+                st.space("stretch")
+                st.toggle("Pause", key="live.pause", help="Holds the charts still, to zoom. The run goes on.")
+                if job is not None:
+                    queue.stop_button(job, "live")
+    paused = under_way and bool(st.session_state.get("live.pause"))
+    more_to_come = under_way or (with_queue and bool(queue.alive()))
+    ticking = more_to_come and not paused
     st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking)
 
 
-def _panel(entry: Entry, with_queue: bool, ticking: bool) -> None:
+def _panel(entry: Entry | None, with_queue: bool, ticking: bool) -> None:
+    waiting = queue.alive() if with_queue else []
+    if ticking and not waiting and not (entry and entry.under_way):
+        st.rerun()  # nothing will change any more: the page stops asking
     try:
-        _run_part(entry)
+        run = _numbers(entry) if entry is not None else None
+        queue.show(waiting, entry.path if entry is not None else None)
+        if run is not None:
+            _charts(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
-    if with_queue:
-        found = queue.alive()
-        if found:
-            st.subheader("Queue", anchor=False)
-            queue.show(found, entry.path)
-        elif ticking and not entry.under_way:
-            st.rerun()  # nothing will change any more: the page stops asking
 
 
-def _run_part(entry: Entry) -> None:
+def _numbers(entry: Entry) -> Run | None:
+    """Progress and cards; the run if it has steps to draw."""
     if entry.status in ("queued", "starting"):
         _waiting(entry)
-        return
+        return None
     run = loaders.open_run(entry)
     if entry.under_way and not run.is_live:
         st.rerun()  # once: the next listing knows that it has ended
     view = overview(run)
-    _progress(view.steps_done, view.steps_planned, view.eta_s, view.speed.step_ms, live=view.live)
+    _progress(view)
     if not view.steps_done:
         st.caption("The process is up; its first step is on the way.")
-        return
+        return None
     cards.show(run, view)
-    _charts(run, view.scale.has_scaler)
+    return run
 
 
 def _waiting(entry: Entry) -> None:
@@ -84,37 +94,34 @@ def _waiting(entry: Entry) -> None:
         st.info("Starting: loading PyTorch, the data and the model.", icon=":material/hourglass_top:")
 
 
-def _progress(done: int, planned: int | None, eta_s: float | None, step_ms: float | None, *, live: bool) -> None:
-    of = f" of {planned:,}" if planned else ""
-    parts = [f"step {done:,}{of}"]
-    if step_ms:
-        parts.append(words.number(1000 / step_ms, "steps/s"))
-    if live and eta_s is not None:
-        parts.append(f"about {words.duration(eta_s)} left")
-    if planned:
-        st.progress(min(1.0, done / planned), text=" · ".join(parts))
+def _progress(view: Overview) -> None:
+    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    parts = [f"step {view.steps_done:,}{of}"]
+    if view.speed.step_ms:
+        parts.append(words.number(1000 / view.speed.step_ms, "steps/s"))
+    if view.eta_s is not None:
+        parts.append(f"about {words.duration(max(1, round(view.eta_s)))} left")
+    if view.progress_frac is not None:
+        st.progress(view.progress_frac, text=" · ".join(parts))
     else:
         st.caption(" · ".join(parts))
 
 
-def _charts(run: Run, has_scaler: bool) -> None:
+def _charts(run: Run) -> None:
     dark = charts.dark()
     trace = scale_trace(run)
     left, right = st.columns(2)
     with left:
         charts.show(loss_figure(loss_curves([run], most=POINTS), dark=dark), "live.loss")
     with right:
-        if has_scaler:
+        if scale_summary(run).has_scaler:
             thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
             charts.show(scale_figure(thinned, skip_episodes(run), dark=dark), "live.scale")
         else:
             charts.show(grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark), "live.norm")
-    left, right = st.columns(2)
-    with left:
-        _ranges(run, dark)
-    with right:
-        memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
-        charts.show(memory_figure(memory, dark=dark, what=what_memory(run)), "live.memory")
+    _ranges(run, dark)
+    memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
+    charts.show(memory_figure(memory, dark=dark, what=what_memory(run)), "live.memory")
 
 
 def _ranges(run: Run, dark: bool) -> None:

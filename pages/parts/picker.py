@@ -5,8 +5,6 @@ import streamlit as st
 from pages.parts import library, words
 from pages.parts.library import Entry
 
-ORIGINS = {"sample": "sample", "upload": "uploaded"}
-
 
 def show() -> None:
     """Draw the picker; leaves the library in `st.session_state["entries"]` and the chosen key in `["run"]`."""
@@ -15,7 +13,7 @@ def show() -> None:
     _follow_address(entries)
     with st.sidebar:
         if entries:
-            st.selectbox("Run", list(entries), key="run", format_func=lambda key: label(entries, key))
+            st.selectbox("Run", list(entries), key="run", format_func=lambda key: label(entries[key]))
             st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
         if missing := st.session_state.pop("picker.missing", None):
             st.warning(f"There is no run {words.escape(missing)} here; this is another one.")
@@ -32,13 +30,15 @@ def chosen() -> Entry | None:
     return entries.get(st.session_state.get("run", ""))
 
 
-def label(entries: dict[str, Entry], key: str) -> str:
-    """What the picker calls a run: its name, its folder where names repeat, and what there is to know at once."""
-    entry = entries[key]
-    twins = sum(e.name == entry.name for e in entries.values()) > 1
-    name = f"{entry.name} ({key.partition('/')[2]})" if twins else entry.name
-    said = ORIGINS.get(entry.origin, "") if entry.status == "finished" else entry.status
-    return f"{name} · {said}" if said else name
+def label(entry: Entry) -> str:
+    """What the picker calls a run: unique, and the same as long as it is there.
+
+    The browser knows a choice by its label alone, so nothing that changes, such as the status, may be in it.
+    """
+    place = entry.key.partition("/")[2]
+    if entry.origin == "sample":
+        return f"{entry.name} · sample" if entry.name == place else f"{entry.name} ({place}) · sample"
+    return place if entry.name == entry.path.name else f"{entry.name} ({place})"
 
 
 def _follow_address(entries: dict[str, Entry]) -> None:
@@ -49,5 +49,7 @@ def _follow_address(entries: dict[str, Entry]) -> None:
             st.session_state["run"] = asked
         else:
             st.session_state["picker.missing"] = asked
-    if st.session_state.get("run") not in entries:
-        st.session_state["run"] = library.preferred(entries) or next(iter(entries), "")
+    chosen_key = st.session_state.get("run")
+    st.session_state["run"] = (
+        chosen_key if chosen_key in entries else library.preferred(entries) or next(iter(entries), "")
+    )

@@ -36,8 +36,10 @@ def stop_button(job: Job, where: str) -> None:
 
 
 def show(found: Sequence[Job], watched: Path | None) -> None:
-    """One line per job; call it inside the live fragment."""
+    """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment."""
     for job in found:
+        if watched is not None and job.folder == watched.absolute():
+            continue
         color, icon = words.STATUS_LOOK[job.state]
         with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):
             st.badge(job.state, icon=icon, color=color)
@@ -46,7 +48,6 @@ def show(found: Sequence[Job], watched: Path | None) -> None:
             st.caption(place, width="content")
             st.space("stretch")
             key = f"run/{job.name}"
-            other = watched is None or job.folder != watched.absolute()
-            if other and st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
+            if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
                 st.rerun()  # from inside a fragment: the whole page turns to that run
             stop_button(job, "queue")

@@ -50,6 +50,11 @@ def number(value: float | None, unit: str = "", digits: int = 3) -> str:
     return f"{text} {unit}".rstrip()
 
 
+def loss(value: float | None) -> str:
+    """A loss: one that was NaN is told from one that was not recorded."""
+    return "NaN" if value is not None and value != value else number(value)
+
+
 def count(value: float | None) -> str:
     """A whole number with thousands set apart."""
     return NONE if _missing(value) else f"{round(value or 0):,}"
