@@ -94,6 +94,27 @@ def write(folder: str | os.PathLike[str], scenario: str | Scenario, **changes: A
     return Path(folder)
 
 
+def write_all(folder: Path) -> dict[str, Path]:
+    """Every scenario in a folder of its own, by name."""
+    return {name: write(folder / name, name) for name in SCENARIOS}
+
+
+def write_rows(
+    folder: str | os.PathLike[str],
+    *,
+    config: dict[str, Any] | None = None,
+    events: list[dict[str, Any]] | None = None,
+    **tables: dict[str, Any],
+) -> Path:
+    """A closed run of exactly these rows: `write_rows(path, steps={"step": [0, 1], "loss": [2.0, None]})`."""
+    with RunWriter(folder, name=Path(folder).name, config=config) as writer:
+        for table, columns in tables.items():
+            writer.append(table, columns)
+        for event in events or []:
+            writer.event(**event)
+    return Path(folder)
+
+
 @contextlib.contextmanager
 def live(
     folder: str | os.PathLike[str], scenario: str | Scenario = "healthy", **changes: Any

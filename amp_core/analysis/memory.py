@@ -55,4 +55,4 @@ def what_memory(run: Run) -> str:
     device = run.head.config.get("device", run.head.environment.get("device"))
     if not isinstance(device, str):
         return "held at the step"
-    return "allocated by torch on the GPU" if device.startswith("cuda") else "resident memory of the process"
+    return "allocated by torch on the GPU" if device.startswith("cuda") else "resident set of the process"

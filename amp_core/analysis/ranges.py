@@ -18,7 +18,7 @@ from amp_core.schema import KINDS, RunError
 
 CLASSES = ("zero", "subnormal", "normal", "inf", "nan")
 _ROWS_AT_ONCE = 50_000  # bounds the memory of the expanded histograms to some tens of MB
-_REACH = 1300  # |exponent|: float64 has none beyond 1100, and a scale may shift by its own exponent
+_REACH = 6000  # |exponent|: float64 has none beyond 1100, a histogram 4,096 bins, and a scale shifts by its own
 
 
 def kinds_present(run: Run) -> list[str]:
@@ -47,11 +47,18 @@ def exponent_shares(run: Run, kind: str, step: int | None = None, true_exponents
     """
     table = _rows(run, kind, step)
     names, codes = _names(table)
-    low, high = -_REACH, _REACH
-    counts = np.zeros((len(names), high - low + 1), dtype=np.float64)
+    first, bins = _histograms(table, true_exponents)
+    there = bins > 0
+    low = int(first[there].min()) if there.any() else 0
+    high = int((first + bins)[there].max()) if there.any() else 1
+    counts = np.zeros((len(names), high - low))
     for start in range(0, table.num_rows, _ROWS_AT_ONCE):
-        row, exponent, count = _expanded(table.slice(start, _ROWS_AT_ONCE), true_exponents)
-        cell = codes[start + row] * counts.shape[1] + np.clip(exponent, low, high) - low
+        some = slice(start, start + _ROWS_AT_ONCE)
+        row = np.repeat(np.arange(len(bins[some])), bins[some])
+        place = np.arange(len(row)) - np.repeat(np.cumsum(bins[some]) - bins[some], bins[some])
+        count = pc.list_flatten(_whole(table.slice(start, _ROWS_AT_ONCE).column("exp_counts")))
+        count = pc.fill_null(count, 0).to_numpy(zero_copy_only=False)
+        cell = codes[some][row] * counts.shape[1] + first[some][row] + place - low
         counts += np.bincount(cell, weights=count, minlength=counts.size).reshape(counts.shape)
     name, column = np.nonzero(counts)
     values = counts[name, column]
@@ -121,28 +128,28 @@ def _rows(run: Run, kind: str, step: int | None) -> pa.Table:
 
 def _names(table: pa.Table) -> tuple[list[str], np.ndarray]:
     """Distinct names in order of appearance, and for each row the number of its name."""
-    coded = table.column("name").combine_chunks().dictionary_encode()
-    if isinstance(coded, pa.ChunkedArray):
-        coded = coded.combine_chunks()
+    coded = _whole(table.column("name")).dictionary_encode()
     return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _expanded(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every nonzero bin of every histogram: number of its row, its exponent, its count."""
-    lists = table.column("exp_counts").combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.combine_chunks()
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    count = pc.fill_null(pc.list_flatten(lists), 0).to_numpy(zero_copy_only=False)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.arange(len(count)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    lowest = pc.fill_null(table.column("exp_min"), 0).to_numpy().astype(np.int64)
+def _histograms(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the exponent that its histogram begins with, and the number of bins."""
+    bins = pc.fill_null(pc.list_value_length(table.column("exp_counts")), 0).to_numpy().astype(np.int64)
+    first = pc.fill_null(table.column("exp_min"), 0).to_numpy().astype(np.int64)
     if true_exponents:
         scale = _floats(table, "loss_scale")
         known = np.isfinite(scale) & (scale > 0)
-        lowest = lowest - np.rint(np.log2(np.where(known, scale, 1.0))).astype(np.int64)
-    there = count > 0
-    return row[there], (lowest[row] + place)[there], count[there]
+        first = first - np.rint(np.log2(np.where(known, scale, 1.0))).astype(np.int64)
+    beyond = (bins > 0) & ((first < -_REACH) | (first + bins > _REACH))
+    if beyond.any():
+        raise RunError(f"tensors has exp_min={first[beyond][0]}; exponents run from {-_REACH} to {_REACH}")
+    return first, bins
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece (an empty one has no chunk to combine)."""
+    found = column.combine_chunks()
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 def _floats(table: pa.Table, column: str) -> np.ndarray:

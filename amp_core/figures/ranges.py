@@ -42,6 +42,7 @@ def exponent_heatmap(
     title: str = "Number ranges",
     values: str = "value as stored",
     exponents: tuple[int, int] | None = None,
+    classes: pd.DataFrame | None = None,
 ) -> go.Figure:
     """Tensors × exponents, from `exponent_shares`: how large a share of a tensor's nonzero values has which exponent.
 
@@ -51,6 +52,8 @@ def exponent_heatmap(
         values: what the magnitudes are of, for the axis, e.g. "gradient times loss scale".
         exponents: fixed range of the axis; by default all of the data and the limits of narrow formats. Give the same
             one to figures that are held against each other.
+        classes: `class_shares` of the same tensors: then those without a finite nonzero value have a row too, and
+            infinite and NaN values, which have no exponent, are told at the right edge.
 
     A click on a cell (below `CLICKABLE` cells) reports the tensor as `y` and in `customdata[0]`, and the exponent in
     `customdata[1]`.
@@ -58,7 +61,7 @@ def exponent_heatmap(
     if not len(shares):
         return empty(title, "No tensor with finite nonzero values was sampled yet.")
     limits = [FORMATS[f] for f in formats]
-    names, grid, lowest = _grid(shares)
+    names, grid, lowest = _grid(shares, classes)
     rows = len(names)
     names, grid = _pooled(names, grid)
     low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
@@ -94,6 +97,8 @@ def exponent_heatmap(
     for row, fmt in enumerate(limits):
         _draw_limits(figure, fmt, low, high, row, dark)
     _zones(figure, limits, low, high, dark)
+    if classes is not None and len(names) == rows:
+        _tell_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
     stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if (high - low) / s <= 14)
     at = range(math.ceil(low / stride) * stride, high + 1, stride)
@@ -202,15 +207,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
 
 
-def _grid(shares: pd.DataFrame) -> tuple[list[str], np.ndarray, int]:
+def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str], np.ndarray, int]:
     """Names in order, share per name × exponent, and the exponent of the first column."""
-    names, codes = [], shares["name"].factorize()
-    names = [str(n) for n in codes[1]]
+    names = pd.Index(shares["name"].unique() if classes is None else classes["name"])
     exponents = shares["exponent"].to_numpy()
     lowest = int(exponents.min())
     grid = np.zeros((len(names), int(exponents.max()) - lowest + 1))
-    grid[codes[0], exponents - lowest] = shares["share"].to_numpy()
-    return names, grid, lowest
+    row = names.get_indexer(shares["name"])
+    grid[row[row >= 0], exponents[row >= 0] - lowest] = shares["share"].to_numpy()[row >= 0]
+    return [str(n) for n in names], grid, lowest
 
 
 def _pooled(names: list[str], grid: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -250,6 +255,25 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
         showlegend=False,
         name="cells",
     )
+
+
+def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: bool) -> None:
+    """What has no place on an axis of exponents: how much of a tensor is infinite or NaN."""
+    share = classes["inf_frac"].fillna(0.0) + classes["nan_frac"].fillna(0.0)
+    found = classes[share > 0]
+    if len(found):
+        figure.add_scatter(
+            x=np.full(len(found), high, dtype=np.float32),
+            y=found["name"].tolist(),
+            mode="text",
+            text=[f"∞ {_percent(s)} " for s in share[share > 0]],
+            textposition="middle left",
+            textfont={"size": 11, "color": colour("overflow", dark)},
+            customdata=found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
+            hovertemplate="%{y}: %{customdata[0]:.3%} infinite, %{customdata[1]:.3%} NaN<extra></extra>",
+            showlegend=False,
+            name="not finite",
+        )
 
 
 def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:

@@ -1,0 +1,69 @@
+"""Long runs and deep models stay quick: processor time is held to a limit, generous for a slow machine."""
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from amp_core import Run, load_run
+from amp_core.analysis import (
+    class_shares,
+    exponent_shares,
+    loss_curves,
+    overview,
+    phase_times,
+    scale_trace,
+    skip_episodes,
+)
+from amp_core.analysis import thin as thinned
+from tests.synthetic import write_rows
+
+STEPS = 300_000
+LAYERS = 3000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    random = np.random.default_rng(0)
+    ones = np.ones(STEPS)
+    steps = {
+        "step": np.arange(STEPS),
+        "time_s": np.arange(STEPS) * 0.1,
+        "loss": 3 + random.standard_normal(STEPS),
+        "loss_scale": np.exp2(random.integers(8, 17, STEPS)),
+        "skipped": random.random(STEPS) < 0.01,
+        "samples": np.full(STEPS, 32),
+    } | dict.fromkeys(("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms"), ones)
+    counts = random.integers(0, 100, (LAYERS * 10, 25))
+    zeros = np.zeros(LAYERS * 10, dtype=np.int64)
+    tensors = {
+        "step": np.repeat(np.arange(10) * 100, LAYERS),
+        "name": [f"layers.{i}.weight" for i in range(LAYERS)] * 10,
+        "kind": ["weight_grad"] * (LAYERS * 10),
+        "exp_min": zeros - 20,
+        "exp_counts": pa.ListArray.from_arrays(np.arange(0, counts.size + 1, 25, dtype=np.int32), counts.ravel()),
+        "numel": counts.sum(axis=1),
+        "normal": counts.sum(axis=1),
+    } | dict.fromkeys(("zero", "subnormal", "inf", "nan"), zeros)
+    run = load_run(write_rows(tmp_path_factory.mktemp("large") / "run", steps=steps, tensors=tensors))
+    _ = run.steps, run.table("tensors")  # reading is not what is timed here
+    return run
+
+
+def test_a_long_run_is_analysed_quickly(large: Run) -> None:
+    began = time.process_time()
+    trace = scale_trace(large)
+    skip_episodes(large), phase_times(large), overview(large)
+    small = thinned(trace, "step", "loss_scale", most=4000, keep="skipped")
+    loss_curves([large], most=4000)
+    assert time.process_time() - began < 3.0
+    assert len(small) < 8200 and small["skipped"].sum() == pytest.approx(trace["skipped"].sum(), rel=0.01)
+
+
+def test_a_deep_model_is_analysed_quickly(large: Run) -> None:
+    began = time.process_time()
+    shares, classes = exponent_shares(large, "weight_grad"), class_shares(large, "weight_grad")
+    assert time.process_time() - began < 3.0
+    assert len(classes) == LAYERS and shares["name"].nunique() == LAYERS
+    assert np.allclose(shares.groupby("name")["share"].sum(), 1.0)
