@@ -9,12 +9,15 @@ Record, in any PyTorch loop:
 
 Read, anywhere (no torch needed):
 
-    from amp_core import load_run
+    from amp_core import diagnose, load_run
 
     run = load_run("runs/a")
     print(run.steps.tail())
+    for finding in diagnose(run):
+        print(finding.severity, finding.code, finding.where, finding.advice)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from amp_core._version import __version__
@@ -22,14 +25,19 @@ from amp_core.run import Run, load_run
 from amp_core.schema import RunError
 
 if TYPE_CHECKING:
+    from amp_core.findings import Finding, diagnose
     from amp_core.record import watch
 
-__all__ = ["Run", "RunError", "__version__", "load_run", "watch"]
+__all__ = ["Finding", "Run", "RunError", "__version__", "diagnose", "load_run", "watch"]
+
+_LAZY = {
+    "watch": "amp_core.record",  # imports torch, which the reading half never pays for
+    "diagnose": "amp_core.findings",  # imports pandas, which the recording half does not need
+    "Finding": "amp_core.findings",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "watch":  # imports torch, which the reading half never pays for
-        from amp_core.record import watch
-
-        return watch
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'amp_core' has no attribute {name!r}")
