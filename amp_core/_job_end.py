@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from amp_core import _jobfile
-from amp_core.run import console_tail, load_run
+from amp_core._source import console_tail
+from amp_core.run import load_run
 from amp_core.runlog import replace_file
 from amp_core.schema import Head, RunError
 

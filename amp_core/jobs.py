@@ -37,7 +37,8 @@ import psutil
 
 import amp_core
 from amp_core import _job_end, _jobfile
-from amp_core.run import STALE_S, console_tail, load_run
+from amp_core._source import STALE_S, console_tail
+from amp_core.run import load_run
 from amp_core.runlog import this_machine
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
@@ -188,13 +189,12 @@ def device_of(config: TrainConfig) -> str:
 
 def _upkeep(folder: Path, record: _jobfile.Record) -> _jobfile.Record:
     """Do what is due for a job: wait for it if it ended, kill it if its grace time is over."""
-    child = _children.get(folder)
-    returncode = child.poll() if child is not None else None  # also takes the zombie away
     alive = _jobfile.is_alive(record)
     if alive:
         if time.time() > _job_end.kill_due_s(record):
             _job_end.kill(record)
-    elif child is not None and returncode is not None:
+    elif folder in _children:
+        returncode = _children[folder].wait()  # at once: it has ended, and this takes the zombie away
         record = _job_end.settle(folder, record, returncode)
         del _children[folder]
     elif alive is False and record.ended_s is None and os.access(folder, os.W_OK):

@@ -1,0 +1,187 @@
+"""Where a run is read from: a folder, perhaps one that is still being written, or a packed zip.
+
+>>> source = FolderSource(Path("runs/a"))
+>>> source.head().status, sorted(source.segments("steps"))
+('running', ['steps/00000', 'steps/00001'])
+"""
+
+import os
+import re
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from amp_core._segments import File, Segment, read_parquet, read_stream
+from amp_core.runlog import process_alive
+from amp_core.schema import TABLES, Head, RunError, Table
+
+_T = TypeVar("_T")
+
+STALE_S = 600.0
+"""A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
+
+MAX_HEAD_BYTES = 4 * 2**20
+_SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
+_SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
+"""Another program may write a table as one file beside `run.json`."""
+
+
+class Source(Protocol):
+    path: Path
+
+    def head(self) -> Head: ...
+    def alive(self, head: Head) -> bool: ...
+    def segments(self, table: str) -> dict[str, File]: ...
+    def read(self, file: File, table: Table, before: Segment | None) -> Segment: ...
+    def console(self, lines: int) -> list[str]: ...
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
+
+
+class FolderSource:
+    """A run folder, perhaps one that is still being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def head(self) -> Head:
+        file = self.path / "run.json"
+        try:
+            if file.stat().st_size > MAX_HEAD_BYTES:
+                raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
+            return Head.from_json(file.read_bytes(), str(file))
+        except FileNotFoundError:
+            raise RunError(f"path={str(self.path)!r} holds no run: run.json is missing") from None
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {error.strerror or error}") from None
+
+    def alive(self, head: Head) -> bool:
+        known = process_alive(head.process)
+        if known is not None:
+            return known
+        files = retried(self.fingerprint, self.path)
+        newest = max((mtime for _, _, mtime in files), default=0)
+        return time.time() - newest / 1e9 < STALE_S
+
+    def segments(self, table: str) -> dict[str, File]:
+        found: dict[str, File] = {}
+        for folder, names in ((self.path / table, _SEGMENT), (self.path, _SINGLE[table])):
+            if folder.is_dir():
+                for entry in os.scandir(folder):
+                    if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        info = entry.stat(follow_symlinks=False)
+                        name = Path(entry.path).relative_to(self.path).as_posix()
+                        _keep_better(found, File(name, info.st_size, info.st_mtime_ns))
+        return found
+
+    def read(self, file: File, table: Table, before: Segment | None) -> Segment:
+        path = self.path / file.name
+        if file.name.endswith(".parquet"):
+            return read_parquet(file, str(path), table, before)
+        offset = before.offset if before is not None else 0
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            return read_stream(file, stream.read(), table, before)
+
+    def console(self, lines: int) -> list[str]:
+        return console_tail(self.path / "console.log", lines)
+
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
+        files = [f for table in TABLES for f in self.segments(table).values()]
+        rows = [(f.name, f.size, f.mtime_ns) for f in files]
+        for name in ("run.json", "console.log"):
+            if (self.path / name).is_file():
+                info = (self.path / name).stat()
+                rows.append((name, info.st_size, info.st_mtime_ns))
+        return tuple(sorted(rows))
+
+
+class ZipSource:
+    """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
+        names = {PurePosixPath(n) for n in self._archive.namelist()}
+        heads = sorted((p for p in names if p.name == "run.json"), key=lambda p: len(p.parts))
+        if not heads:
+            raise RunError(f"path={str(path)!r} holds no run: run.json is missing")
+        self._root = heads[0].parent
+
+    def head(self) -> Head:
+        return Head.from_json(self._bytes("run.json", MAX_HEAD_BYTES), f"{self.path}:run.json")
+
+    def alive(self, head: Head) -> bool:  # noqa: ARG002 - a zip is never being written, whoever wrote it
+        return False
+
+    def segments(self, table: str) -> dict[str, File]:
+        found: dict[str, File] = {}
+        for info in self._archive.infolist():
+            path = PurePosixPath(info.filename)
+            within = path.parent == self._root / table and _SEGMENT.fullmatch(path.name)
+            if within or (path.parent == self._root and _SINGLE[table].fullmatch(path.name)):
+                _keep_better(found, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
+        return found
+
+    def read(self, file: File, table: Table, before: Segment | None) -> Segment:
+        data = self._bytes(file.name, file.size)
+        if file.name.endswith(".parquet"):
+            return read_parquet(file, pa.BufferReader(data), table, before)
+        return read_stream(file, data, table, None)
+
+    def console(self, lines: int) -> list[str]:
+        if str(self._root / "console.log") not in self._archive.namelist():
+            return []
+        return _lines(self._bytes("console.log", 2**24), lines)
+
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
+        info = self.path.stat()
+        return ((self.path.name, info.st_size, info.st_mtime_ns),)
+
+    def _bytes(self, name: str, most: int) -> bytes:
+        try:
+            with self._archive.open(str(self._root / name)) as member:
+                return member.read(most)
+        except Exception as error:  # zipfile passes on what its decompressors raise, which has no common base
+            raise RunError(f"{self.path}:{name} is damaged: {error}") from None
+
+
+def retried(read: Callable[[], _T], what: Path) -> _T:
+    """What `read` gives, tried again where a stream was sealed between being listed and being opened."""
+    for attempt in range(5):
+        try:
+            return read()
+        except FileNotFoundError:
+            time.sleep(0.02 * attempt)
+        except OSError as error:
+            raise RunError(f"{what} cannot be read: {error.strerror or error}") from None
+    raise RunError(f"{what} cannot be read: its files vanish while they are opened")
+
+
+def console_tail(file: Path, lines: int = 20) -> list[str]:
+    """The last lines of a `console.log`; none where there is no such file."""
+    if not file.is_file():
+        return []
+    with open(file, "rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
+        return _lines(stream.read(), lines)
+
+
+def _keep_better(found: dict[str, File], file: File) -> None:
+    """A sealed segment wins over the stream it was made of, which a crash may have left beside it."""
+    stem = file.name.rsplit(".", 1)[0]
+    if stem not in found or file.name.endswith(".parquet"):
+        found[stem] = file
+
+
+def _lines(data: bytes, lines: int) -> list[str]:
+    text = data.decode("utf-8", "replace").rstrip()
+    found = text.split("\n")[-lines:] if text else []
+    # A progress bar redraws its line after a carriage return; what counts is what it said last.
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in found]
