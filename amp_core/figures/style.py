@@ -14,33 +14,30 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-_LIGHT, _DARK = 0, 1
-
 RECIPES: dict[str, tuple[str, str]] = {
-    "fp32": ("#55606A", "#B4C0C8"),
-    "tf32": ("#8A5A1E", "#D9A866"),
-    "fp16": ("#0868AC", "#56B4E9"),
-    "bf16": ("#00805E", "#3FCFA4"),
-    "fp16-unscaled": ("#7B3FA0", "#C79BEA"),
-    "fp16-pure": ("#B8336A", "#F28AB2"),
-    "bf16-pure": ("#6B6B00", "#CFCF4F"),
+    "fp32": ("#6C7480", "#CFD8DF"),
+    "tf32": ("#6D390F", "#C98A3A"),
+    "fp16": ("#0B55B0", "#5590E0"),
+    "bf16": ("#1BA24A", "#37C98C"),
+    "fp16-unscaled": ("#A069D5", "#DA9AF1"),
+    "fp16-pure": ("#96215F", "#E2457F"),
+    "bf16-pure": ("#636106", "#D0D62E"),
 }
 """Colour of each precision recipe, light and dark."""
 
 UNKNOWN_RECIPE = ("#3C7C8A", "#7FBFCC")
 
 MEANINGS: dict[str, tuple[str, str]] = {
-    "overflow": ("#C8451B", "#FF8A5C"),
-    "underflow": ("#B97A00", "#F0B93A"),
-    "healthy": ("#3C8A94", "#5FB3BD"),
-    "skipped": ("#C8451B", "#FF8A5C"),
-    "zero": ("#C3CBCF", "#4A565C"),
-    "nan": ("#7A1F5C", "#E58CC6"),
+    "overflow": ("#BE3217", "#F0593C"),
+    "underflow": ("#B0891A", "#F9CE3E"),
+    "healthy": ("#2A6B7B", "#2F8794"),
+    "skipped": ("#BE3217", "#F0593C"),
+    "zero": ("#C7D3DA", "#40474B"),
+    "nan": ("#62104E", "#FC70E2"),
     "scale": ("#2F4B7C", "#9DB8F2"),
     "norm": ("#2F4B7C", "#9DB8F2"),
     "memory": ("#2F4B7C", "#9DB8F2"),
     "limit": ("#3A464C", "#D5DEE2"),
-    "none": ("#8A969C", "#8A969C"),
 }
 """Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
 

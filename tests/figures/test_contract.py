@@ -1,0 +1,111 @@
+"""What holds for every figure of every run: titles, units, a text for the blind, colours of its own."""
+
+import inspect
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+import amp_core.analysis as analysis
+import amp_core.figures as figures
+from amp_core import Run
+from tests.synthetic import SCENARIOS
+
+
+def kind(run: Run) -> str:
+    return (analysis.kinds_present(run) or ["weight_grad"])[0]
+
+
+FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
+    "loss_figure": lambda run: (analysis.loss_curves([run]),),
+    "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
+    "grad_norm_figure": lambda run: (analysis.scale_trace(run),),
+    "memory_figure": lambda run: (analysis.memory_trace(run),),
+    "phase_figure": lambda run: (analysis.phase_times(run),),
+    "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
+    "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
+    "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
+}
+"""What each figure draws."""
+
+DRAWN = {
+    name
+    for name in figures.__all__
+    if inspect.isfunction(f := getattr(figures, name)) and f.__annotations__["return"] is go.Figure
+}
+
+
+def drawn(name: str, run: Run, dark: bool = False) -> go.Figure:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return getattr(figures, name)(*FRAMES[name](run), dark=dark)
+
+
+def test_every_figure_is_under_test() -> None:
+    assert set(FRAMES) == DRAWN and len(DRAWN) == 8
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("name", FRAMES)
+def test_every_figure_of_every_run(name: str, scenario: str, runs: dict[str, Run]) -> None:
+    figure = drawn(name, runs[scenario])
+    alt = figure.layout.meta["alt"]
+    assert figure.layout.title.text and len(alt) > 20 and "nan" not in alt
+    json.loads(figure.to_json())
+    if not figure.data:
+        assert figure.layout.annotations[0].text.endswith(".")  # a sentence says why there is nothing
+        assert not figure.layout.xaxis.visible
+        return
+    assert figure.layout.xaxis.title.text
+    assert figure.layout.yaxis.title.text or figure.layout.yaxis.type == "category"
+    for trace in figure.data:
+        assert explicit(trace), f"{trace.type} {trace.name} leaves its colour to the theme"
+
+
+def explicit(trace: Any) -> bool:
+    """Whether a trace has a colour of its own for everything in it that is not text."""
+    if trace.type == "heatmap":
+        return trace.colorscale is not None
+    if trace.type == "bar":
+        return trace.marker.color is not None
+    modes = set(trace.mode.split("+"))
+    return ("lines" not in modes or trace.line.color is not None) and (
+        "markers" not in modes or trace.marker.color is not None
+    )
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_nothing_is_drawn_of_nothing_but_a_sentence(name: str, runs: dict[str, Run]) -> None:
+    figure = drawn(name, runs["empty"])
+    assert not figure.data
+    assert figure.layout.meta["alt"].endswith(figure.layout.annotations[0].text)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_dark_and_light_differ_in_colour_alone(name: str, runs: dict[str, Run]) -> None:
+    light, dark = drawn(name, runs["overflowing"]), drawn(name, runs["overflowing"], dark=True)
+    assert light.to_json() != dark.to_json()
+    assert len(light.data) == len(dark.data)
+    assert light.layout.meta == dark.layout.meta
+    assert light.layout.xaxis == dark.layout.xaxis
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_background_font_and_grid_are_left_to_the_page(name: str, runs: dict[str, Run]) -> None:
+    layout = drawn(name, runs["overflowing"]).layout
+    assert layout.paper_bgcolor is layout.plot_bgcolor is layout.font.color is None
+    assert layout.xaxis.gridcolor is layout.yaxis.gridcolor is None
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_numbers_go_out_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> None:
+    for trace in drawn(name, runs["overflowing"]).data:
+        for axis in {"x", "y", "z"} & set(trace):
+            values = trace[axis]
+            if isinstance(values[0], str):
+                continue
+            assert isinstance(values, np.ndarray) and values.dtype.itemsize == 4, f"{trace.type} {axis}"

@@ -1,0 +1,110 @@
+"""Colours are seen: against both backgrounds, apart from each other, and by the colour-blind."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from amp_core.figures.style import (
+    MEANINGS,
+    RECIPES,
+    UNKNOWN_RECIPE,
+    colour,
+    log2_axis,
+    numbers,
+    power_of_two,
+    recipe_colour,
+    shortened,
+)
+from amp_core.train.config import RECIPES as TRAINED
+
+BACKGROUNDS = {False: ("#FFFFFF", "#FCFCFA"), True: ("#0E1117", "#11181B")}
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+SEEN_BY = {
+    "all cones": np.eye(3),
+    "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
+    "deuteranopia": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
+    "tritanopia": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
+}
+
+
+def linear(hex_colour: str) -> np.ndarray:
+    value = np.array([int(hex_colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2 contrast ratio."""
+    bright = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other))
+    return (bright[1] + 0.05) / (bright[0] + 0.05)
+
+
+def oklab(hex_colour: str, eye: str) -> np.ndarray:
+    """Where an eye sees the colour; distances are even there (Ottosson 2020)."""
+    rgb = np.clip(SEEN_BY[eye] @ linear(hex_colour), 0, 1)
+    cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]) @ rgb
+    lab = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+    return lab @ np.cbrt(cones)
+
+
+def apart(one: str, other: str) -> float:
+    """Least distance in any eye; 0.02 is just noticeable side by side."""
+    return min(float(np.linalg.norm(oklab(one, eye) - oklab(other, eye))) for eye in SEEN_BY)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("recipe", [*RECIPES, "unheard-of"])
+def test_lines_stand_out_from_the_page(recipe: str, dark: bool) -> None:
+    assert min(contrast(recipe_colour(recipe, dark), b) for b in BACKGROUNDS[dark]) >= 3.0  # WCAG 1.4.11
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("meaning", [m for m in MEANINGS if m != "zero"])
+def test_what_has_a_meaning_stands_out_from_the_page(meaning: str, dark: bool) -> None:
+    assert min(contrast(colour(meaning, dark), b) for b in BACKGROUNDS[dark]) >= 3.0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_recipes_are_told_apart_by_every_eye(dark: bool) -> None:
+    for one, other in itertools.combinations(RECIPES, 2):
+        assert apart(RECIPES[one][dark], RECIPES[other][dark]) > 0.05, (one, other)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_overflow_underflow_and_healthy_are_told_apart_by_every_eye(dark: bool) -> None:
+    for one, other in itertools.combinations(("overflow", "underflow", "healthy", "zero", "nan"), 2):
+        assert apart(MEANINGS[one][dark], MEANINGS[other][dark]) > 0.1, (one, other)
+
+
+def test_every_recipe_of_the_engine_has_a_colour() -> None:
+    assert set(RECIPES) == set(TRAINED)
+    assert recipe_colour(None) == recipe_colour("other") == UNKNOWN_RECIPE[0]
+
+
+def test_powers_of_two_read_as_such() -> None:
+    assert power_of_two(65536.0) == "2<sup>16</sup>"
+    assert power_of_two(2.0**-14) == "2<sup>−14</sup>"
+    assert power_of_two(1000.0) == "1e+03"
+    assert power_of_two(0.0) == "0" and power_of_two(float("nan")) == "nan"
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (10, 17), (-60, 16), (-1000, 1000)])
+def test_log2_ticks_are_powers_of_two_within_the_axis(low: int, high: int) -> None:
+    axis = log2_axis(low, high)
+    exponents = np.log2(axis["tickvals"])
+    assert 2 <= len(exponents) <= 10
+    assert (exponents == np.rint(exponents)).all() and low <= exponents.min() and exponents.max() <= high
+    assert np.allclose(axis["range"], [low * np.log10(2), high * np.log10(2)])
+
+
+def test_long_names_lose_their_middle() -> None:
+    name = "transformer.encoder.layers.11.attention.output.dense.weight"
+    assert shortened(name, 30) == "transformer.…tput.dense.weight"
+    assert len(shortened(name, 30)) == 30 and shortened("short") == "short"
+
+
+def test_whole_numbers_stay_whole() -> None:
+    assert numbers(np.array([1, 2**30])).dtype == np.int32
+    assert numbers(np.array([1, 2**40])).dtype == np.float32
+    assert numbers(np.array([0.5])).dtype == np.float32

@@ -1,0 +1,109 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_core import Run, load_run
+from amp_core.findings import RULES, SEVERITIES, Finding, diagnose
+from tests.synthetic import SCENARIOS, write, write_rows
+
+EXPECTED: dict[str, set[tuple[str, str]]] = {
+    "calibrating": {("info", "calibration-skips")},
+    "collapsing": {("error", "loss-nonfinite"), ("error", "scale-collapse")},
+    "underflowing": {("error", "fp16-without-scaler")},
+    "bf16-with-scaler": {("warning", "scaler-with-bf16")},
+}
+"""What is found in the synthetic runs; in the others, nothing."""
+
+
+def codes(run: Run) -> list[str]:
+    return [f.code for f in diagnose(run)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_is_found_in_each_run(scenario: str, runs: dict[str, Run]) -> None:
+    assert {(f.severity, f.code) for f in diagnose(runs[scenario])} == EXPECTED.get(scenario, set())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_finding_carries_its_evidence_and_what_to_try(scenario: str, runs: dict[str, Run]) -> None:
+    for finding in diagnose(runs[scenario]):
+        assert finding.severity in SEVERITIES and finding.title and finding.where and finding.unit
+        assert finding.advice.endswith(".") and finding.advice.count(". ") == 1  # two sentences
+        assert finding.snippet or finding.severity == "info"
+        compile(finding.snippet, finding.code, "exec")
+        assert finding.to_dict()["code"] == finding.code
+
+
+def test_the_worst_comes_first(tmp_path: Path) -> None:
+    run = load_run(write(tmp_path / "run", "bf16-with-scaler", loss_breaks_at=30))
+    assert [f.severity for f in diagnose(run)] == ["error", "warning"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_runs_raise_no_warning_whatever_the_seed(seed: int, tmp_path: Path) -> None:
+    for scenario in ("healthy", "calibrating", "bf16", "fp32", "static"):
+        run = load_run(write(tmp_path / scenario, scenario, seed=seed))
+        assert not [f for f in diagnose(run) if f.severity != "info"]
+
+
+def test_a_loss_that_was_not_recorded_is_not_called_non_finite(tmp_path: Path) -> None:
+    missing = write_rows(tmp_path / "a", steps={"step": [0, 1, 2], "loss": [1.0, None, None]})
+    assert codes(load_run(missing)) == []
+    broken = write_rows(tmp_path / "b", steps={"step": [0, 1, 2, 3], "loss": [1.0, float("inf"), None, float("nan")]})
+    (finding,) = diagnose(load_run(broken))
+    assert (finding.code, finding.steps, finding.value, finding.limit) == ("loss-nonfinite", (1, 3), 2.0, 0.0)
+    assert "infinite from step 1 on (2 of 3 steps)" in finding.title
+
+
+def scaled(path: Path, scales: list[float], skipped: list[bool], **config: Any) -> Run:
+    steps = {"step": range(len(scales)), "loss_scale": scales, "skipped": skipped}
+    return load_run(write_rows(path, steps=steps, config={"scaler": {"enabled": True}} | config))
+
+
+def test_a_collapse_the_run_recovers_from_is_a_warning(tmp_path: Path) -> None:
+    scales = [2.0 ** (4 - i) for i in range(9)] + [2.0**-5] * 30
+    (finding,) = diagnose(scaled(tmp_path / "run", scales, [True] * 9 + [False] * 30))
+    assert (finding.code, finding.severity, finding.steps) == ("scale-collapse", "warning", (0, 8))
+    assert finding.value == 2.0**-5 and finding.limit == 1.0
+
+
+def test_a_collapse_that_goes_on_is_an_error_while_the_run_is_live(tmp_path: Path) -> None:
+    scales = [1.0] * 5 + [2.0**-i for i in range(8)]
+    (finding,) = diagnose(scaled(tmp_path / "run", scales, [False] * 5 + [True] * 8))
+    assert (finding.severity, finding.steps, finding.value) == ("error", (5, 12), 2.0**-8)
+
+
+def test_many_skips_above_a_scale_of_one_are_calibration(tmp_path: Path) -> None:
+    scales = [2.0 ** (30 - i) for i in range(15)] + [2.0**15] * 20
+    (finding,) = diagnose(scaled(tmp_path / "run", scales, [True] * 15 + [False] * 20))
+    assert (finding.code, finding.severity) == ("calibration-skips", "info")
+    assert finding.value == pytest.approx(15 / 35)
+
+
+def test_skips_in_a_row_in_mid_run_are_no_calibration(tmp_path: Path) -> None:
+    scales = [2.0**16] * 50 + [2.0**16, 2.0**15, 2.0**14] + [2.0**13] * 20
+    assert codes(scaled(tmp_path / "run", scales, [False] * 50 + [True] * 3 + [False] * 20)) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"autocast_dtype": "float16", "scaler": None}, ["fp16-without-scaler"]),
+        ({"autocast_dtype": "float16", "scaler": {"enabled": False}}, ["fp16-without-scaler"]),
+        ({"autocast_dtype": "float16", "scaler": {"enabled": True}}, []),
+        ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),
+        ({"autocast_dtype": "bfloat16", "scaler": {"enabled": False}}, []),
+        ({"autocast_dtype": None, "scaler": None}, []),
+        ({}, []),
+    ],
+)
+def test_settings_that_do_not_go_together(config: dict[str, Any], found: list[str], tmp_path: Path) -> None:
+    run = load_run(write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [1.0]}, config=config))
+    assert codes(run) == found
+
+
+def test_rules_are_pure(runs: dict[str, Run]) -> None:
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert diagnose(runs["collapsing"]) == diagnose(runs["collapsing"])
+    assert all(isinstance(f, Finding) for f in diagnose(runs["collapsing"]))
