@@ -4,14 +4,23 @@ Each page's address differs from its file's name: Streamlit takes `pages/` for i
 `st.navigation` has run once, and an address equal to a file's name would then be served without this frame.
 """
 
+from pathlib import Path
+
 import streamlit as st
 
 from amp_core import RunError
 from pages.parts import empty, picker
 
+PARTS = Path(__file__).parent / "pages" / "parts"
 PAGES = {
     "This run": [
-        st.Page("pages/run_overview.py", title="Overview", icon=":material/monitor_heart:", default=True),
+        st.Page(
+            "pages/run_overview.py",
+            title="Overview",
+            icon=":material/monitor_heart:",
+            url_path="overview",
+            default=True,
+        ),
         st.Page("pages/loss_scale.py", title="Loss scale", icon=":material/stairs:", url_path="loss-scale"),
         st.Page("pages/number_ranges.py", title="Number ranges", icon=":material/grid_on:", url_path="number-ranges"),
     ],
@@ -25,8 +34,8 @@ PAGES = {
 }
 
 page = st.navigation(PAGES)
-st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon="pages/parts/icon.svg", layout="wide")
-st.logo("pages/parts/logo.svg", size="large")
+st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon=PARTS / "icon.svg", layout="wide")
+st.logo(PARTS / "logo.svg", size="large")
 picker.show()
 
 try:

@@ -2,10 +2,9 @@
 
 import streamlit as st
 
-from amp_core import Run
+from amp_core import Run, diagnose
 from amp_core.analysis import Overview, loss_curves, memory_trace, overview, phase_times, thin
 from amp_core.figures import loss_figure, memory_figure, phase_figure
-from amp_core.findings import diagnose
 from pages.parts import cards, charts, findings, head, live, loaders, words
 
 

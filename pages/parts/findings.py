@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from amp_core.findings import Finding
+from amp_core import Finding
 from pages.parts import words
 
 LOOK = {

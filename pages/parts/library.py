@@ -125,7 +125,7 @@ def _entry(path: Path, key: str, origin: str) -> Entry:
         head = _head(str(path), info.st_mtime_ns, info.st_size)
         status = load_run(path).status if head.status == "running" else head.status
     except FileNotFoundError:
-        return _damaged(path, key, origin, f"{path.name} holds no run: run.json is missing")
+        return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
     except (RunError, OSError) as error:
         return _damaged(path, key, origin, str(error))
     return Entry(key, path, origin, head.name or path.name, status, head.created_at, head.config)

@@ -100,7 +100,7 @@ def _progress(view: Overview) -> None:
     if view.speed.step_ms:
         parts.append(words.number(1000 / view.speed.step_ms, "steps/s"))
     if view.eta_s is not None:
-        parts.append(f"about {words.duration(max(1, round(view.eta_s)))} left")
+        parts.append(f"{words.about(view.eta_s)} left")
     if view.progress_frac is not None:
         st.progress(view.progress_frac, text=" · ".join(parts))
     else:

@@ -22,7 +22,10 @@ KEPT = 6
 
 
 def open_run(entry: Entry) -> Run:
-    """The entry's run, up to date. Raises `RunError` where it cannot be read."""
+    """The entry's run, up to date and, once it has ended, checked in full: other programs write runs too.
+
+    Raises `RunError` where it cannot be read or is not what a run must be.
+    """
     opened: dict[str, Run] = st.session_state.setdefault("loaders.runs", {})
     run = opened.pop(str(entry.path), None)
     if run is None:
@@ -32,12 +35,18 @@ def open_run(entry: Entry) -> Run:
     opened[str(entry.path)] = run  # put last: the first is the one not looked at for longest
     while len(opened) > KEPT:
         opened.pop(next(iter(opened)))
+    if not run.is_live:
+        analysed(_check, run)
     return run
+
+
+def _check(run: Run) -> None:
+    run.validate(full=True)
 
 
 def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **options: Any) -> T:
     """`function(of, *args, **options)`, remembered where all of its runs have ended."""
-    runs = [of] if isinstance(of, Run) else list(of)
+    runs = list(of) if isinstance(of, Sequence) else [of]
     if any(run.is_live for run in runs):
         return function(of, *args, **options)
     name = f"{function.__module__}.{function.__qualname__}"

@@ -44,7 +44,7 @@ def label(entry: Entry) -> str:
 def _follow_address(entries: dict[str, Entry]) -> None:
     """Take over a run from the address when someone put it there: a deep link, or the browser's Back."""
     asked = st.query_params.get("run")
-    if asked is not None and asked != st.session_state.get("picker.address"):
+    if asked and asked != st.session_state.get("picker.address"):
         if asked in entries:
             st.session_state["run"] = asked
         else:

@@ -109,6 +109,14 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min"
 
 
+def about(seconds: float) -> str:
+    """A time span that is only guessed: whole seconds, or whole minutes of a long one."""
+    if seconds < 100:
+        return f"about {max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 60 else f"about {minutes // 60} h {minutes % 60} min"
+
+
 def sentence(text: object) -> str:
     """A message as a sentence: first letter raised, a full stop at its end; an argument's name stays as it is."""
     words = str(text).strip()

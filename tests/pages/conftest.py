@@ -1,0 +1,85 @@
+"""The app under AppTest, with an empty library of its own in `tmp_path`.
+
+def test_it(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    assert "No step was skipped" in words(app)
+"""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from pages.parts import library
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERVIEW = "pages/run_overview.py"
+
+
+def pages() -> dict[str, str]:
+    """File and address of every page, as `app.py` gives them to `st.Page`."""
+    calls = [n for n in ast.walk(ast.parse((ROOT / "app.py").read_text())) if isinstance(n, ast.Call)]
+    found = {}
+    for call in calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "Page":
+            options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+            found[ast.literal_eval(call.args[0])] = options.get("url_path", Path(ast.literal_eval(call.args[0])).stem)
+    return found
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folders of a library."""
+
+    runs: Path
+    samples: Path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """An empty library."""
+    where = Home(tmp_path / "runs", tmp_path / "samples")
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
+    monkeypatch.setattr(library, "SAMPLES", where.samples)
+    return where
+
+
+@pytest.fixture
+def open_app(home: Home) -> Callable[..., AppTest]:
+    """Open a page as an address would: `open_app("pages/loss_scale.py", run="run/a")`."""
+
+    def go(page: str = OVERVIEW, **address: Any) -> AppTest:
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=30)
+        for name, value in address.items():
+            app.query_params[name] = value
+        app.run()
+        if page != OVERVIEW:
+            app.switch_page(page).run()
+        return app
+
+    return go
+
+
+def words(app: AppTest) -> str:
+    """Everything that a page says in words, for assertions; Markdown's escapes taken out."""
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    said = [element.value for kind in kinds for element in app.get(kind)]
+    return "\n".join(said).replace("\\", "")
+
+
+def metric(app: AppTest, label: str) -> Any:
+    """The metric card of that label."""
+    return next(card for card in app.metric if card.label == label)
+
+
+def titles(app: AppTest) -> list[str]:
+    """Titles of the figures on the page."""
+    import json
+
+    specs = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    return [spec["layout"]["title"]["text"] for spec in specs]

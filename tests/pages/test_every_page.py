@@ -1,0 +1,89 @@
+"""Every page on every kind of run: full, empty, foreign, damaged. Never an exception, always a sentence."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.pages.conftest import pages, words
+from tests.synthetic import SCENARIOS, live, write
+
+OF_A_RUN = ["pages/run_overview.py", "pages/loss_scale.py", "pages/number_ranges.py"]
+
+
+def bad_head(folder: Path) -> None:
+    (folder / "run.json").write_text("{oops")
+
+
+def newer_schema(folder: Path) -> None:
+    (folder / "run.json").write_text('{"schema": 99, "run_id": "x", "name": "x", "created_at": ""}')
+
+
+def no_head(folder: Path) -> None:
+    (folder / "run.json").unlink()
+
+
+def truncated_steps(folder: Path) -> None:
+    file = next((folder / "steps").iterdir())
+    file.write_bytes(file.read_bytes()[:300])
+
+
+def steps_of_another_kind(folder: Path) -> None:
+    for file in (folder / "steps").iterdir():
+        shutil.copy(next((folder / "events").iterdir()), file)
+
+
+DAMAGES = [bad_head, newer_schema, no_head, truncated_steps, steps_of_another_kind]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_page_fails_on_any_run(home, open_app, scenario):
+    write(home.runs / "a", scenario)
+    write(home.runs / "b", "fp32")
+    app = open_app(run="run/a")
+    for page in pages():
+        app.switch_page(page).run()
+        assert not app.exception, page
+        assert app.title, page
+        assert not app.error or scenario in ("collapsing", "underflowing"), [e.value for e in app.error]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_run_is_one_sentence_and_the_app_goes_on(home, open_app, damage):
+    write(home.runs / "a", "healthy")
+    damage(home.runs / "a")
+    write(home.runs / "b", "fp32")
+    app = open_app(run="run/a")
+    for page in OF_A_RUN:
+        app.switch_page(page).run()
+        assert not app.exception, page
+        assert len(app.error) == 1, page
+        assert app.error[0].value.startswith("This run cannot be read: ")
+        assert not app.metric and not app.get("plotly_chart")
+    app.switch_page("pages/run_library.py").run()
+    assert not app.exception
+    assert "1 of them damaged" in words(app)
+    assert "**a** cannot be read: " in words(app)
+    app.sidebar.selectbox[0].select("run/b").run()
+    app.switch_page(OF_A_RUN[0]).run()
+    assert not app.error and app.metric
+
+
+@pytest.mark.parametrize("page", OF_A_RUN)
+def test_run_without_steps_says_so(home, open_app, page):
+    write(home.runs / "a", "empty")
+    app = open_app(page, run="run/a")
+    assert "This run has no steps" in words(app)
+    assert not app.get("plotly_chart")
+
+
+@pytest.mark.parametrize("page", OF_A_RUN[1:])
+def test_live_run_shows_what_there_is(home, open_app, page):
+    with live(home.runs / "a") as run:
+        run.advance(1)
+        app = open_app(page, run="run/a")
+        assert not app.exception and app.get("plotly_chart")
+        run.advance(60)
+        app.run()
+        assert not app.exception
+        assert "running" in words(app)

@@ -1,0 +1,114 @@
+"""The frame: navigation, the run picker and the address, with and without runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages.conftest import OVERVIEW, ROOT, pages, words
+from tests.synthetic import write
+
+PAGES = list(pages())
+
+
+def test_every_page_file_is_in_the_navigation():
+    files = {str(f.relative_to(ROOT)) for f in (ROOT / "pages").glob("*.py") if f.name != "__init__.py"}
+    assert files == set(PAGES)
+
+
+def test_addresses_differ_from_file_names():
+    # An address equal to a file's name is served by Streamlit's old multipage scheme, without app.py.
+    for file, address in pages().items():
+        assert address != Path(file).stem
+        assert "_" in Path(file).stem and "_" not in address
+
+
+def test_app_file_stays_short():
+    assert len((ROOT / "app.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_without_any_run_says_what_to_do(open_app, page):
+    app = open_app(page)
+    assert not app.exception
+    said = words(app)
+    assert "No runs yet" in said or "Each precision becomes one run" in said
+
+
+def test_opens_on_the_healthy_fp16_sample(home, open_app):
+    write(home.runs / "newest", "healthy")
+    write(home.samples / "bf16", "bf16")
+    write(home.samples / "fp16-overflow", "overflowing")
+    write(home.samples / "fp16-healthy", "healthy")
+    app = open_app()
+    assert app.session_state["run"] == "sample/fp16-healthy"
+    assert app.query_params["run"] == "sample/fp16-healthy"
+    assert "fp16-healthy" in words(app)
+
+
+def test_opens_on_an_own_run_where_there_are_no_samples(home, open_app):
+    write(home.runs / "mine", "healthy")
+    assert open_app().session_state["run"] == "run/mine"
+
+
+def test_deep_link_opens_its_run_on_its_page(home, open_app):
+    write(home.samples / "fp16-healthy", "healthy")
+    write(home.runs / "deep", "overflowing")
+    app = open_app("pages/loss_scale.py", run="run/deep")
+    assert app.title[0].value == "Loss scale"
+    assert "deep" in words(app)
+    assert app.query_params["run"] == "run/deep"
+
+
+@pytest.mark.parametrize("asked", ["run/nowhere", "run/../../etc", "/etc/passwd", "sample/"])
+def test_unknown_run_in_the_address_is_said_and_another_shown(home, open_app, asked):
+    write(home.runs / "here", "healthy")
+    app = open_app(run=asked)
+    assert not app.exception
+    assert app.session_state["run"] == "run/here"
+    assert any("There is no run" in w.value for w in app.sidebar.warning)
+
+
+def test_picker_changes_run_and_address(home, open_app):
+    write(home.runs / "one", "healthy")
+    write(home.runs / "two", "fp32")
+    app = open_app(run="run/one")
+    app.sidebar.selectbox[0].select("run/two").run()
+    assert app.query_params["run"] == "run/two"
+    assert app.metric[1].value == "none"  # FP32 has no loss scale
+
+
+def test_choice_survives_a_change_of_page_and_back(home, open_app):
+    write(home.runs / "one", "healthy")
+    write(home.runs / "two", "fp32")
+    app = open_app("pages/loss_scale.py", run="run/one")
+    app.sidebar.selectbox[0].select("run/two").run()
+    app.switch_page(OVERVIEW).run()
+    assert app.session_state["run"] == "run/two"
+
+
+def test_address_changed_by_the_browser_is_followed(home, open_app):
+    write(home.runs / "one", "healthy")
+    write(home.runs / "two", "fp32")
+    app = open_app(run="run/one")
+    app.query_params["run"] = "run/two"
+    app.run()
+    assert app.session_state["run"] == "run/two"
+
+
+def test_labels_are_unique_and_free_of_status(home, open_app):
+    for folder in ("a", "cmp/a", "uploads/a"):
+        write(home.runs / folder, "healthy")
+    write(home.samples / "a", "healthy")
+    app = open_app()
+    options = app.sidebar.selectbox[0].options
+    assert sorted(options) == ["a", "a · sample", "cmp/a", "uploads/a"]
+
+
+def test_markdown_in_a_run_name_is_text(home, open_app):
+    from amp_core.runlog import RunWriter
+
+    with RunWriter(home.runs / "x", name="**bold** [link](http://example.org) <b>") as run:
+        run.append("steps", {"step": [0], "loss": [1.0]})
+    app = open_app()
+    assert not app.exception
+    assert any(r"\*\*bold\*\* \[link\]\(http\:" in m.value for m in app.markdown)
