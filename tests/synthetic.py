@@ -66,7 +66,7 @@ class Scenario:
 
 SCENARIOS = {
     "healthy": Scenario(),
-    "calibrating": Scenario(init_scale=2.0**22, growth_interval=25),
+    "calibrating": Scenario(init_scale=2.0**22, growth_interval=50),
     "fp32": Scenario(precision="fp32", scaler=False, step_ms=80.0, memory_bytes=500 * 2**20),
     "bf16": Scenario(precision="bf16", scaler=False, device="cuda:0", step_ms=44.0),
     "overflowing": Scenario(shift=4.0, spikes=((60, 64, 8.0), (90, 91, 8.0)), growth_interval=15),

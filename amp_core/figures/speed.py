@@ -123,7 +123,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         x=high.astype(np.float32),
         y=names,
         mode="text",
-        text=[f"  {w}" for w in words],
+        text=[f"  {bar.text.format(v)}" for v in value],  # the spread is drawn, and told when pointed at
         textposition="middle right",
         cliponaxis=False,
         hoverinfo="skip",
@@ -143,7 +143,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
     return finished(
         figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
-        margin={"l": 64, "r": 150, "t": 52, "b": 56},
+        margin={"l": 64, "r": 76, "t": 52, "b": 56},
     )  # fmt: skip
 
 

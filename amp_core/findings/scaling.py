@@ -14,6 +14,8 @@ from amp_core.run import Run
 
 CALIBRATION_STEPS = 25
 """Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""
+OFTEN = 0.02
+"""A larger share of skipped steps, after the first ones, costs training time: that is no calibration either."""
 COLLAPSE_SKIPS = 5
 """So many skips in a row below a scale of 1 are no calibration."""
 
@@ -111,7 +113,8 @@ def calibration_skips(run: Run) -> list[Finding]:
     if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
         return []
     summary = scale_summary(run)
-    if len(after_start) > summary.growths + 1:  # each growth tries a scale that may prove too large, once
+    # Each growth tries a scale that may prove too large, once.
+    if len(after_start) > max(1, min(summary.growths + 1, OFTEN * summary.attempts)):
         return []
     first, last = int(episodes["first"].iloc[0]), int(episodes["last"].iloc[-1])
     return [
@@ -134,17 +137,19 @@ def calibration_skips(run: Run) -> list[Finding]:
 
 
 def fp16_without_scaler(run: Run) -> list[Finding]:
-    """`fp16-without-scaler`: the forward pass ran in float16 autocast and no GradScaler was at work."""
+    """`fp16-without-scaler`: the forward pass ran in float16 autocast and no GradScaler was at work, or one whose loss
+    scale was 1 all the time, which does nothing."""
     summary = scale_summary(run)
     if run.head.config.get("autocast_dtype") != "float16" and run.head.config.get("precision") != "fp16-unscaled":
         return []
-    if summary.has_scaler or not summary.attempts:
+    if not summary.attempts or (summary.has_scaler and summary.highest != 1.0):
         return []
+    said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
         Finding(
             code="fp16-without-scaler",
             severity="error",
-            title="Training in float16 without a loss scale",
+            title=f"Training in float16 {said}",
             where="GradScaler",
             steps=None,
             value=1.0,
@@ -153,7 +158,7 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
             advice=(
                 "Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a "
                 "GradScaler lifts them above that before backward. "
-                "Add one, or use bfloat16, which needs none."
+                "Add one with its usual first scale of 2^16, or use bfloat16, which needs none."
             ),
             snippet=(
                 "scaler = torch.amp.GradScaler(device_type)\n"

@@ -86,12 +86,21 @@ def test_skips_in_a_row_in_mid_run_are_no_calibration(tmp_path: Path) -> None:
     assert codes(scaled(tmp_path / "run", scales, [False] * 50 + [True] * 3 + [False] * 20)) == []
 
 
+def test_a_skip_every_few_steps_is_no_calibration(tmp_path: Path) -> None:
+    skipped = [i % 20 == 19 for i in range(200)]  # one in twenty: the growth interval is too short
+    scales = [2.0**15 if i % 20 < 10 else 2.0**16 for i in range(200)]
+    assert codes(scaled(tmp_path / "often", scales, skipped)) == []
+    seldom = [i == 119 for i in range(200)]
+    assert codes(scaled(tmp_path / "seldom", scales, seldom)) == ["calibration-skips"]
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [
         ({"autocast_dtype": "float16", "scaler": None}, ["fp16-without-scaler"]),
         ({"autocast_dtype": "float16", "scaler": {"enabled": False}}, ["fp16-without-scaler"]),
-        ({"autocast_dtype": "float16", "scaler": {"enabled": True}}, []),
+        ({"autocast_dtype": "float16", "scaler": {"enabled": True}, "at": 2.0}, []),
+        ({"autocast_dtype": "float16", "scaler": {"enabled": True}, "at": 1.0}, ["fp16-without-scaler"]),
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": False}}, []),
         ({"autocast_dtype": None, "scaler": None}, []),
@@ -99,7 +108,9 @@ def test_skips_in_a_row_in_mid_run_are_no_calibration(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_go_together(config: dict[str, Any], found: list[str], tmp_path: Path) -> None:
-    run = load_run(write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [1.0]}, config=config))
+    run = load_run(
+        write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [config.get("at", 1.0)]}, config=config)
+    )
     assert codes(run) == found
 
 
