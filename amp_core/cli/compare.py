@@ -6,22 +6,24 @@ Each run is a process of its own, so none inherits another's memory peak, cuDNN 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from amp_core.cli.settings import add_settings, settings
-from amp_core.run import Run, load_run
+from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig, unknown
 
-WARM_UP_STEPS = 5
-"""Steps left out of the median time: they allocate memory, choose kernels and compile."""
+if TYPE_CHECKING:
+    from amp_core.analysis import Comparison
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -59,45 +61,44 @@ def run(arguments: argparse.Namespace) -> int:
         if code in (2, 130):  # it has said why, and the next would meet the same
             return code
         failed = failed or code != 0
-    print(table([load_run(folder) for folder in folders if (folder / "run.json").exists()]))
+    runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
+    if runs:
+        from amp_core.analysis import compare
+
+        print(table(compare(runs)))
     return 1 if failed else 0
 
 
-def table(runs: Sequence[Run]) -> str:
-    """The runs as lines of text; times and memory with their ratio to the first run's."""
-    header = ("precision", "final loss", "held-out loss", "step ms", "", "peak MiB", "", "skipped", "final scale")
-    rows = [header]
-    first_ms = first_bytes = None
-    for run in runs:
-        steps = run.steps
-        step_ms = steps["step_ms"].iloc[WARM_UP_STEPS:].median()
-        peak_bytes = steps["memory_peak_bytes"].max()
-        first_ms, first_bytes = first_ms or step_ms, first_bytes or peak_bytes
-        last = steps.iloc[-1] if len(steps) else None
-        rows.append(
-            (
-                str(run.head.config.get("precision", run.name)),
-                _number(None if last is None else last["loss"], ".4g"),
-                _number(run.head.results.get("eval_loss"), ".4g"),
-                _number(step_ms, ".2f"),
-                _number(step_ms / first_ms, ".2f×"),
-                _number(peak_bytes / 2**20, ".0f"),
-                _number(peak_bytes / first_bytes, ".2f×"),
-                str(int(steps["skipped"].sum())),
-                _number(None if last is None else last["loss_scale"], "g"),
-            )
+def table(comparison: "Comparison") -> str:
+    """The runs as lines of text, set against the first; then, for each other one, whether it learned the same."""
+    found = comparison.table
+    rows = [
+        ("precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", "skipped", "final scale")
+    ]
+    rows += [
+        (
+            str(row["precision"]),
+            _number(row["loss_final"], ".4g"),
+            _number(row["eval_loss"], ".4g"),
+            _number(row["step_ms"], ".2f"),
+            _number(row["speed_ratio"], ".2f", "×"),
+            f"({_number(row['speed_ratio_low'], '.2f')}–{_number(row['speed_ratio_high'], '.2f')})",
+            _number(row["memory_peak_bytes"] / 2**20, ".0f"),
+            _number(row["memory_ratio"], ".2f", "×"),
+            _number(row["skip_frac"] * row["steps"], ".0f"),
+            _number(row["scale_last"], "g"),
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+        for row in found.to_dict("records")
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    verdicts = [f"{row['precision']}: {row['parity']}" for row in found.to_dict("records")[1:]]
+    return "\n".join([*lines, "", *verdicts, *comparison.notes])
 
 
-def _number(value: float | str | None, form: str) -> str:
+def _number(value: float, form: str, unit: str = "") -> str:
     """`value` as text; a dash where it was not measured."""
-    if value is None or isinstance(value, str):
-        return value or "–"
-    suffix = "×" if form.endswith("×") else ""
-    return f"{value:{form.removesuffix('×')}}{suffix}"
+    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
 def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
@@ -119,8 +120,9 @@ def _train(config: TrainConfig, folder: Path) -> int:
     """Train in a process of its own; its exit code, 130 where it was stopped."""
     command = [sys.executable, "-m", "amp_core", "train", "--config", "-", "--out", os.fspath(folder)]
     # A session of its own: Ctrl-C then reaches it once, through us, and not a second time from the terminal.
+    # What it says goes to standard error, where its progress goes: standard output is for the table.
     with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) as child,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, text=True, start_new_session=True) as child,
         _passing_on(child),
     ):
         child.communicate(json.dumps(dataclasses.asdict(config)))

@@ -46,7 +46,11 @@ class Progress:
         self._run: Run | None = None
         on_terminal = self._stream.isatty()
         self._interval_s = TERMINAL_INTERVAL_S if on_terminal else LOG_INTERVAL_S
-        self._bar = tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True) if on_terminal else None
+        self._bar = (
+            tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True, mininterval=0)
+            if on_terminal
+            else None
+        )
         self._began: float | None = None
         self._shown = 0.0
 
@@ -71,7 +75,6 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss}, scale {loss_scale}, {skipped} skipped", refresh=False)
             self._bar.update(done - self._bar.n)
-            self._bar.refresh()
             return
         left = f"{(self.total - done) / steps_per_s:.0f} s left" if steps_per_s else "– s left"
         parts = (

@@ -229,3 +229,28 @@ def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
 
 def _steps(folder):
     return len(load_run(folder).steps)
+
+
+def test_compiled_model_is_the_one_that_is_trained(tmp_path, monkeypatch):
+    compiled = []
+
+    def compile_without_code_generation(model):  # Inductor takes minutes where nothing is cached
+        compiled.append(model)
+        return original(model, backend="eager")
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_without_code_generation)
+    eager = run_of(tmp_path / "eager", precision="fp16")
+    assert compiled == []
+    run = run_of(tmp_path / "compiled", precision="fp16", compile=True)
+    assert len(compiled) == 1
+    assert run.steps["loss"].tolist() == pytest.approx(eager.steps["loss"].tolist(), rel=1e-4)
+    assert set(run.tensors(kind="weight_grad")["name"]) == set(eager.tensors(kind="weight_grad")["name"])
+
+
+def test_deterministic_run_trains(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    run = run_of(tmp_path / "r", precision="fp16", deterministic=True)
+    assert run.status == "finished"
+    assert run.head.config["deterministic"] is True
+    assert not torch.are_deterministic_algorithms_enabled()
