@@ -30,7 +30,7 @@ def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.Record
         raise RunError(f"table {table!r} has no column {unknown!r}; it has {', '.join(spec)}")
     if not columns:
         raise RunError(f"table {table!r} was given no column; give a sequence for each column that the rows have")
-    rows = len(next(iter(columns.values())))
+    rows = _rows(*next(iter(columns.items())))
     arrays = []
     for name, (column, make) in spec.items():
         values = columns.get(name)
@@ -53,6 +53,13 @@ def _spec(table: str) -> tuple[pa.Schema, dict[str, tuple[Column, Callable[[Any]
     if table not in TABLES:
         raise RunError(f"table={table!r} is unknown; choose one of {', '.join(TABLES)}")
     return TABLES[table].schema, {c.name: (c, _MAKERS[c.type]) for c in TABLES[table].columns}
+
+
+def _rows(name: str, values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise RunError(f"column {name!r} is a {type(values).__name__}; give a sequence with one item per row") from None
 
 
 def _repeat(kind: pa.DataType, value: Any, rows: int) -> pa.Array:

@@ -81,10 +81,15 @@ class FolderSource:
         path = self.path / file.name
         if file.name.endswith(".parquet"):
             return read_parquet(file, str(path), table, before)
-        offset = before.offset if before is not None else 0
-        with open(path, "rb") as stream:
-            stream.seek(offset)
-            return read_stream(file, stream.read(), table, before)
+        try:
+            with open(path, "rb") as stream:
+                stream.seek(before.offset if before is not None else 0)
+                return read_stream(file, stream.read(), table, before)
+        except FileNotFoundError:  # sealed since it was listed
+            sealed = path.with_suffix(".parquet")
+            info = sealed.stat()
+            name = sealed.relative_to(self.path).as_posix()
+            return read_parquet(File(name, info.st_size, info.st_mtime_ns), str(sealed), table, before)
 
     def console(self, lines: int) -> list[str]:
         return console_tail(self.path / "console.log", lines)
@@ -153,12 +158,12 @@ class ZipSource:
 
 
 def retried(read: Callable[[], _T], what: Path) -> _T:
-    """What `read` gives, tried again where a stream was sealed between being listed and being opened."""
-    for attempt in range(5):
+    """What `read` gives, tried again where a file vanished between being listed and being looked at."""
+    for attempt in range(20):
         try:
             return read()
         except FileNotFoundError:
-            time.sleep(0.02 * attempt)
+            time.sleep(0.002 * attempt)
         except OSError as error:
             raise RunError(f"{what} cannot be read: {error.strerror or error}") from None
     raise RunError(f"{what} cannot be read: its files vanish while they are opened")

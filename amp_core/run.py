@@ -189,7 +189,7 @@ class Run:
         parts = [s.table for s in self._segments.get(table.name, {}).values() if s.table is not None]
         whole = pa.concat_tables(parts, promote_options="default") if parts else table.schema.empty_table()
         keys = [k for k in table.order if k in whole.column_names]
-        if len(parts) > 1 and not is_ordered(whole, keys):
+        if not is_ordered(whole, keys):
             whole = whole.sort_by([(k, "ascending") for k in keys])
         return whole
 

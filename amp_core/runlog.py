@@ -105,7 +105,8 @@ class RunWriter:
         """
         with self._writing() as may_write:
             if may_write:
-                self._segment(table).write(record_batch(table, columns, self.rank))
+                batch = record_batch(table, columns, self.rank)
+                self._segment(table).write(batch)
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None) -> None:
         """Record that something happened now; `kind` is one of the words in the schema's description of events."""
@@ -281,6 +282,7 @@ class _Segment:
         with self._file:
             if self.torn:
                 self._file.truncate(self._size)
+                self._file.seek(self._size)
             if self._size:
                 self._put(_END_OF_STREAM)
 

@@ -83,11 +83,19 @@ def until(folder: Path, *states: str, timeout_s: float = 20.0) -> Job:
     return job
 
 
+def wait_for(happens: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def steps_recorded(folder: Path) -> int:
     return len(load_run(folder).steps)
 
 
-def gone(pid: int) -> bool:
+def gone(pid: int | None) -> bool:
+    assert pid is not None
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -102,7 +110,8 @@ def test_job_runs_to_its_end(runs: Path, stand_in: Callable[[str], list[str]]) -
     assert job.state in ("starting", "running") and job.queue_position is None and not job.stop_requested
     assert job.name == "digits-cnn-tiny-fp16-1" and job.device == "cpu" and before < job.created_ns < time.time_ns()
     job = until(job.folder, "finished")
-    assert steps_recorded(job.folder) == 3 and job.pid is not None and gone(job.pid)
+    assert steps_recorded(job.folder) == 3 and job.pid is not None
+    wait_for(lambda: gone(job.pid))
     assert job.console()[-1] == "bye"  # without a newline, from a process that is gone: nothing is lost
     assert TrainConfig.from_dict(job.config) == CPU
     config_file = job.console()[0].split("config ")[1]
@@ -292,10 +301,7 @@ def test_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -
     child = forget(job.folder)  # nobody waits for it now
     until(job.folder, "finished")
     assert job.pid is not None
-    end = time.monotonic() + 10
-    while psutil.Process(job.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(lambda: psutil.Process(job.pid).status() == psutil.STATUS_ZOMBIE)
     os.kill(job.pid, 0)  # the system calls it alive
     assert _jobfile.is_alive(_jobfile.read(job.folder)) is False
     child.wait()
