@@ -184,6 +184,8 @@ TABLES: dict[str, Table] = {
                 _column("lost_mass_frac", "f", "share of the FP32 gradient's mass that those carried"),
                 _column("rel_error", "f", "2-norm of the difference over 2-norm of the FP32 gradient"),
                 _column("cosine", "f", "cosine between the two gradients"),
+                _column("nonzero", "i", "elements that are nonzero in FP32"),
+                _column("nonfinite", "i", "elements that are infinite or NaN in the recipe"),
                 _RANK,
             ),
         ),
@@ -245,7 +247,7 @@ class Head:
     def from_json(cls, text: str | bytes, where: str) -> "Head":
         """Read `run.json`; `where` names it in errors. Raises `RunError` for what is not a head this code can read."""
         try:
-            record = json.loads(text)
+            record = _plain(json.loads(text))  # what was read can be written again, however deep it is nested
         except (ValueError, RecursionError) as error:
             raise RunError(f"{where} is not a run head: it does not hold JSON ({type(error).__name__})") from None
         if not isinstance(record, dict):

@@ -26,7 +26,7 @@ SAMPLES = {
     # The range of FP32 with 8 bits of precision: no scaler, nothing to lose to range.
     "bf16": {"precision": "bf16"},
     # A loss scale that grows until a gradient overflows, backs off once, and goes on: as it should be.
-    "fp16-healthy": {"precision": "fp16", "init_scale": 2.0**16, "growth_interval": 50},
+    "fp16-healthy": {"precision": "fp16", "init_scale": 2.0**16, "growth_interval": 150},
     # Begun far too high and grown far too often: a run of skips, then one step in twelve thrown away.
     "fp16-overflow": {"precision": "fp16", "init_scale": 2.0**34, "growth_interval": 12},
     # A constant scale of 1: nothing overflows, and small gradients vanish.

@@ -21,11 +21,17 @@ class Outputs:
     """Hooks on the modules of one model, put on for a step and taken off after it."""
 
     def __init__(
-        self, model: torch.nn.Module, wanted: Callable[[str], bool], kinds: frozenset[str], phases: Phases
+        self,
+        model: torch.nn.Module,
+        wanted: Callable[[str], bool],
+        kinds: frozenset[str],
+        phases: Phases,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._modules = [(n, m) for n, m in model.named_modules() if n and _computes(m) and wanted(n)]
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
+        self._paused = paused
         self._handles: list[Any] = []
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
 
@@ -47,7 +53,7 @@ class Outputs:
 
     def _hook(self, name: str) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._paused():
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):

@@ -13,7 +13,7 @@ that the training goes on using is copied before it is kept.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from amp_core.record import clipping
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
 from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row, tensor_rows
+from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measurable, measure
@@ -52,6 +53,7 @@ class Recorder:
         wanted: Callable[[str], bool],
     ) -> None:
         self.writer = writer
+        self._model = model
         self._optimizers = optimizers
         self._scaler = scaler
         self._every = every
@@ -60,7 +62,7 @@ class Recorder:
         self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
-        self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases)
+        self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
         self._step = 0
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
@@ -72,6 +74,8 @@ class Recorder:
         self._logged: dict[str, Any] = {}
         self._inside_scaler_step = False
         self._described = False
+        self._auditing = False
+        self._autocast_dtype: torch.dtype | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
         self._install(model)
@@ -110,6 +114,30 @@ class Recorder:
                     value = value.detach().clone()
                 into = self._pending[-1].logged if self._pending else self._logged
                 into[key] = value
+
+    def audit(self, closure: Callable[[], torch.Tensor], loss_scales: Sequence[float] | None = None) -> None:
+        """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
+
+        `closure` computes and returns the loss of that batch; it is called once for FP32 and once for each of
+        `loss_scales`, by default the present one. Nothing else changes: see `amp_core.record.audit`. Takes as long as
+        so many forward and backward passes. Raises `RunError` before the first forward.
+        """
+        if not self._described:
+            raise RunError("audit was called before the model's first forward; call it once training has begun")
+        with self._phases.watching():
+            given = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
+            named = [(self._names[key], p) for key, p in given.items() if key in self._names]
+            scaled = scaling.is_active(self._scaler)
+            scales = loss_scales if loss_scales is not None else [self._scaler.get_scale() if scaled else 1.0]
+            replay = Replay(self._model, [p for _, p in named], closure, self._device, self._autocast_dtype)
+            step = self._pending[-1].step if self._pending else self._step
+            self._auditing = True
+            try:
+                precision = str(self.writer.head.config.get("precision"))
+                rows = audit(replay, [n for n, _ in named], scales, step, precision)
+            finally:
+                self._auditing = False
+            self.writer.append("audits", rows)
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
         """Remove every hook, restore every wrapped method, write what is left and the end. Twice is harmless."""
@@ -151,7 +179,7 @@ class Recorder:
         clipping.unlisten(self._on_clip)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # called from within a graph: nothing of this may become part of it
+        if torch.compiler.is_compiling() or self._auditing:  # nothing of this may become part of a graph
             return
         self._finish_pending()
         if not torch.is_grad_enabled():  # an evaluation between two steps
@@ -167,7 +195,7 @@ class Recorder:
                 self._outputs.put_on()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or self._auditing or not torch.is_grad_enabled():
             return
         for leaf in tensors_in(output):
             if leaf.requires_grad:
@@ -384,7 +412,8 @@ class Recorder:
         self._described = True
         kind = self._device.type
         autocast = torch.is_autocast_enabled(kind)
-        dtype = dtype_name(torch.get_autocast_dtype(kind)) if autocast else None
+        self._autocast_dtype = torch.get_autocast_dtype(kind) if autocast else None
+        dtype = dtype_name(self._autocast_dtype) if self._autocast_dtype is not None else None
         config = dict(self.writer.head.config)
         config["autocast_dtype"] = dtype
         config.setdefault("device", str(self._device))

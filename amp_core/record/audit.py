@@ -1,0 +1,176 @@
+"""Measuring what a recipe really loses: the same batch, weights and random numbers, in FP32 and in the recipe.
+
+    rec.audit(lambda: loss_fn(model(x), y))                       # at the present loss scale
+    rec.audit(lambda: loss_fn(model(x), y), loss_scales=(1, 128, 65536))
+
+The closure computes the loss of one batch. It is run once in FP32, with autocast off (also where the closure turns it
+on) and TF32 off, and once per loss scale in the recipe of the run. Then everything is as it was: gradients, random
+number generators, buffers such as BatchNorm's statistics, and backend flags. The scaler is not touched at all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast
+from torch.nn.parallel import DistributedDataParallel
+
+from amp_core.record.gradients import local_values
+from amp_core.schema import RunError
+
+COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error", "cosine")
+"""What `compare_gradients` packs, in this order."""
+
+
+class Replay:
+    """Runs one closure several times from the same state, and hands back the gradients of `parameters`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Sequence[torch.Tensor],
+        closure: Callable[[], torch.Tensor],
+        device: torch.device,
+        autocast_dtype: torch.dtype | None,
+    ) -> None:
+        self._model = model
+        self._parameters = list(parameters)
+        self._closure = closure
+        self._device = device
+        self._autocast_dtype = autocast_dtype
+
+    def in_fp32(self) -> list[torch.Tensor | None]:
+        """Gradients with autocast and TF32 off and 32-bit weights: the reference."""
+        with _unchanged(self._model, self._device), _no_autocast(), _no_tf32(), _wide(self._parameters, self._model):
+            return self._gradients(1.0)
+
+    def in_recipe(self, loss_scale: float) -> list[torch.Tensor | None]:
+        """Gradients as the run computes them, multiplied by `loss_scale`."""
+        region = autocast(
+            self._device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None, cache_enabled=True
+        )
+        with _unchanged(self._model, self._device):
+            return self._gradients(loss_scale, region)
+
+    def _gradients(self, loss_scale: float, region: Any = None) -> list[torch.Tensor | None]:
+        alone = self._model.no_sync() if isinstance(self._model, DistributedDataParallel) else nullcontext()
+        with torch.enable_grad(), alone, region if region is not None else nullcontext():
+            loss = self._closure()
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise RunError(f"closure returned {got}; it must return the loss of one batch, one number")
+        # autograd.grad leaves .grad alone, and what hangs on its accumulation: DDP's reducers, optimizers in backward.
+        found = torch.autograd.grad(loss * loss_scale, self._parameters, allow_unused=True)
+        return [local_values(g) if g is not None else None for g in found]
+
+
+def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale: float) -> torch.Tensor:
+    """`COLUMNS` of one gradient as a float64 vector on its device.
+
+    `reference` is the FP32 gradient g, `recipe` the gradient of the scaled loss. `lost` counts elements with g != 0
+    that are 0 in the recipe; `lost_mass_frac` is their share of sum |g|; `rel_error` is |r - g| / |g| and `cosine`
+    r·g / (|r| |g|), both with r = recipe / loss_scale in float64, and NaN where the recipe is not finite.
+    """
+    g = reference.reshape(-1).to(torch.float64)
+    r = recipe.reshape(-1).to(torch.float64) / loss_scale
+    nonzero = g != 0
+    lost = nonzero & (r == 0)
+    mass = g.abs()
+    norm, norm_recipe = g.norm(), r.norm()
+    return torch.stack(
+        [
+            torch.full((), g.numel(), dtype=torch.float64, device=g.device),
+            nonzero.sum().to(torch.float64),
+            lost.sum().to(torch.float64),
+            (~torch.isfinite(r)).sum().to(torch.float64),
+            (mass * lost).sum() / mass.sum(),
+            (r - g).norm() / norm,
+            (r * g).sum() / (norm * norm_recipe),
+        ]
+    )
+
+
+def audit(
+    replay: Replay, names: Sequence[str], loss_scales: Sequence[float], step: int, precision: str
+) -> dict[str, list[Any]]:
+    """Rows of `audits`: each gradient in the recipe, at each loss scale, against FP32."""
+    reference = replay.in_fp32()
+    labels: list[tuple[str, float]] = []
+    packed: list[torch.Tensor] = []
+    for loss_scale in loss_scales:
+        for name, g, r in zip(names, reference, replay.in_recipe(loss_scale), strict=True):
+            if g is not None and r is not None:
+                labels.append((name, float(loss_scale)))
+                packed.append(compare_gradients(g, r, loss_scale))
+    found = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
+    columns: dict[str, list[Any]] = {c: [row[i] for row in found] for i, c in enumerate(COLUMNS)}
+    for counted in ("numel", "nonzero", "lost", "nonfinite"):
+        columns[counted] = [int(v) for v in columns[counted]]
+    return columns | {
+        "step": [step] * len(found),
+        "name": [name for name, _ in labels],
+        "loss_scale": [scale for _, scale in labels],
+        "precision": [precision] * len(found),
+    }
+
+
+@contextmanager
+def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Random number generators and buffers are afterwards as they were before."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, device_type="cuda"):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """No autocast region takes effect, not even one that is entered inside."""
+    enter = autocast.__enter__
+
+    def disabled(self: Any) -> Any:
+        self._enabled = False
+        return enter(self)
+
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    with ExitStack() as outer:
+        for kind in kinds:
+            outer.enter_context(autocast(kind, enabled=False))
+        autocast.__enter__ = disabled  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            autocast.__enter__ = enter  # type: ignore[method-assign]
+
+
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def _wide(parameters: Sequence[torch.Tensor], model: torch.nn.Module) -> Iterator[None]:
+    """16-bit parameters and buffers are held in FP32 for the time being."""
+    tensors = [*parameters, *model.parameters(), *model.buffers()]
+    narrow = {id(t): t for t in tensors if t.dtype in (torch.float16, torch.bfloat16)}.values()
+    before = [(t, t.data) for t in narrow]
+    for tensor, data in before:
+        tensor.data = data.float()
+    try:
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data

@@ -1,0 +1,141 @@
+"""An audit measures what a recipe loses, and leaves no trace in the training."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from amp_core import RunError, load_run
+from amp_core.record import watch
+from amp_core.record.audit import COLUMNS, compare_gradients
+
+
+class Noisy(nn.Module):
+    """Dropout, BatchNorm and an autocast region of its own: all that an audit could disturb."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(6, 12),
+            nn.BatchNorm1d(12),
+            nn.Dropout(0.3),
+            nn.Linear(12, 3),
+        )
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            hidden = self.drop(self.norm(self.first(x)))
+        return self.last(hidden.float())
+
+
+def train(into, dtype, audit_at=(), scales=None, steps=6):
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dtype == torch.float16)
+    losses = []
+    with watch(model, optimizer, scaler=scaler, into=into, every=2) as rec:
+        for step in range(steps):
+            x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+
+            def loss_of(x=x, y=y):
+                return nn.functional.cross_entropy(model(x), y)
+
+            with torch.autocast("cpu", dtype=dtype):
+                loss = loss_of()
+            scaler.scale(loss).backward()
+            if step in audit_at:
+                rec.audit(loss_of, loss_scales=scales)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    return losses, state
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_training_is_the_same_bit_for_bit_with_audits(tmp_path, dtype):
+    plain, before = train(tmp_path / "plain", dtype)
+    audited, after = train(tmp_path / "audited", dtype, audit_at=range(6), scales=(1.0, 1024.0))
+    assert plain == audited
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    one, two = load_run(tmp_path / "plain"), load_run(tmp_path / "audited")
+    assert one.steps.loss.tolist() == two.steps.loss.tolist()
+    assert one.tensors().numel.tolist() == two.tensors().numel.tolist(), (
+        "an audit's passes are not measured as the run's"
+    )
+
+
+def test_rows_per_tensor_and_scale(tmp_path):
+    train(tmp_path / "run", torch.float16, audit_at=(3,), scales=(2.0**-24, 64.0))
+    audits = load_run(tmp_path / "run").audits
+    assert audits.step.unique().tolist() == [3]
+    assert sorted(audits.loss_scale.unique()) == [2.0**-24, 64.0]
+    assert audits.precision.unique().tolist() == ["fp16"]
+    names = {n for n, _ in Noisy().named_parameters()}
+    assert set(audits.name) == names and len(audits) == 2 * len(names)
+    good, poor = audits[audits.loss_scale == 64.0], audits[audits.loss_scale == 2.0**-24]
+    weights = good[good.name.str.startswith("last")]
+    assert (weights.lost == 0).all() and (weights.cosine > 0.999).all()
+    first = poor[poor.name == "first.weight"].iloc[0]
+    assert first.lost == first.nonzero and first.lost_mass_frac == pytest.approx(1.0), "all flushed far below 2^-24"
+
+
+def test_the_present_scale_is_the_default(tmp_path):
+    train(tmp_path / "run", torch.float16, audit_at=(0,))
+    assert load_run(tmp_path / "run").audits.loss_scale.unique().tolist() == [64.0]
+
+
+def test_fp32_against_itself_loses_nothing(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 5)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        model(x).square().sum().backward()
+        rec.audit(lambda: model(x).square().sum())
+        optimizer.step()
+    audits = load_run(tmp_path / "run").audits
+    assert (audits.rel_error == 0).all() and (audits.lost == 0).all()
+    assert np.allclose(audits.cosine, 1)
+
+
+def test_pure_fp16_weights_are_replayed_in_fp32_and_given_back(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 5)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        model(x.half()).float().square().sum().backward()
+        before = model.weight.data_ptr()
+        rec.audit(lambda: model(x.to(model.weight.dtype)).float().square().sum())
+        assert model.weight.dtype == torch.float16 and model.weight.data_ptr() == before
+        optimizer.step()
+    audits = load_run(tmp_path / "run").audits
+    assert (audits.rel_error > 0).all() and (audits.rel_error < 0.01).all()
+
+
+def test_counts_and_shares_in_closed_form():
+    g = torch.tensor([0.0, 1.0, -2.0, 4.0, 8.0])
+    r = torch.tensor([0.0, 0.0, -4.0, 8.0, float("inf")])
+    found = dict(zip(COLUMNS, compare_gradients(g, r, 2.0).tolist(), strict=True))
+    assert (found["numel"], found["nonzero"], found["lost"], found["nonfinite"]) == (5, 4, 1, 1)
+    assert found["lost_mass_frac"] == pytest.approx(1 / 15)
+    assert np.isnan(found["cosine"])
+    exact = dict(zip(COLUMNS, compare_gradients(g, 2 * g, 2.0).tolist(), strict=True))
+    assert exact["rel_error"] == 0 and exact["cosine"] == pytest.approx(1)
+
+
+def test_misuse_is_one_sentence(tmp_path):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(2, 3)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        with pytest.raises(RunError, match="before the model's first forward"):
+            rec.audit(lambda: model(x).sum())
+        model(x).sum().backward()
+        with pytest.raises(RunError, match=r"closure returned a tensor of shape \(2, 1\)"):
+            rec.audit(lambda: model(x))
+        optimizer.step()
+    assert len(load_run(tmp_path / "run").steps) == 1

@@ -1,0 +1,71 @@
+"""What the README promises is what is there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amp_core.schema import TABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FORMAT = (ROOT / "sample_runs" / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_ci_runs_the_readmes_test_command():
+    assert "./dev test\n" in blocks(README, "bash")
+    assert "./dev test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_dev_refuses_what_it_does_not_know():
+    done = subprocess.run([ROOT / "dev", "tests"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "usage: ./dev app | test | lint\n"
+
+
+def test_the_loop_in_the_readme_runs(tmp_path, monkeypatch):
+    """The README's own lines, on a model, on the CPU."""
+    monkeypatch.chdir(tmp_path)
+    loop = next(b for b in blocks(README, "python") if "with watch(" in b).replace('"cuda"', '"cpu"')
+    setup = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+loss_fn = torch.nn.functional.mse_loss
+loader = [(torch.randn(4, 8), torch.randn(4, 2)) for _ in range(25)]
+"""
+    exec(compile(setup + loop, "README.md", "exec"), {})
+    read = next(b for b in blocks(README, "python") if "load_run(" in b)
+    found = {}
+    exec(compile(read, "README.md", "exec"), found)
+    assert len(found["run"].steps) == 25
+    assert sorted(found["run"].tensors().step.unique()) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("line", [x for x in "".join(blocks(README, "bash")).splitlines() if x.startswith("ampscope")])
+def test_each_command_in_the_readme_is_one(line):
+    words = line.split("#")[0].split()
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_core", words[1], "--help"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0
+    for flag in (w for w in words if w.startswith("--")):
+        assert flag in done.stdout
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_format_page_describes_every_column_as_the_schema_does(table):
+    section = FORMAT.split(f"**{table}**: ")[1].split("\n**")[0]
+    assert section.startswith(TABLES[table].doc)
+    rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*?)(?: \(missing: .*\))? \|$", section, flags=re.MULTILINE)
+    described = [
+        (c.name, str(c.type).replace("list<item: int64>", "list of int64"), c.doc) for c in TABLES[table].columns
+    ]
+    assert rows == described
