@@ -31,6 +31,8 @@ LAYERS = {
 """Typical log2 of the gradient's magnitude, unscaled."""
 
 ELEMENTS = 1500
+SAMPLES = {p.parent.name: p.parent for p in sorted(Path(__file__).parent.parent.glob("sample_runs/*/run.json"))}
+"""Recorded runs that come with the project, by name."""
 _STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 

@@ -219,7 +219,8 @@ def _parity(name: str, first: _Final, this: _Final, common: int, task: tuple[str
     if not np.isfinite(this.mean) or not np.isfinite(first.mean):
         return "cannot tell: too few steps with a finite loss"
     change = (this.mean - first.mean) / abs(first.mean) if first.mean else np.nan
-    found = f"final loss {change:+.1%} against {name}, over {common:,} common steps".replace("%", " %")
+    percent = 100 * change if abs(change) >= 5e-4 else 0.0  # no "-0.0"
+    found = f"final loss {percent:+.1f} % against {name}, over {common:,} common steps"
     if change > GROSS and this.mean - first.mean > 2 * max(first.noise, this.noise):
         return f"worse: {found}, more than the step-to-step noise of ±{max(first.noise, this.noise):.2g}"
     return f"cannot tell: run more seeds ({found})"

@@ -24,8 +24,8 @@ def loss_curves(
 ) -> pd.DataFrame:
     """The losses of several runs in one frame: run (label), precision, `x`, loss, smooth.
 
-    `samples` is counted from the start of each run. `smooth` is an exponential mean over about a fiftieth of the run;
-    it is NaN where the loss is not finite. Steps without a recorded loss are left out. With `most`, each run is
+    `samples` is counted from the start of each run. `smooth` is an exponential mean over about a twenty-fifth of the
+    run; it is NaN where the loss is not finite. Steps without a recorded loss are left out. With `most`, each run is
     thinned to about that many rows. Raises `RunError` for another `x`.
     """
     if x not in X_AXES:
@@ -37,7 +37,7 @@ def loss_curves(
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))
-        smooth = finite.ewm(span=max(1.0, len(loss) / 50), ignore_na=True).mean()
+        smooth = finite.ewm(span=max(1.0, len(loss) / 25), ignore_na=True).mean()
         part = pd.DataFrame(
             {
                 "run": label,

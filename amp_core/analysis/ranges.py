@@ -42,8 +42,9 @@ def exponent_shares(run: Run, kind: str, step: int | None = None, true_exponents
         true_exponents: divide by the loss scale of each row first. A scale that is no power of two moves the
             histogram by the nearest whole exponent.
 
-    Rows come tensor by tensor in the order in which the run has them (the model's), exponents rising, only where
-    there are values; a tensor of zeros or non-finite values alone has none. Raises `RunError` for an unknown kind.
+    Rows come tensor by tensor in the order in which the run has them (output gradients: from the last layer to the
+    first), exponents rising, only where there are values; a tensor of zeros or non-finite values alone has none.
+    Raises `RunError` for an unknown kind.
     """
     table = _rows(run, kind, step)
     names, codes = _names(table)
@@ -56,7 +57,7 @@ def exponent_shares(run: Run, kind: str, step: int | None = None, true_exponents
         some = slice(start, start + _ROWS_AT_ONCE)
         row = np.repeat(np.arange(len(bins[some])), bins[some])
         place = np.arange(len(row)) - np.repeat(np.cumsum(bins[some]) - bins[some], bins[some])
-        count = pc.list_flatten(_whole(table.slice(start, _ROWS_AT_ONCE).column("exp_counts")))
+        count = pc.list_flatten(table.slice(start, _ROWS_AT_ONCE).column("exp_counts").combine_chunks())
         count = pc.fill_null(count, 0).to_numpy(zero_copy_only=False)
         cell = codes[some][row] * counts.shape[1] + first[some][row] + place - low
         counts += np.bincount(cell, weights=count, minlength=counts.size).reshape(counts.shape)
@@ -128,7 +129,7 @@ def _rows(run: Run, kind: str, step: int | None) -> pa.Table:
 
 def _names(table: pa.Table) -> tuple[list[str], np.ndarray]:
     """Distinct names in order of appearance, and for each row the number of its name."""
-    coded = _whole(table.column("name")).dictionary_encode()
+    coded = table.column("name").combine_chunks().dictionary_encode()
     return coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
@@ -144,12 +145,6 @@ def _histograms(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.n
     if beyond.any():
         raise RunError(f"tensors has exp_min={first[beyond][0]}; exponents run from {-_REACH} to {_REACH}")
     return first, bins
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece (an empty one has no chunk to combine)."""
-    found = column.combine_chunks()
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 def _floats(table: pa.Table, column: str) -> np.ndarray:

@@ -36,35 +36,37 @@ def loss_figure(curves: pd.DataFrame, dark: bool = False, log: bool = False, tit
         return empty(title, "No loss was recorded yet.")
     x = next(c for c in _X_TITLES if c in curves.columns)
     figure = go.Figure()
+    groups = [(str(run), curve) for run, curve in curves.groupby("run", sort=False)]
+    for _, curve in groups:  # beneath all the thick ones
+        figure.add_scatter(
+            x=numbers(curve[x]),
+            y=numbers(curve["loss"]),
+            mode="lines",
+            line={
+                "color": faded(recipe_colour(curve["precision"].iloc[0], dark), 0.4 if len(groups) < 3 else 0.22),
+                "width": 1,
+            },
+            legendgroup=str(curve["run"].iloc[0]),
+            showlegend=False,
+            hoverinfo="skip",
+        )
     used: dict[object, int] = {}
     said = []
-    for run, curve in curves.groupby("run", sort=False):
+    for run, curve in groups:
         recipe = curve["precision"].iloc[0]
         hue = recipe_colour(recipe, dark)
         dash = DASHES[used.get(recipe, 0) % len(DASHES)]
         used[recipe] = used.get(recipe, 0) + 1
-        where, loss = numbers(curve[x]), numbers(curve["loss"])
-        name = shortened(str(run))
-        few = len(curve) < 3
+        name = shortened(run)
         figure.add_scatter(
-            x=where,
-            y=loss,
-            mode="lines",
-            line={"color": faded(hue, 0.35), "width": 1},
-            name=name,
-            legendgroup=name,
-            showlegend=False,
-            hoverinfo="skip",
-        )
-        figure.add_scatter(
-            x=where,
+            x=numbers(curve[x]),
             y=numbers(curve["smooth"]),
-            mode="lines+markers" if few else "lines",
+            mode="lines+markers" if len(curve) < 3 else "lines",
             line={"color": hue, "width": 2.2, "dash": dash},
             marker={"color": hue, "size": 7},
             name=name,
-            legendgroup=name,
-            customdata=loss,
+            legendgroup=run,
+            customdata=numbers(curve["loss"]),
             hovertemplate="loss %{customdata:.4g}, smoothed %{y:.4g}",
         )
         broken = np.flatnonzero(~np.isfinite(curve["loss"].to_numpy()))

@@ -124,9 +124,9 @@ def calibration_skips(run: Run) -> list[Finding]:
             title=f"{summary.skips:,} of {summary.attempts:,} steps were skipped while the loss scale was being found",
             where="loss scale",
             steps=(first, last),
-            value=summary.skip_frac,
+            value=float(summary.skips),
             limit=None,
-            unit="share of steps",
+            unit="skipped steps",
             advice=(
                 "This is how a GradScaler works: it starts high, backs off at an overflow, and tries a larger scale "
                 "after each growth interval. Nothing needs to change."

@@ -11,7 +11,7 @@ import pytest
 
 import amp_core.analysis as analysis
 from amp_core import Run, load_run
-from tests.synthetic import SCENARIOS, live
+from tests.synthetic import SAMPLES, SCENARIOS, live
 
 FUNCTIONS = {n: f for n in analysis.__all__ if inspect.isfunction(f := getattr(analysis, n))}
 OF_A_RUN = {n: f for n, f in FUNCTIONS.items() if next(iter(inspect.signature(f).parameters)) == "run"}
@@ -39,7 +39,7 @@ def test_there_are_analyses_of_one_run_and_of_several() -> None:
     assert len(OF_A_RUN) >= 10 and len(OF_RUNS) >= 3
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 @pytest.mark.parametrize("name", OF_A_RUN)
 def test_every_analysis_of_every_run(name: str, scenario: str, runs: dict[str, Run], capfd: Any) -> None:
     run = runs[scenario]
@@ -52,7 +52,7 @@ def test_every_analysis_of_every_run(name: str, scenario: str, runs: dict[str, R
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_every_analysis_of_runs_beside_each_other(name: str, scenario: str, runs: dict[str, Run]) -> None:
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ import pytest
 import amp_core.analysis as analysis
 import amp_core.figures as figures
 from amp_core import Run
-from tests.synthetic import SCENARIOS
+from tests.synthetic import SAMPLES, SCENARIOS
 
 
 def kind(run: Run) -> str:
@@ -49,7 +49,7 @@ def test_every_figure_is_under_test() -> None:
     assert set(FRAMES) == DRAWN and len(DRAWN) == 8
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 @pytest.mark.parametrize("name", FRAMES)
 def test_every_figure_of_every_run(name: str, scenario: str, runs: dict[str, Run]) -> None:
     figure = drawn(name, runs[scenario])
