@@ -47,14 +47,22 @@ def row(entry: Entry) -> dict[str, object]:
     return found
 
 
+def delete(entry: Entry) -> None:
+    """Remove a run's folder for good."""
+    try:
+        shutil.rmtree(entry.path)
+    except OSError as error:
+        st.session_state["library.said"] = ("error", f"{entry.path} cannot be removed: {error.strerror or error}.")
+
+
 @st.dialog("Delete this run?")
 def confirm_deletion(entry: Entry) -> None:
     """Ask before anything is removed."""
     st.write(f"**{words.escape(entry.name)}** and its files in `{entry.path}` will be gone for good.")
     with st.container(horizontal=True):
-        if st.button("Delete", type="primary", icon=":material/delete:", key="library.delete.yes"):
-            shutil.rmtree(entry.path)
-            st.rerun()
+        options = {"type": "primary", "icon": ":material/delete:", "on_click": delete, "args": (entry,)}
+        if st.button("Delete", key="library.delete.yes", **options):
+            st.rerun()  # closes the dialog
         if st.button("Keep", key="library.delete.no"):
             st.rerun()
 

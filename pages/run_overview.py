@@ -11,7 +11,8 @@ from pages.parts import cards, charts, findings, head, live, loaders, words
 def summary(view: Overview) -> str:
     """How far it came and what became of the loss, in a sentence."""
     of = f" of {view.steps_planned:,}" if view.steps_planned else ""
-    steps = f"{view.steps_done:,}{of} steps in {words.duration(view.duration_s)}"
+    time = f" in {words.duration(view.duration_s)}" if view.duration_s is not None else ""
+    steps = f"{view.steps_done:,}{of} steps{time}"
     loss = f"loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end"
     skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
     return f"{steps}; {loss}{skips}."

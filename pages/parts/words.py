@@ -118,11 +118,8 @@ def about(seconds: float) -> str:
 
 
 def sentence(text: object) -> str:
-    """A message as a sentence: first letter raised, a full stop at its end; an argument's name stays as it is."""
+    """A message with a full stop at its end. It begins as it is: with an argument's name, or after a colon."""
     words = str(text).strip()
-    first = words.split(" ", 1)[0]
-    if words and first.isalpha() and first.islower():
-        words = words[0].upper() + words[1:]
     return words if words.endswith((".", "!", "?")) else f"{words}."
 
 

@@ -1,0 +1,100 @@
+"""Loss scale, Number ranges, Compare: each answers its question first, then shows the evidence."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import class_shares, scale_summary
+from tests.pages.conftest import metric, titles, words
+from tests.synthetic import write
+
+
+def test_loss_scale_counts_skips_and_lists_episodes(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    about = scale_summary(load_run(home.runs / "a"))
+    assert f"{about.skips} steps of 120" in words(app)
+    assert metric(app, "Skipped steps").value == str(about.skips)
+    episodes = app.dataframe[0].value
+    assert episodes["skips"].sum() == about.skips
+    assert "head.weight" in episodes["tensors"].iloc[0]
+    assert titles(app) == ["Loss scale", "Gradient norm"]
+
+
+def test_loss_scale_of_a_clean_run(home, open_app):
+    write(home.runs / "a", "static")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    assert "No step was skipped. The scale stood at 2⁷ all the time." in words(app)
+
+
+def test_run_without_a_scaler_is_told_apart_from_one_that_never_skipped(home, open_app):
+    write(home.runs / "a", "fp32")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    assert "fp32 has no loss scale" in words(app)
+    assert titles(app) == ["Gradient norm"]
+
+
+def test_ranges_name_the_worst_tensor(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    shares = class_shares(load_run(home.runs / "a"), "output_grad")
+    worst = shares.loc[(shares["inf_frac"] + shares["nan_frac"]).idxmax(), "name"]
+    assert f"most of all {worst}" in words(app)
+    assert titles(app) == ["Output gradients by tensor and exponent", "Classes of values"]
+    assert list(app.dataframe[0].value["name"]) == list(shares["name"])
+
+
+def test_ranges_of_another_kind_and_one_step(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    app.get("button_group")[0].set_value("weight_grad").run()
+    assert not app.exception
+    assert "weight gradients" in words(app)
+    assert set(app.dataframe[0].value["name"]) == set(class_shares(load_run(home.runs / "a"), "weight_grad")["name"])
+    app.select_slider[0].set_value(50).run()
+    assert not app.exception
+
+
+def test_ranges_without_samples_say_so(home, open_app):
+    write(home.runs / "a", "bare")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    assert "sampled no tensors" in words(app)
+    assert not app.get("plotly_chart")
+
+
+@pytest.fixture
+def three(home):
+    for name, scenario in (("fp32", "fp32"), ("fp16", "healthy"), ("bf16", "bf16")):
+        write(home.samples / name, scenario)
+
+
+def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
+    app = open_app("pages/compare_runs.py")
+    assert app.multiselect[0].value[0] == "sample/fp32"
+    assert set(app.multiselect[0].value) == {"sample/fp32", "sample/fp16", "sample/bf16"}
+    assert app.query_params["with"] == app.multiselect[0].value
+    table = app.dataframe[-1].value
+    assert table["Run"].iloc[0] == "fp32"
+    assert table.set_index("Run").loc["fp16", "Speed ×"].startswith("2.00 × (")
+    assert "fp16: 2.00 ×" in words(app).replace("*", "")
+    assert titles(app) == ["Loss", "Speed", "Peak memory", "Final loss"]
+
+
+def test_compare_follows_its_address(three, open_app):
+    app = open_app("pages/compare_runs.py", **{"with": ["sample/bf16", "sample/fp32", "run/nowhere"]})
+    assert app.multiselect[0].value == ["sample/bf16", "sample/fp32"]
+    assert "Against bf16" in words(app).replace("*", "")
+
+
+def test_compare_with_one_run_asks_for_another(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/compare_runs.py")
+    assert "Choose two runs or more" in words(app)
+
+
+def test_compare_leaves_out_what_cannot_be_read(three, home, open_app):
+    file = next((home.samples / "fp16" / "steps").iterdir())
+    file.write_bytes(b"PAR1")
+    app = open_app("pages/compare_runs.py", run="sample/fp32")
+    assert not app.exception
+    assert "fp16 is left out" in app.error[0].value
+    assert "bf16" in words(app)

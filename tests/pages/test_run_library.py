@@ -1,0 +1,172 @@
+"""Library: the table, choosing, downloading, deleting, and what is done with uploads, the hostile ones too."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from amp_core import load_run
+from amp_core.packing import pack
+from pages.parts import incoming
+from tests.pages.conftest import words
+from tests.synthetic import live, write
+
+LIBRARY = "pages/run_library.py"
+
+
+def button(app, label):
+    return next(b for b in app.button if b.label == label)
+
+
+def upload(app, which, name, data, mime="application/zip"):
+    return app.get("file_uploader")[which].upload(name, data, mime).run()
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob("*")) if folder.exists() else []
+
+
+def test_table_tells_what_there_is(home, open_app):
+    write(home.samples / "fp16-healthy", "healthy")
+    write(home.runs / "mine", "stopped")
+    write(home.runs / "cmp" / "fp32", "fp32")
+    table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
+    assert set(table.index) == {"fp16-healthy", "mine", "fp32"}
+    assert table.loc["fp16-healthy", "Kind"] == "sample"
+    assert table.loc["mine", "Status"] == "stopped"
+    assert table.loc["mine", "Steps"] == "37 of 37"
+    assert table.loc["fp32", "Recipe"] == "fp32"
+    assert table.loc["mine", "Loss"] == pytest.approx(load_run(home.runs / "mine").steps["loss"].iloc[-1])
+    assert 0 < table.loc["mine", "Size (MiB)"] < 1
+
+
+def test_folders_that_are_no_runs_are_passed_over(home, open_app):
+    write(home.runs / "a", "healthy")
+    (home.runs / "notes" / "deep").mkdir(parents=True)
+    (home.runs / ".hidden").mkdir()
+    (home.runs / "file.txt").write_text("x")
+    assert list(open_app(LIBRARY).dataframe[0].value["Name"]) == ["a"]
+
+
+def test_delete_asks_first_and_samples_stay(home, open_app):
+    write(home.samples / "s", "healthy")
+    write(home.runs / "a", "healthy")
+    app = open_app(LIBRARY, run="sample/s")
+    assert button(app, "Delete").disabled
+    app.sidebar.selectbox[0].select("run/a").run()
+    button(app, "Delete").click().run()
+    assert (home.runs / "a").exists()
+    button(app, "Keep").click().run()
+    assert (home.runs / "a").exists()
+    button(app, "Delete").click().run()
+    next(b for b in app.button if b.key == "library.delete.yes").click().run()
+    assert not (home.runs / "a").exists()
+    assert not app.exception
+
+
+def test_run_under_way_cannot_be_deleted(home, open_app):
+    with live(home.runs / "a") as run:
+        run.advance(1)
+        assert button(open_app(LIBRARY, run="run/a"), "Delete").disabled
+
+
+def test_uploaded_zip_is_in_the_library_and_chosen(home, open_app, tmp_path):
+    write(home.runs / "a", "healthy")
+    data = pack(write(tmp_path / "b", "overflowing")).read_bytes()
+    app = upload(open_app(LIBRARY), 0, "from a colleague.zip", data)
+    assert not app.exception
+    assert app.session_state["run"] == "run/uploads/from-a-colleague"
+    assert "from-a-colleague is in the library" in words(app)
+    again = load_run(home.runs / "uploads" / "from-a-colleague")
+    assert len(again.steps) == 120
+    app = upload(app, 0, "from a colleague.zip", data)
+    assert app.session_state["run"] == "run/uploads/from-a-colleague-2"
+
+
+def zip_of(members: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("noise.zip", b"\x00\x01not a zip"),
+        ("empty.zip", b""),
+        ("foreign.zip", zip_of({"readme.txt": b"hello"})),
+        ("head.zip", zip_of({"run.json": b"[]"})),
+        ("newer.zip", zip_of({"run.json": b'{"schema": 7}'})),
+        ("table.zip", zip_of({"run.json": b'{"schema": 1}', "steps/00000.parquet": b"PAR1xxxxPAR1"})),
+    ],
+)
+def test_bad_upload_is_one_sentence_and_nothing_is_written(home, open_app, name, data):
+    write(home.runs / "a", "healthy")
+    before = files_below(home.runs)
+    app = upload(open_app(LIBRARY), 0, name, data)
+    assert not app.exception
+    assert len(app.error) == 1
+    assert app.error[0].value.endswith(".") and "Traceback" not in app.error[0].value
+    assert str(home.runs.parent) not in app.error[0].value.replace("\\", "")
+    assert files_below(home.runs) == before
+
+
+def test_hostile_names_in_a_zip_lead_nowhere(home, open_app):
+    """A sound head at a hostile place is read for what it is; what is written has names of our own."""
+    home.runs.mkdir()
+    hostile = zip_of({"../../run.json": b'{"schema": 1}', "../../steps/x.parquet": b"", "../../../evil": b"x"})
+    app = upload(open_app(LIBRARY), 0, "../../evil.zip", hostile)
+    assert not app.exception
+    assert {f.parts[0] for f in map(Path, files_below(home.runs.parent))} == {"runs"}
+    assert all(f in ("uploads", "uploads/evil", "uploads/evil/run.json") for f in files_below(home.runs))
+
+
+def test_truncated_upload_is_refused(home, open_app, tmp_path):
+    data = pack(write(tmp_path / "b", "healthy")).read_bytes()
+    app = upload(open_app(LIBRARY), 0, "cut.zip", data[: len(data) // 2])
+    assert len(app.error) == 1 and "cut" in app.error[0].value
+    assert files_below(home.runs) == []
+
+
+def folder_files(folder: Path, prefix: str) -> list[tuple[str, bytes]]:
+    return [(f"{prefix}/{f.relative_to(folder)}", f.read_bytes()) for f in folder.rglob("*") if f.is_file()]
+
+
+def test_folder_upload_keeps_only_what_a_run_has(home, tmp_path):
+    source = write(tmp_path / "b", "healthy")
+    (source / "secret.json").write_text("{}")
+    (source / "steps" / "notes.txt").write_text("x")
+    files = [*folder_files(source, "b"), ("b/../../../x.parquet", b""), ("/abs/steps/1.parquet", b"")]
+    key = incoming.take_folder(files)
+    assert key == "run/uploads/b"
+    found = files_below(home.runs / "uploads" / "b")
+    assert "run.json" in found and not any("secret" in f or "notes" in f or "x.parquet" in f for f in found)
+    assert len(load_run(home.runs / "uploads" / "b").steps) == 120
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([("b/steps/0.parquet", b"")], "run.json is missing"),
+        ([("b/run.json", b"{}"), ("c/run.json", b"{}")], "holds 2 runs"),
+        ([("b/run.json", b"{")], "does not hold JSON"),
+    ],
+)
+def test_bad_folder_upload_is_refused(home, files, said):
+    from amp_core import RunError
+
+    with pytest.raises(RunError, match=said):
+        incoming.take_folder(files)
+    assert files_below(home.runs) == []
+
+
+def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
+    from amp_core import RunError
+
+    monkeypatch.setattr(incoming, "TIME_LIMIT_S", 0.01)
+    with pytest.raises(RunError, match="took more than"):
+        incoming.take_zip("slow.zip", zip_of({"run.json": b"{}"}))
+    assert files_below(home.runs) == []

@@ -1,0 +1,79 @@
+"""Overview: the verdict, the cards, the charts, and the end of a run that did not finish."""
+
+from amp_core import load_run
+from amp_core.runlog import RunWriter
+from tests.pages.conftest import metric, titles, words
+from tests.synthetic import SCENARIOS, live, write
+
+
+def test_healthy_run_says_so_with_its_numbers(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(run="run/a")
+    last = load_run(home.runs / "a").steps["loss"].iloc[-1]
+    assert "Nothing wrong was found" in words(app) and "120 of 120 steps" in words(app)
+    assert metric(app, "Loss").value == f"{last:.2f}"
+    assert metric(app, "Loss scale").value == "2¹⁸"  # grown twice: after 40 and after 80 clean steps
+    assert metric(app, "Loss scale").delta == "2 × up, 0 × down"
+    assert metric(app, "Skipped steps").value == "0"
+    assert metric(app, "Step time").value.endswith(" ms")
+    assert metric(app, "Throughput").value.endswith(" samples/s")
+    assert metric(app, "Peak memory").value == "299 MiB"
+    assert len(titles(app)) == 3
+
+
+def test_findings_come_first_with_evidence_and_advice(home, open_app):
+    write(home.runs / "a", "collapsing")
+    app = open_app(run="run/a")
+    assert "Nothing wrong" not in words(app)
+    assert app.error
+    assert ":red-badge[" in "\n".join(m.value for m in app.markdown)
+    assert metric(app, "Loss").value == "NaN"
+    assert metric(app, "Skipped steps").value == "70"
+
+
+def test_failed_run_says_why_with_its_last_lines(home, open_app):
+    folder = write(home.runs / "a", "healthy", status="failed", end_reason="RuntimeError: out of memory")
+    (folder / "console.log").write_text("step 119\nRuntimeError: out of memory\n")
+    app = open_app(run="run/a")
+    assert "Failed: RuntimeError: out of memory." in words(app)
+    assert "step 119\nRuntimeError: out of memory" in [c.value for c in app.code]
+    assert not app.success
+
+
+def test_lost_run_is_called_lost(home, open_app):
+    writer = RunWriter(home.runs / "a", config={"steps": 5})
+    writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.9]})
+    head = home.runs / "a" / "run.json"
+    head.write_text(head.read_text().replace(f'"pid": {writer.head.process["pid"]}', '"pid": 999999999'))
+    app = open_app(run="run/a")
+    writer.close()
+    assert "lost" in words(app) and "Lost: its process is gone" in words(app)
+
+
+def test_configuration_and_environment_are_there(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(run="run/a")
+    assert any('"precision": "fp16"' in j.value for j in app.json)
+
+
+def test_live_run_moves_and_then_settles(home, open_app):
+    with live(home.runs / "a", SCENARIOS["healthy"], steps=50) as run:
+        run.advance(3)
+        app = open_app(run="run/a")
+        assert "step 3 of 50" in app.get("progress")[0].proto.text
+        assert any(t.label == "Pause" for t in app.toggle)
+        before = metric(app, "Loss").value
+        run.advance(30)
+        app.run()
+        assert "step 33 of 50" in app.get("progress")[0].proto.text
+        assert metric(app, "Loss").value != before
+    app.run()
+    assert not app.get("progress") and not app.toggle
+    assert "33 of 50 steps" in words(app)
+
+
+def test_live_run_that_has_no_step_yet(home, open_app):
+    with live(home.runs / "a"):
+        app = open_app(run="run/a")
+        assert not app.exception
+        assert "its first step is on the way" in words(app)

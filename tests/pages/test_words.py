@@ -1,0 +1,65 @@
+"""How numbers and states are said."""
+
+import math
+
+import pytest
+
+from pages.parts import words
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "–"),
+        (math.nan, "–"),
+        (math.inf, "∞"),
+        (0.0, "0"),
+        (2.34567, "2.35"),
+        (-0.5, "−0.500"),
+        (1234.5, "1,234"),
+        (0.00012345, "1.23 × 10⁻⁴"),
+        (98765432.0, "9.88 × 10⁷"),
+    ],
+)
+def test_number_has_three_significant_digits(value, said):
+    assert words.number(value) == said
+
+
+def test_scales_are_powers_of_two_where_they_are():
+    assert [words.scale(v) for v in (65536.0, 1.0, 0.5, 2.0**-24, 1000.0, None)] == [
+        "2¹⁶",
+        "1.00",
+        "2⁻¹",
+        "2⁻²⁴",
+        "1,000",
+        "–",
+    ]
+
+
+def test_sizes_and_times_have_units():
+    assert [words.size(v) for v in (512, 3_400_000, 5 * 2**30, None)] == ["512 bytes", "3.24 MiB", "5.00 GiB", "–"]
+    assert [words.duration(v) for v in (0.0123, 12.0, 75, 7260)] == ["12.3 ms", "12.0 s", "1 min 15 s", "2 h 1 min"]
+    assert [words.about(v) for v in (0.2, 61, 400, 8000)] == [
+        "about 1 s",
+        "about 61 s",
+        "about 7 min",
+        "about 2 h 13 min",
+    ]
+
+
+def test_loss_that_was_nan_is_not_one_that_is_missing():
+    assert (words.loss(math.nan), words.loss(None), words.loss(2.0)) == ("NaN", "–", "2.00")
+
+
+def test_a_message_ends_as_a_sentence():
+    assert words.sentence("steps=-4 is not possible") == "steps=-4 is not possible."
+    assert words.sentence("Is it?") == "Is it?"
+
+
+def test_markup_in_names_is_text():
+    assert words.escape("a_b[c]\n*d*") == r"a\_b\[c\] \*d\*"
+
+
+def test_every_status_has_a_look():
+    states = {"queued", "starting", "running", "finished", "stopped", "failed", "lost", "damaged"}
+    assert states == set(words.STATUS_LOOK)
