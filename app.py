@@ -12,24 +12,18 @@ from amp_core import RunError
 from pages.parts import empty, picker
 
 PARTS = Path(__file__).parent / "pages" / "parts"
-PAGES = {
+PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
     "This run": [
-        st.Page(
-            "pages/run_overview.py",
-            title="Overview",
-            icon=":material/monitor_heart:",
-            url_path="overview",
-            default=True,
-        ),
-        st.Page("pages/loss_scale.py", title="Loss scale", icon=":material/stairs:", url_path="loss-scale"),
-        st.Page("pages/number_ranges.py", title="Number ranges", icon=":material/grid_on:", url_path="number-ranges"),
+        st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
+        st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),
+        st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
     ],
     "All runs": [
-        st.Page("pages/compare_runs.py", title="Compare", icon=":material/compare_arrows:", url_path="compare"),
-        st.Page("pages/run_library.py", title="Library", icon=":material/folder_open:", url_path="library"),
+        st.Page("pages/compare_runs.py", title="Compare", url_path="compare"),
+        st.Page("pages/run_library.py", title="Library", url_path="library"),
     ],
     "Train": [
-        st.Page("pages/start_run.py", title="Start a run", icon=":material/play_circle:", url_path="start"),
+        st.Page("pages/start_run.py", title="Start a run", url_path="start"),
     ],
 }
 

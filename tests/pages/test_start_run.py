@@ -1,0 +1,223 @@
+"""Start a run: the form, its refusals, the queue and the live view. Training itself is a stand-in here."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from amp_core import jobs
+from amp_core.train.config import TrainConfig
+from tests.pages.conftest import metric, titles, words
+from tests.synthetic import live, write
+
+START = "pages/start_run.py"
+
+
+@pytest.fixture
+def started(monkeypatch, home):
+    """Jobs that the form starts: recorded, given a folder in the queue, but without a process."""
+    configs = []
+    states = {}
+
+    def start(config, runs_dir, name=None):
+        folder = runs_dir.absolute() / (name or f"{config.workload}-{config.size}-{config.precision}-1")
+        (folder).mkdir(parents=True)
+        (folder / "job.json").write_text("{}")
+        configs.append(config)
+        states[folder] = jobs.Job(
+            folder, "cpu", len(states), "queued", "waiting", len(states) + 1, False, None, config.to_dict()
+        )
+        return states[folder]
+
+    def find(folder):
+        if folder.absolute() not in states:
+            return real_find(folder)
+        return states[folder.absolute()]
+
+    real_find = jobs.find
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(jobs, "find", find)
+    monkeypatch.setattr(jobs, "listing", lambda _: list(states.values()))
+    return configs, states
+
+
+def field(app, name):
+    """The form's field of that key."""
+    for kind in ("number_input", "selectbox", "toggle", "text_input", "button_group"):
+        for element in app.get(kind):
+            if element.key == f"start.{name}":
+                return element
+    raise LookupError(name)
+
+
+def submit(app):
+    return next(b for b in app.button if b.key == "start.go").click().run()
+
+
+def test_the_form_starts_with_what_a_newcomer_wants(home, open_app):
+    app = open_app(START)
+    assert field(app, "what").value == ("text-gpt", "tiny")
+    assert field(app, "precisions").value == ["fp16"]
+    assert field(app, "steps").value == 200
+    assert field(app, "scaling").value == "dynamic" and field(app, "scale").value == 65536
+
+
+def test_a_gpu_that_is_not_there_is_explained(home, open_app, monkeypatch):
+    from pages.parts import devices
+
+    monkeypatch.setattr(devices, "available", lambda: ([("cpu", "CPU")], "there is no NVIDIA driver here"))
+    app = open_app(START)
+    assert field(app, "device").options == ["CPU"]
+    assert "No CUDA: there is no NVIDIA driver here." in words(app)
+
+
+def test_gpus_that_are_there_come_first(home, open_app, monkeypatch):
+    from pages.parts import devices
+
+    monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "H200 (cuda:0)"), ("cpu", "CPU")], None))
+    app = open_app(START)
+    assert field(app, "device").value == "cuda:0"
+    assert "No CUDA" not in words(app)
+
+
+def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "precisions").set_value(["fp16", "bf16", "fp32"])
+    field(app, "steps").set_value(30)
+    field(app, "seed").set_value(7)
+    app = submit(app)
+    assert not app.exception
+    assert [c.precision for c in configs] == ["fp16", "bf16", "fp32"]
+    assert {c.steps for c in configs} == {30} and {c.seed for c in configs} == {7}
+    assert app.session_state["run"] == "run/text-gpt-tiny-fp16-1"
+    assert app.query_params["run"] == "run/text-gpt-tiny-fp16-1"
+    said = words(app)
+    assert "Number 1 in the queue" in said
+    assert "number 2 in the queue of cpu" in said and "number 3 in the queue of cpu" in said
+
+
+def test_a_static_scale_goes_to_the_recipes_with_a_scaler(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "precisions").set_value(["fp16", "fp32"])
+    field(app, "scaling").set_value("static")
+    field(app, "scale").set_value(128.0)
+    submit(app)
+    assert {c.precision: c.loss_scale for c in configs} == {"fp16": 128.0, "fp32": "dynamic"}
+
+
+def test_a_dynamic_scale_starts_where_the_form_says(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "scale").set_value(1024.0)
+    submit(app)
+    assert configs[0].loss_scale == "dynamic" and configs[0].init_scale == 1024.0
+
+
+def refusal_of(**settings):
+    """The sentence of the command line for the same mistake."""
+    try:
+        TrainConfig(**settings)
+    except ValueError as error:
+        return f"{error}."
+    raise AssertionError("not refused")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", -4), ("batch_size", 0), ("seed", -1), ("growth_factor", 0.5), ("every", 0)]
+)
+def test_a_refused_value_is_said_as_on_the_command_line(started, open_app, name, value):
+    configs, _ = started
+    app = open_app(START)
+    field(app, name).set_value(value)
+    app = submit(app)
+    assert not app.exception and not configs
+    assert [e.value.replace("\\", "") for e in app.error] == [refusal_of(**{name: value})]
+    field(app, name).set_value(getattr(TrainConfig(), name))
+    app = submit(app)
+    assert not app.error and len(configs) == 1
+
+
+def test_no_precision_is_refused(started, open_app):
+    app = open_app(START)
+    field(app, "precisions").set_value([])
+    app = submit(app)
+    assert app.error[0].value.replace("\\", "").startswith("precision='' is unknown; choose one of fp32")
+
+
+def test_a_static_scale_without_a_scaler_is_refused(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "precisions").set_value(["bf16"])
+    field(app, "scaling").set_value("static")
+    app = submit(app)
+    assert "has no effect with precision='bf16'" in app.error[0].value.replace("\\", "") and not configs
+
+
+def test_an_unwritable_runs_folder_is_a_sentence(home, open_app):
+    home.runs.write_text("a file stands where the folder should be")
+    app = submit(open_app(START))
+    assert not app.exception
+    assert app.error[0].value.replace("\\", "").startswith("runs_dir=")
+
+
+def test_stop_is_asked_of_the_job(started, open_app, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jobs.Job, "request_stop", lambda self, *_: asked.append(self.name))
+    app = open_app(START)
+    field(app, "precisions").set_value(["fp16", "bf16"])
+    app = submit(app)
+    next(b for b in app.button if b.key == "live.stop.text-gpt-tiny-fp16-1").click().run()
+    next(b for b in app.button if b.key == "queue.stop.text-gpt-tiny-bf16-1").click().run()
+    assert asked == ["text-gpt-tiny-fp16-1", "text-gpt-tiny-bf16-1"]
+
+
+def test_live_view_follows_the_run_and_stands_still_when_it_ends(started, home, open_app):
+    _, states = started
+    app = submit(open_app(START))
+    folder = home.runs / "text-gpt-tiny-fp16-1"
+    with live(folder, "overflowing") as run:
+        states[folder] = dataclasses.replace(states[folder], state="running", queue_position=None)
+        run.advance(40)
+        app.run()
+        assert not app.exception
+        assert "step 40 of 120" in app.get("progress")[0].proto.text
+        assert int(metric(app, "Skipped steps").value) > 0
+        assert titles(app)[:2] == ["Loss", "Loss scale"]
+        assert "Output gradients at step 30" in titles(app)
+        states[folder] = dataclasses.replace(states[folder], state="finished")
+    app.run()
+    assert not app.exception
+    assert not any(b.label == "Stop" for b in app.button)
+    assert any("finished" in m.value for m in app.markdown)
+
+
+def test_reload_finds_the_running_job_again(started, home, open_app):
+    _, states = started
+    submit(open_app(START))
+    folder = home.runs / "text-gpt-tiny-fp16-1"
+    with live(folder) as run:
+        states[folder] = dataclasses.replace(states[folder], state="running", queue_position=None)
+        run.advance(5)
+        app = open_app(START, run="run/text-gpt-tiny-fp16-1")  # a second tab: nothing in its session state
+        assert "step 5 of 120" in app.get("progress")[0].proto.text
+        assert any(b.label == "Stop" for b in app.button)
+
+
+def test_a_finished_run_leaves_the_form_open(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(START, run="run/a")
+    assert "Each precision becomes one run" in words(app)
+    assert not app.get("plotly_chart")
+
+
+def test_pages_never_import_torch():
+    code = (
+        "import sys, pkgutil, importlib, pages.parts\n"
+        "for m in pkgutil.iter_modules(pages.parts.__path__): importlib.import_module('pages.parts.' + m.name)\n"
+        "import amp_core, amp_core.analysis, amp_core.figures; amp_core.diagnose\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
