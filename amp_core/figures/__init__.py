@@ -9,8 +9,9 @@ Each figure names its subject in the title, has units on its axes and a sentence
 `figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are in `style.py` and nowhere else.
 """
 
+from amp_core.figures.classes import class_bars
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
-from amp_core.figures.ranges import class_bars, exponent_heatmap
+from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.style import colour, recipe_colour
 

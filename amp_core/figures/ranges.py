@@ -1,37 +1,27 @@
-"""Number ranges: which exponents each tensor's values have, and in which class of the format they are.
+"""Number ranges: which exponents each tensor's values have.
 
 >>> exponent_heatmap(exponent_shares(run, "output_grad"), formats=("fp16",))
->>> class_bars(class_shares(run, "output_grad"))
 
 The horizontal axis of the heatmap is log2 of the magnitude: exponent e fills the cell from e to e + 1, so that the
 limits of a format stand exactly where they are.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import SHARES, colour, empty, faded, finished, raised, shortened
+from amp_core.figures.style import SHARES, colour, empty, faded, finished, raised, tick_names
 from amp_core.formats import FORMATS, Format
 
 MOST_CELLS = 400_000
 """Cells a browser draws without delay; beyond, neighbouring tensors are drawn as one row, their mean."""
 CLICKABLE = 1000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
-MOST_BARS = 60
 
 _FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
-_CLASSES = (
-    ("zero", "exactly zero", "zero", ""),
-    ("normal", "normal", "healthy", ""),
-    ("subnormal", "subnormal", "underflow", "/"),
-    ("inf", "infinite", "overflow", "x"),
-    ("nan", "NaN", "nan", "."),
-)
 
 
 def exponent_heatmap(
@@ -87,7 +77,7 @@ def exponent_heatmap(
         xgap=1 if grid.shape[1] < 80 else 0,
         ygap=2 if len(names) < 60 else 0,
         customdata=grid.astype(np.float32) if grid.size >= CLICKABLE else None,
-        hovertemplate="%{y}<br>log<sub>2</sub> magnitude %{x}: %{customdata:.2%} of its nonzero values<extra></extra>"
+        hovertemplate="%{y}<br>near 2<sup>%{x}</sup>: %{customdata:.2%} of its nonzero values<extra></extra>"
         if grid.size >= CLICKABLE
         else None,
         hoverinfo=None if grid.size >= CLICKABLE else "skip",
@@ -113,7 +103,7 @@ def exponent_heatmap(
         autorange="reversed",
         type="category",
         tickvals=names[::every],
-        ticktext=[shortened(n) for n in names[::every]],
+        ticktext=tick_names(names)[::every],
         showgrid=False,
     )
     height = min(900, max(280, 150 + 26 * len(names))) + 16 * len(limits)
@@ -123,88 +113,6 @@ def exponent_heatmap(
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
     return finished(figure, title, alt, height, margin={"l": 96, "r": 24, "t": 62 + 16 * max(1, len(limits)), "b": 56})
-
-
-def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
-    """For each tensor how its elements divide into zero, normal, subnormal, infinite and NaN; from `class_shares`.
-
-    At most `MOST_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
-    """
-    if not len(shares):
-        return empty(title, "No tensor was sampled yet.")
-    total = len(shares)
-    odd = shares[["inf_frac", "nan_frac"]].sum(axis=1) * 1e6 + shares["subnormal_frac"].fillna(0.0)
-    if total > MOST_BARS:
-        shares = shares.loc[odd.nlargest(MOST_BARS).index.sort_values()]
-        title = f"{title}: the {MOST_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
-    names = shares["name"].tolist()
-    figure = go.Figure()
-    for column, label, meaning, hatch in _CLASSES:
-        hue = colour(meaning, dark)
-        figure.add_bar(
-            x=_lengths(shares[f"{column}_frac"]),
-            y=names,
-            orientation="h",
-            name=label,
-            marker={
-                "color": hue,
-                "line": {"width": 0},
-                "pattern": {
-                    "shape": hatch,
-                    "size": 5,
-                    "fgcolor": "#11181B" if dark else "#FFFFFF",
-                    "fillmode": "overlay",
-                },
-            },
-            hovertemplate=f"%{{y}}: %{{x:.3%}} {label}<extra></extra>",
-        )
-    figure.add_scatter(
-        x=np.ones(len(names), dtype=np.float32),
-        y=names,
-        mode="text",
-        text=[_remark(row) for row in shares.to_dict("records")],
-        textposition="middle right",
-        textfont={"size": 11},
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.update_xaxes(title="share of all elements", tickformat=".0%", range=[0, 1], fixedrange=True)
-    figure.update_yaxes(
-        autorange="reversed", type="category", tickvals=names, ticktext=[shortened(n) for n in names], showgrid=False
-    )
-    worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
-    alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
-    height = min(1400, max(240, 150 + 24 * len(names)))
-    return finished(
-        figure,
-        title,
-        alt,
-        height,
-        barmode="stack",
-        legend_traceorder="normal",
-        bargap=0.25,
-        margin={"l": 64, "r": 110, "t": 84, "b": 56},
-    )
-
-
-def _lengths(values: "pd.Series[float]") -> np.ndarray:
-    """Shares for a stacked bar: one that was not recorded has no length."""
-    return values.fillna(0.0).to_numpy(dtype=np.float32)
-
-
-def _remark(row: Mapping[Hashable, Any]) -> str:
-    """Classes that matter however small they are, beside the bar in which one might not see them."""
-    said = [
-        f"{_percent(row[f'{column}_frac'])} {label}"
-        for column, label in (("inf", "inf"), ("nan", "NaN"), ("subnormal", "subn."))
-        if row[f"{column}_frac"] > 0
-    ]
-    return "  " + ", ".join(said[:2])
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
 
 
 def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str], np.ndarray, int]:
@@ -241,7 +149,7 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
     row, column = np.nonzero(grid)
     exponent = column + lowest
     text = [
-        f"{names[r]}<br>from {raised(e)} to {raised(e + 1)}: {_percent(s)} of its nonzero values"
+        f"{names[r]}<br>from {raised(e)} to {raised(e + 1)}: {percent(s)} of its nonzero values"
         for r, e, s in zip(row.tolist(), exponent.tolist(), grid[row, column].tolist(), strict=True)
     ]
     figure.add_scatter(
@@ -266,7 +174,7 @@ def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: b
             x=np.full(len(found), high, dtype=np.float32),
             y=found["name"].tolist(),
             mode="text",
-            text=[f"∞ {_percent(s)} " for s in share[share > 0]],
+            text=[f"∞ {percent(s)} " for s in share[share > 0]],
             textposition="middle left",
             textfont={"size": 11, "color": colour("overflow", dark)},
             customdata=found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),

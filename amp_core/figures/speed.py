@@ -13,6 +13,9 @@ import plotly.graph_objects as go
 from amp_core.figures.style import colour, empty, faded, finished, log2_axis, numbers, recipe_colour, shortened, span
 from amp_core.schema import RunError
 
+PEAK = 4.0
+"""A step that takes so many times the median is cut off, and it is said."""
+
 _PHASES = {
     "data_ms": "waiting for data",
     "forward_ms": "forward",
@@ -44,6 +47,14 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
         )
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
+    total = times[known].sum(axis=1)
+    usual, top = float(total.median()), float(total.max())
+    if top > PEAK * usual:  # one compilation would press all other steps flat
+        figure.update_yaxes(range=[0, 0.6 * PEAK * usual])
+        figure.add_annotation(
+            text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
+            x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
+        )  # fmt: skip
     middle = ", ".join(f"{_PHASES[c]} {times[c].median():.3g} ms" for c in known)
     return finished(
         figure,

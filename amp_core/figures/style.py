@@ -104,12 +104,30 @@ def log2_axis(low: float, high: float, most: int = 9) -> dict[str, object]:
     }
 
 
+def percent(share: float) -> str:
+    """A share (0–1) in percent with two digits; one too small for them is not called zero."""
+    return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
+
+
 def shortened(name: str, most: int = 30) -> str:
     """A long name with its middle left out: both ends tell layers apart."""
     if len(name) <= most:
         return name
     tail = (most - 1) * 3 // 5
     return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def tick_names(names: Sequence[str], most: int = 30) -> list[str]:
+    """Names of tensors for an axis: where they are long, without the parts that all begin and end with."""
+    if max(map(len, names), default=0) <= most:
+        return list(names)
+    parts = [name.split(".") for name in names]
+    fewest = min(map(len, parts))
+    head = next((i for i in range(fewest - 1) if len({p[i] for p in parts}) > 1), 0 if len(names) == 1 else fewest - 1)
+    rest = fewest - 1 - head
+    tail = next((i for i in range(rest) if len({p[-1 - i] for p in parts}) > 1), 0 if len(names) == 1 else rest)
+    cut = [".".join(p[head : len(p) - tail]) for p in parts]
+    return [shortened(f"{'…' * bool(head)}{name}{'…' * bool(tail)}", most) for name in cut]
 
 
 def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:

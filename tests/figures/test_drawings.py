@@ -18,6 +18,7 @@ from amp_core.analysis import (
 )
 from amp_core.figures import (
     class_bars,
+    classes,
     compare_bars,
     exponent_heatmap,
     grad_norm_figure,
@@ -162,9 +163,9 @@ def test_what_has_no_exponent_is_told_beside(runs: dict[str, Run]) -> None:
 def test_a_tensor_without_finite_values_has_a_row() -> None:
     shares = pd.DataFrame({"name": ["a"], "exponent": [0], "share": [1.0]})
     columns = dict.fromkeys(("zero_frac", "subnormal_frac", "normal_frac", "nan_frac"), 0.0)
-    classes = pd.DataFrame([{"name": "dead", "inf_frac": 1.0} | columns, {"name": "a", "inf_frac": 0.0} | columns])
+    found = pd.DataFrame([{"name": "dead", "inf_frac": 1.0} | columns, {"name": "a", "inf_frac": 0.0} | columns])
     assert list(exponent_heatmap(shares).data[0].y) == ["a"]
-    assert list(exponent_heatmap(shares, classes=classes).data[0].y) == ["dead", "a"]
+    assert list(exponent_heatmap(shares, classes=found).data[0].y) == ["dead", "a"]
 
 
 def test_too_many_cells_are_pooled_by_their_mean() -> None:
@@ -203,7 +204,7 @@ def test_of_many_tensors_the_worst_are_drawn_in_the_models_order() -> None:
     frame["subnormal_frac"] = np.arange(count) / count
     figure = class_bars(frame)
     names = list(figure.data[0].y)
-    assert len(names) == ranges.MOST_BARS and names == sorted(names, key=lambda n: int(n[1:]))
+    assert len(names) == classes.MOST_BARS and names == sorted(names, key=lambda n: int(n[1:]))
     assert "l400" in names and "l499" in names
     assert "60 of 500 tensors" in figure.layout.title.text
 
@@ -217,6 +218,14 @@ def test_phases_stack_to_the_step(runs: dict[str, Run]) -> None:
     assert {t.stackgroup for t in figure.data} == {"phases"}
     total = np.sum([t.y for t in figure.data], axis=0)
     assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)  # medians of parts, not parts of the median
+
+
+def test_a_peak_is_cut_off_and_told() -> None:
+    times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
+    figure = phase_figure(times)
+    assert figure.layout.yaxis.range == (0, 24.0)
+    assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
+    assert phase_figure(times[1:]).layout.yaxis.range is None
 
 
 def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:

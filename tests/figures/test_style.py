@@ -15,6 +15,7 @@ from amp_core.figures.style import (
     power_of_two,
     recipe_colour,
     shortened,
+    tick_names,
 )
 from amp_core.train.config import RECIPES as TRAINED
 
@@ -102,6 +103,15 @@ def test_long_names_lose_their_middle() -> None:
     name = "transformer.encoder.layers.11.attention.output.dense.weight"
     assert shortened(name, 30) == "transformer.…tput.dense.weight"
     assert len(shortened(name, 30)) == 30 and shortened("short") == "short"
+
+
+def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
+    names = [f"model.layers.{i}.attention.output.projection.weight" for i in range(12)]
+    assert tick_names(names)[11] == "…11…" and len(set(tick_names(names))) == 12
+    mixed = ["model.decoder.layers.0.fc.weight", "model.decoder.layers.1.fc.weight", "model.decoder.head"]
+    assert tick_names(mixed) == ["…layers.0.fc.weight", "…layers.1.fc.weight", "…head"]
+    assert tick_names(["a.weight", "b.weight"]) == ["a.weight", "b.weight"]
+    assert tick_names(names[:1]) == [shortened(names[0])] and tick_names([]) == []
 
 
 def test_whole_numbers_stay_whole() -> None:

@@ -1,0 +1,101 @@
+"""Classes of values: how much of each tensor is zero, normal, subnormal, infinite or NaN.
+
+>>> class_bars(class_shares(run, "output_grad"))
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import colour, empty, finished, percent, tick_names
+
+MOST_BARS = 60
+
+_CLASSES = (
+    ("zero", "exactly zero", "zero", ""),
+    ("normal", "normal", "healthy", ""),
+    ("subnormal", "subnormal", "underflow", "/"),
+    ("inf", "infinite", "overflow", "x"),
+    ("nan", "NaN", "nan", "."),
+)
+
+
+def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
+    """For each tensor how its elements divide into zero, normal, subnormal, infinite and NaN; from `class_shares`.
+
+    At most `MOST_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
+    """
+    if not len(shares):
+        return empty(title, "No tensor was sampled yet.")
+    total = len(shares)
+    odd = shares[["inf_frac", "nan_frac"]].sum(axis=1) * 1e6 + shares["subnormal_frac"].fillna(0.0)
+    if total > MOST_BARS:
+        shares = shares.loc[odd.nlargest(MOST_BARS).index.sort_values()]
+        title = f"{title}: the {MOST_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
+    names = shares["name"].tolist()
+    figure = go.Figure()
+    for column, label, meaning, hatch in _CLASSES:
+        hue = colour(meaning, dark)
+        figure.add_bar(
+            x=_lengths(shares[f"{column}_frac"]),
+            y=names,
+            orientation="h",
+            name=label,
+            marker={
+                "color": hue,
+                "line": {"width": 0},
+                "pattern": {
+                    "shape": hatch,
+                    "size": 5,
+                    "fgcolor": "#11181B" if dark else "#FFFFFF",
+                    "fillmode": "overlay",
+                },
+            },
+            hovertemplate=f"%{{y}}: %{{x:.3%}} {label}<extra></extra>",
+        )
+    figure.add_scatter(
+        x=np.ones(len(names), dtype=np.float32),
+        y=names,
+        mode="text",
+        text=[_remark(row) for row in shares.to_dict("records")],
+        textposition="middle right",
+        textfont={"size": 11},
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    figure.update_xaxes(title="share of all elements", tickformat=".0%", range=[0, 1], fixedrange=True)
+    figure.update_yaxes(
+        autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
+    )
+    worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
+    alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
+    height = min(1400, max(240, 150 + 24 * len(names)))
+    return finished(
+        figure,
+        title,
+        alt,
+        height,
+        barmode="stack",
+        legend_traceorder="normal",
+        bargap=0.25,
+        margin={"l": 64, "r": 110, "t": 84, "b": 56},
+    )
+
+
+def _lengths(values: "pd.Series[float]") -> np.ndarray:
+    """Shares for a stacked bar: one that was not recorded has no length."""
+    return values.fillna(0.0).to_numpy(dtype=np.float32)
+
+
+def _remark(row: Mapping[Hashable, Any]) -> str:
+    """Classes that matter however small they are, beside the bar in which one might not see them."""
+    said = [
+        f"{percent(row[f'{column}_frac'])} {label}"
+        for column, label in (("inf", "inf"), ("nan", "NaN"), ("subnormal", "subn."))
+        if row[f"{column}_frac"] > 0
+    ]
+    return "  " + ", ".join(said[:2])
