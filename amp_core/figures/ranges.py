@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import SHARES, colour, empty, faded, finished, raised, tick_names
+from amp_core.figures.style import SHARES, colour, empty, faded, finished, percent, raised, tick_names
 from amp_core.formats import FORMATS, Format
 
 MOST_CELLS = 400_000
