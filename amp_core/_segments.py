@@ -38,9 +38,18 @@ class Segment:
         return self.table.num_rows if self.table is not None else 0
 
 
-def read_parquet(file: File, source: object, table: Table, before: Segment | None) -> Segment:
+def read_parquet(
+    file: File, source: object, table: Table, before: Segment | None, most_values: int | None = None
+) -> Segment:
+    """Read a whole Parquet file, or keep what `before` holds where it is the stream that the file was sealed from.
+
+    With `most_values`, a file that holds more values in all columns together is refused: a run of equal values takes
+    next to nothing in a file, and any amount of memory.
+    """
     try:
         reader = pq.ParquetFile(source)
+        if most_values is not None and _values(reader.metadata) > most_values:
+            raise ValueError(f"it holds {_values(reader.metadata):,} values; at most {most_values:,} are read")
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
         found = reader.read()
@@ -49,6 +58,11 @@ def read_parquet(file: File, source: object, table: Table, before: Segment | Non
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise RunError(f"{file.name} is damaged: {_first_line(error)}") from None
     return Segment(file, _conform(found, table, file.name))
+
+
+def _values(metadata: pq.FileMetaData) -> int:
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
 
 
 def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -> Segment:

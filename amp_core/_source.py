@@ -25,6 +25,8 @@ STALE_S = 600.0
 """A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
 
 MAX_HEAD_BYTES = 4 * 2**20
+MAX_ZIPPED_VALUES = 2**27
+"""Values in one table file of a zip, a gibibyte of numbers: a million rows of `tensors` have half of that."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""
@@ -137,7 +139,7 @@ class ZipSource:
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         data = self._bytes(file.name, file.size)
         if file.name.endswith(".parquet"):
-            return read_parquet(file, pa.BufferReader(data), table, before)
+            return read_parquet(file, pa.BufferReader(data), table, before, most_values=MAX_ZIPPED_VALUES)
         return read_stream(file, data, table, None)
 
     def console(self, lines: int) -> list[str]:

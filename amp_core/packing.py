@@ -9,10 +9,12 @@ nothing outside the target, and nothing at all unless the whole run was read and
 """
 
 import os
+import re
 import shutil
+import stat
 import tempfile
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +27,8 @@ MAX_UNPACKED_BYTES = 4 * 2**30
 """A run that would unpack to more is refused: no sample of a training needs it, and a zip bomb does."""
 MAX_MEMBERS = 20_000
 """Likewise for the number of files in it."""
+MAX_RATIO = 200
+"""Likewise for how much larger a file may be than what it is compressed to: Parquet and logs reach a tenth of that."""
 
 
 def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -63,7 +67,7 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     target = Path(out)
     if target.exists():
         raise RunError(f"out={str(target)!r} exists already; give a folder that does not exist yet")
-    refuse_oversized(file)
+    refuse_hostile(file)
     run = load_run(file)
     run.validate(full=True)
     try:
@@ -80,8 +84,9 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     return target
 
 
-def refuse_oversized(file: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where the zip's own directory says that it unpacks to too much."""
+def refuse_hostile(file: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where the zip's own directory shows that it is no honest packed run: too large, too many files,
+    or names that are absolute, lead outside, occur twice, are links or encrypted."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -95,6 +100,28 @@ def refuse_oversized(file: str | os.PathLike[str]) -> None:
             f"file={str(file)!r} would unpack to {total / 2**30:.1f} GiB; a packed run has at most "
             f"{MAX_UNPACKED_BYTES // 2**30} GiB"
         )
+    seen: set[str] = set()
+    for member in members:
+        wrong = _what_is_wrong(member, seen)
+        if wrong is not None:
+            raise RunError(f"file={str(file)!r} is not a packed run: its member {member.filename!r:.80} {wrong}")
+        seen.add(member.filename)
+
+
+def _what_is_wrong(member: zipfile.ZipInfo, seen: set[str]) -> str | None:
+    name = member.filename
+    if name.startswith("/") or "\\" in name or re.match("[A-Za-z]:", name) or ".." in PurePosixPath(name).parts:
+        return "leads outside of it"
+    if name in seen:
+        return "occurs twice"
+    if stat.S_ISLNK(member.external_attr >> 16):
+        return "is a link"
+    if member.flag_bits & 0x1:
+        return "is encrypted"
+    # Deflate packs 1,000 bytes into one where they are all alike; no member of a run is, so this is a bomb.
+    if member.file_size > MAX_RATIO * member.compress_size + 2**20:
+        return f"would grow to more than {MAX_RATIO} times its size"
+    return None
 
 
 def _write(run: Run, folder: Path) -> None:

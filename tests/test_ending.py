@@ -23,7 +23,7 @@ ROOT = Path(_ending.__file__).parent.parent
 def run_program(
     body: str, folder: Path, signal_after: str | None = None, number: int = signal.SIGTERM
 ) -> tuple[int, Run]:
-    """Run `body`, in which `writer` is an open run, in a process of its own; signal it when it prints `signal_after`."""
+    """Run `body`, in which `writer` is an open run, in a process of its own; signal it once `signal_after` is out."""
     before = "import os, signal, sys, threading, time\nfrom amp_core.runlog import RunWriter\n"
     opened = "" if "RunWriter(" in body else "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
     child = subprocess.Popen(
