@@ -53,6 +53,7 @@ def read_parquet(
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
         found = reader.read()
+        found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
