@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from amp_core.record import watch
+from amp_core.record import Recorder, watch
 from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
@@ -75,7 +75,6 @@ def train(
             scaler=scaler if scaler.is_enabled() else None,
             into=into,
             every=config.every,
-            name=Path(into).name,
             config=config.to_dict() | {"source": "train", "device": str(device), "data": dict(workload.data)},
         ) as rec:
             model.train()
@@ -84,25 +83,7 @@ def train(
                 ended_early = stop_reason()
                 if ended_early:
                     break
-
-                loss = torch.zeros((), device=device)
-                samples = 0
-                for _ in range(config.accumulate):
-                    batch = next(batches)
-                    with precision.autocast():
-                        micro_loss = workload.loss_fn(model, batch) / config.accumulate
-                    scaler.scale(micro_loss).backward()
-                    loss += micro_loss.detach()
-                    samples += workload.samples(batch)
-
-                if config.clip_norm is not None:
-                    scaler.unscale_(optimizer)
-                    torch.nn.utils.clip_grad_norm_(raw_model.parameters(), config.clip_norm)
-                rec.log(loss=loss, samples=samples)
-                scaler.step(optimizer)
-                scaler.update(precision.new_scale)
-                optimizer.zero_grad(set_to_none=True)
-
+                train_step(config, precision, workload, model, optimizer, batches, rec)
                 if progress is not None:
                     progress.update(step + 1)
 
@@ -113,12 +94,45 @@ def train(
                 results = evaluate(workload, precision)
                 if results:
                     rec.writer.update_head(results=results)
-                    rec.writer.event("evaluated", name="held-out", detail=in_words(results), step=config.steps)
+                    rec.writer.event("evaluated", name="held-out", detail=in_words(results))
 
     summary = summarise(Path(into), scaler.get_scale(), results)
     if progress is not None:
         progress.update(summary.steps, last=True)
     return summary
+
+
+def train_step(
+    config: TrainConfig,
+    precision: Precision,
+    workload: Workload,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Any],
+    rec: Recorder,
+) -> None:
+    """One optimizer step of mixed-precision training, over `config.accumulate` micro-batches.
+
+    Without a scaler in the recipe the scaler is a disabled one: `scale` gives the loss back, `step` steps.
+    """
+    scaler = precision.scaler
+    loss = torch.zeros((), device=precision.device)
+    samples = 0
+    for _ in range(config.accumulate):
+        batch = next(batches)
+        with precision.autocast():  # forward and loss only: backward follows the dtypes that forward chose
+            micro_loss = workload.loss_fn(model, batch) / config.accumulate
+        scaler.scale(micro_loss).backward()
+        loss += micro_loss.detach()
+        samples += workload.samples(batch)
+
+    if config.clip_norm is not None:
+        scaler.unscale_(optimizer)  # or the clip would act on gradients multiplied by the loss scale
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+    rec.log(loss=loss, samples=samples)
+    scaler.step(optimizer)  # skipped where a gradient is not finite
+    scaler.update(precision.new_scale)
+    optimizer.zero_grad(set_to_none=True)
 
 
 def choose_device(asked: str) -> torch.device:

@@ -254,3 +254,12 @@ def test_deterministic_run_trains(tmp_path, monkeypatch):
     assert run.status == "finished"
     assert run.head.config["deterministic"] is True
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_clipping_acts_on_unscaled_gradients(tmp_path):
+    settings = {"workload": "digits-cnn", "optimizer": "sgd", "lr": 0.5, "steps": 2}
+    reference = run_of(tmp_path / "fp32", precision="fp32", clip_norm=0.5, **settings).steps["loss"]
+    scaled = run_of(tmp_path / "fp16", precision="fp16", clip_norm=0.5, **settings).steps["loss"]
+    still = run_of(tmp_path / "still", precision="fp32", clip_norm=1e-6, **settings).steps["loss"]
+    assert reference.iloc[1] != pytest.approx(still.iloc[1], rel=2e-2)
+    assert scaled.iloc[1] == pytest.approx(reference.iloc[1], rel=5e-3)
