@@ -141,7 +141,11 @@ def _body_length(metadata: memoryview) -> int:
 
 def _conform(found: pa.Table, table: Table, where: str) -> pa.Table:
     """`found` with the promised columns, in the promised types and order, then whatever else it had."""
-    if len(set(found.column_names)) < found.num_columns:
+    try:
+        given = found.column_names
+    except UnicodeDecodeError:
+        raise RunError(f"{where} has a column whose name is not UTF-8") from None
+    if len(set(given)) < len(given):
         raise RunError(f"{where} has two columns of one name")
     arrays, names = [], []
     for column in table.columns:

@@ -315,24 +315,23 @@ def test_damaged_tables_are_one_sentence(theirs: Path, tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_never_raise_anything_else(tmp_path: Path) -> None:
-    stream = event_stream(tmp_path, 4)
-    parquet = (tmp_path / "a" / "events" / "00000.parquet").read_bytes()
+    # Only Parquet: a schema message made on purpose can make Arrow itself abort, which is why files from strangers are
+    # read in a process of their own.
+    event_stream(tmp_path, 4)
+    whole = (tmp_path / "a" / "events" / "00000.parquet").read_bytes()
     rng, refused = random.Random(1), 0
-    for i in range(600):
-        data = bytearray(stream if i % 2 else parquet)
+    for _ in range(500):
+        data = bytearray(whole)
         for _ in range(rng.choice((1, 2, 20))):
             data[rng.randrange(len(data))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
         try:
-            if i % 2:
-                segment = read_stream(File("e/0.arrows", len(data), 0), bytes(data), TABLES["events"], None)
-            else:
-                reader = pa.BufferReader(bytes(data))
-                segment = read_parquet(File("e/0.parquet", len(data), 0), reader, TABLES["events"], None)
-            if segment.table is not None:
-                segment.table.validate(full=True)
-                segment.table.to_pylist()
+            file = File("events/00000.parquet", len(data), 0)
+            segment = read_parquet(file, pa.BufferReader(bytes(data)), TABLES["events"], None)
         except RunError:
             refused += 1
+            continue
+        assert segment.table is not None
+        segment.table.to_pylist()
     assert refused > 100
 
 
