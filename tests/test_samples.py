@@ -59,6 +59,8 @@ def test_the_overflowing_one_skips_at_the_start_and_again_and_again(runs):
     assert steps.skipped[100:].mean() > 0.05
     skips = runs["fp16-overflow"].events.query("kind == 'skipped'")
     assert len(skips) == steps.skipped.sum() and (skips.name != "").all()
+    (finding,) = diagnose(runs["fp16-overflow"])
+    assert (finding.code, finding.severity) == ("calibration-skips", "warning") and finding.value > finding.limit
 
 
 def test_the_underflowing_one_loses_what_the_healthy_one_keeps(runs):
@@ -67,3 +69,4 @@ def test_the_underflowing_one_loses_what_the_healthy_one_keeps(runs):
     assert subnormal > 10 * healthy_subnormal and subnormal > 0.2
     assert zero > healthy_zero
     assert (runs["fp16-underflow"].steps.loss_scale == 1).all()
+    assert [(f.code, f.severity) for f in diagnose(runs["fp16-underflow"])] == [("fp16-without-scaler", "error")]

@@ -102,7 +102,8 @@ def scale_collapse(run: Run) -> list[Finding]:
 
 def calibration_skips(run: Run) -> list[Finding]:
     """`calibration-skips`: steps were skipped, but only as a working scaler skips them: while it finds its scale in the
-    first steps, or once after a growth. Silent where any skip was of another sort."""
+    first steps, or once after a growth. A warning where growing so often costs more than `OFTEN` of the steps. Silent
+    where any skip was of another sort."""
     episodes = skip_episodes(run)
     trace = scale_trace(run)
     if not len(episodes) or np.isnan(episodes["scale_after"].iloc[-1]):  # none, or the run ends amid skips
@@ -113,10 +114,12 @@ def calibration_skips(run: Run) -> list[Finding]:
     if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
         return []
     summary = scale_summary(run)
-    # Each growth tries a scale that may prove too large, once.
-    if len(after_start) > max(1, min(summary.growths + 1, OFTEN * summary.attempts)):
+    if len(after_start) > summary.growths + 1:  # each growth tries a scale that may prove too large, once
         return []
     first, last = int(episodes["first"].iloc[0]), int(episodes["last"].iloc[-1])
+    share = len(after_start) / summary.attempts
+    if len(after_start) > 1 and share > OFTEN:
+        return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
     return [
         Finding(
             code="calibration-skips",
@@ -134,6 +137,27 @@ def calibration_skips(run: Run) -> list[Finding]:
             snippet="",
         )
     ]
+
+
+def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
+    scaler = run.head.config.get("scaler")
+    interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
+    every = f"every {interval} clean steps" if interval else "after few clean steps"
+    return Finding(
+        code="calibration-skips",
+        severity="warning",
+        title=f"One step in {1 / share:.0f} is thrown away because the loss scale grows too often",
+        where="loss scale",
+        steps=steps,
+        value=share,
+        limit=OFTEN,
+        unit="share of steps",
+        advice=(
+            f"The scale doubles {every}, overflows, and halves again: each time a batch is computed for nothing. "
+            "A healthy scaler skips one step in some hundreds; the default interval is 2000."
+        ),
+        snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)",
+    )
 
 
 def fp16_without_scaler(run: Run) -> list[Finding]:

@@ -136,7 +136,7 @@ def _no_autocast() -> Iterator[None]:
 
     def disabled(self: Any) -> Any:
         self._enabled = False
-        return enter(self)
+        return enter(self)  # type: ignore[no-untyped-call]
 
     kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     with ExitStack() as outer:
