@@ -27,6 +27,8 @@ STALE_S = 600.0
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_VALUES = 2**27
 """Values in one table file of a zip, a gibibyte of numbers: a million rows of `tensors` have half of that."""
+MAX_ZIPPED_BYTES = 4 * 2**30
+"""Memory that all tables of a zip together may take: many files of equal values would each be small."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""
@@ -120,6 +122,7 @@ class ZipSource:
         if not heads:
             raise RunError(f"path={str(path)!r} holds no run: run.json is missing")
         self._root = heads[0].parent
+        self._held: dict[str, int] = {}
 
     def head(self) -> Head:
         return Head.from_json(self._bytes("run.json", MAX_HEAD_BYTES), f"{self.path}:run.json")
@@ -139,8 +142,13 @@ class ZipSource:
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         data = self._bytes(file.name, file.size)
         if file.name.endswith(".parquet"):
-            return read_parquet(file, pa.BufferReader(data), table, before, most_values=MAX_ZIPPED_VALUES)
-        return read_stream(file, data, table, None)
+            segment = read_parquet(file, pa.BufferReader(data), table, before, most_values=MAX_ZIPPED_VALUES)
+        else:
+            segment = read_stream(file, data, table, None)
+        self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
+        if sum(self._held.values()) > MAX_ZIPPED_BYTES:
+            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")
+        return segment
 
     def console(self, lines: int) -> list[str]:
         if str(self._root / "console.log") not in self._archive.namelist():

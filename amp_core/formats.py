@@ -28,7 +28,8 @@ class Format:
     max_value: float
     """Largest finite value."""
     has_inf: bool
-    """Whether a value too large becomes infinity (otherwise NaN, as in e4m3)."""
+    """Whether a value too large becomes infinity. e4m3 has none: such a value becomes NaN or the largest one, as the
+    cast decides (torch saturates since 2.13 at the latest)."""
 
     @property
     def bias(self) -> int:
@@ -67,7 +68,8 @@ class Format:
 
     @property
     def overflow_threshold(self) -> float:
-        """Smallest magnitude that rounds past `max_value`: the middle between it and what the next step would be."""
+        """Middle between `max_value` and what the next step would be. Larger magnitudes overflow, and so does the middle,
+        since ties go to even; only in e4m3, whose largest mantissa is even, it becomes `max_value`."""
         return self.max_value + math.ldexp(1.0, self.max_exponent - self.mantissa_bits - 1)
 
     @property

@@ -263,6 +263,18 @@ def test_too_many_members_are_refused(finished: Path, tmp_path: Path, monkeypatc
         unpack(file, tmp_path / "b")
 
 
+def test_rows_of_many_files_together_are_limited(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = renamed_columns(pa.table({"step": pa.nulls(1000, pa.int64()).fill_null(1)}))
+    file = tmp_path / "many.zip"
+    file.write_bytes(zipped(members(pack(finished))[0], *[(f"steps/{i}.parquet", one) for i in range(10)]))
+    assert len(load_run(file).steps) == 10_000
+    monkeypatch.setattr(_source, "MAX_ZIPPED_BYTES", 2**20)
+    with pytest.raises(RunError, match=r"holds more than 0\.000977 GiB of rows"):
+        unpack(file, tmp_path / "b")
+
+
 def test_files_beside_the_run_are_not_unpacked(finished: Path, tmp_path: Path) -> None:
     file = tmp_path / "hand-made.zip"
     extra = [
