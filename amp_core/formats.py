@@ -68,7 +68,7 @@ class Format:
 
     @property
     def overflow_threshold(self) -> float:
-        """Middle between `max_value` and what the next step would be. Larger magnitudes overflow, and so does the middle,
+        """Middle between `max_value` and what the next step would be: larger magnitudes overflow. So does the middle,
         since ties go to even; only in e4m3, whose largest mantissa is even, it becomes `max_value`."""
         return self.max_value + math.ldexp(1.0, self.max_exponent - self.mantissa_bits - 1)
 

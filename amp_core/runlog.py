@@ -67,7 +67,7 @@ class RunWriter:
         self.rank = rank
         self._seal_bytes = seal_bytes
         self._seal_age_s = seal_age_s
-        self._began = time.time()
+        self._began = time.monotonic()  # not time.time(): clocks are set back
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._writing_thread: int | None = None
@@ -95,7 +95,7 @@ class RunWriter:
 
     def time_s(self) -> float:
         """Seconds since the run was created."""
-        return time.time() - self._began
+        return time.monotonic() - self._began
 
     def append(self, table: str, columns: Mapping[str, Any]) -> None:
         """Add rows to `table`: one sequence (list, NumPy or Arrow array) per column, all of one length.

@@ -254,7 +254,7 @@ class Head:
             raise RunError(f"{where} is not a run head: it holds a JSON {type(record).__name__}, not an object")
         schema = record.get("schema")
         if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
-            raise RunError(f"{where} has schema={schema!r}; a run head gives a whole number from 1 to {SCHEMA}")
+            raise RunError(f"{where} has schema={schema!r:.80}; a run head gives a whole number from 1 to {SCHEMA}")
         if schema > SCHEMA:
             raise RunError(
                 f"{where} has schema={schema}, which is newer than this AMPscope reads (up to {SCHEMA}); "
@@ -288,7 +288,7 @@ _HEAD_TYPES: dict[str, type] = {
 
 
 def _checked(name: str, value: Any, where: str) -> Any:
-    if not isinstance(value, _HEAD_TYPES[name]):
+    if not isinstance(value, _HEAD_TYPES[name]) or isinstance(value, bool):  # Python counts bool among the ints
         raise RunError(f"{where} has {name}={value!r:.80}; it must be of type {_HEAD_TYPES[name].__name__}")
     if name == "status" and value not in STATUSES:
         raise RunError(f"{where} has status={value!r:.80}; it must be one of {', '.join(STATUSES)}")

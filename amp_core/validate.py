@@ -24,17 +24,9 @@ EXPONENTS = (-1100, 1100)
 """No format of torch has exponents beyond these."""
 
 _COUNTS = ("zero", "subnormal", "normal", "inf", "nan")
-_NOT_NEGATIVE = {
-    "steps": ("step", "time_s", "loss_scale", "growth_tracker", "samples", "step_ms", "data_ms", "forward_ms",
-              "backward_ms", "optimizer_ms", "watch_ms", "memory_allocated_bytes", "memory_peak_bytes", "rank",
-              "optimizer"),
-    "tensors": ("step", "numel", *_COUNTS, "absmax", "rms", "rank", "absmin", "abs_sum"),
-    "device": ("index", "memory_used_bytes", "power_w", "rank"),
-    "kernels": ("count", "total_us", "rank"),
-    "ops": ("count", "cast_bytes", "rank"),
-    "audits": ("step", "numel", "lost", "rank"),
-    "events": ("rank",),
-}  # fmt: skip
+_ANY_SIGN = frozenset({"loss", "lr", "exp_min", "temperature_c", "time_s", "cosine"})
+"""Columns of numbers that may be negative; all others are counts, durations, magnitudes and shares."""
+_ROUNDING = 1e-6
 
 
 def validate(run: "Run", full: bool = False) -> None:
@@ -49,11 +41,17 @@ def validate(run: "Run", full: bool = False) -> None:
                 raise RunError(f"{name} has rows without {column.name!r}; every row needs it")
             if pa.types.is_string(column.type):
                 _check_text(name, column.name, values)
-        for column_name in _NOT_NEGATIVE[name]:
-            if pc.any(pc.less(table.column(column_name), 0)).as_py():
-                raise RunError(f"{name} has a negative {column_name!r}; it counts from 0")
+            elif column.type in (pa.int64(), pa.float64()) and column.name not in _ANY_SIGN:
+                _check_number(name, column.name, values)
     if full:
         _check_tensors(run.table("tensors"))
+
+
+def _check_number(table: str, column: str, values: pa.ChunkedArray) -> None:
+    if pc.any(pc.less(values, 0)).as_py():
+        raise RunError(f"{table} has a negative {column!r}; it counts from 0")
+    if column.endswith("_frac") and pc.any(pc.greater(values, 1 + _ROUNDING)).as_py():
+        raise RunError(f"{table} has {column!r} above 1; it is a share, from 0 to 1")
 
 
 def _check_text(table: str, column: str, values: pa.ChunkedArray) -> None:
