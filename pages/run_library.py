@@ -91,9 +91,14 @@ def take(kind: str) -> None:
     st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
 
 
+def table_key() -> str:
+    """The table is a new one, with its tick on the right row, whenever the picker in the sidebar was used."""
+    return f"library.table.{st.session_state.get('picker.turn', 0)}"
+
+
 def pick() -> None:
     """A row of the table was clicked: make it the chosen run."""
-    rows = st.session_state["library.table"]["selection"]["rows"]
+    rows = st.session_state[table_key()]["selection"]["rows"]
     keys = list(st.session_state["entries"])
     if rows and rows[0] < len(keys):
         picker.choose(keys[rows[0]])
@@ -110,7 +115,7 @@ if entries:
     table = pd.DataFrame([row(e) for e in entries.values()])
     damaged = table[table["Status"] == "damaged"]
     aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
-    head.verdict(f"{words.plural(len(table), 'run')} to look at{aside}.")
+    head.verdict(f"{words.plural(len(table), 'run')}{aside}.")
     st.caption("Click the start of a row to choose a run.")
     st.dataframe(
         table,
@@ -118,7 +123,7 @@ if entries:
         column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
         hide_index=True,
         placeholder=words.NONE,
-        key="library.table",
+        key=table_key(),
         on_select=pick,
         selection_mode="single-row",
         selection_default={"selection": {"rows": [list(entries).index(st.session_state["run"])]}},

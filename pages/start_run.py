@@ -6,8 +6,10 @@ from pages.parts import form, head, live, picker, queue
 
 head.title("Start a run")
 entry = picker.chosen()
-started: list[str] = st.session_state.get("start.keys", [])
-if entry is not None and (entry.key in started or (entry.under_way and queue.job_of(entry.path) is not None)):
+followed: list[str] = st.session_state.setdefault("start.followed", [])
+if entry is not None and entry.under_way and queue.job_of(entry.path) is not None:
+    followed.append(entry.key)  # so that its end is shown here too, also after a reload
+if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
     live.show(entry, with_queue=True)

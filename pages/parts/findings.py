@@ -22,8 +22,10 @@ def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
     elif not grave:
         st.success(f"Nothing wrong was found. {words.escape(summary)}", icon=":material/check_circle:")
     else:
-        say = st.error if any(f.severity == "error" for f in grave) else st.warning
-        say(f"{words.escape(words.sentence(grave[0].title))} {words.escape(summary)}", icon=LOOK[grave[0].severity][1])
+        errors = sum(f.severity == "error" for f in grave)
+        parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(grave) - errors, "warning")) if n]
+        say, look = (st.error, "error") if errors else (st.warning, "warning")
+        say(f"{' and '.join(parts)} found. {words.escape(summary)}", icon=LOOK[look][1])
     for finding in sorted(found, key=lambda f: list(LOOK).index(f.severity)):
         card(finding)
 
@@ -49,6 +51,14 @@ def evidence(finding: Finding) -> list[str]:
         first, last = finding.steps
         said.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
     if finding.value is not None:
-        limit = f", limit {words.number(finding.limit)}" if finding.limit is not None else ""
-        said.append(words.escape(f"{words.number(finding.value)}{limit} {finding.unit or ''}".strip()))
+        limit = f", limit {amount(finding.limit, finding.unit)}" if finding.limit is not None else ""
+        said.append(words.escape(f"{amount(finding.value, finding.unit)}{limit}"))
     return said
+
+
+def amount(value: float, unit: str) -> str:
+    """A number of a finding with its unit: loss scales as powers of two, counts as whole numbers."""
+    if unit == "loss scale":
+        return f"loss scale {words.scale(value)}"
+    whole = value == round(value) if abs(value) < 1e6 else False
+    return f"{words.count(value)} {unit}".strip() if whole else words.number(value, unit)

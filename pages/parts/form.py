@@ -73,9 +73,8 @@ def begin() -> None:
         known = argument in (*PLAIN, *ADVANCED, "workload", "size", "precision", "loss_scale", "init_scale")
         st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
         return
-    keys = [f"run/{job.name}" for job in started]
-    st.session_state["start.keys"] = [*keys, *st.session_state.get("start.keys", [])]
-    picker.choose(keys[0])
+    st.session_state["start.followed"] = [f"run/{job.name}" for job in started]
+    picker.choose(f"run/{started[0].name}")
 
 
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
@@ -188,4 +187,4 @@ def _refusal(refused: tuple[str, str] | None, *names: str) -> None:
 
 def _what(choice: tuple[str, str]) -> str:
     workload, size = WORKLOADS[choice[0]], WORKLOADS[choice[0]].sizes[choice[1]]
-    return f"{workload.label} · {size.name} ({words.number(size.parameters / 1e6)} M parameters)"
+    return f"{workload.label} · {size.name} ({words.compact(size.parameters)} parameters)"

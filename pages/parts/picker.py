@@ -13,10 +13,16 @@ def show() -> None:
     _follow_address(entries)
     with st.sidebar:
         if entries:
-            st.selectbox("Run", list(entries), key="run", format_func=lambda key: label(entries[key]))
+            st.selectbox(
+                "Run", list(entries), key="run", format_func=lambda key: label(entries[key]), on_change=_turned
+            )
             st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
         if missing := st.session_state.pop("picker.missing", None):
             st.warning(f"There is no run {words.escape(missing)} here; this is another one.")
+
+
+def _turned() -> None:
+    st.session_state["picker.turn"] = st.session_state.get("picker.turn", 0) + 1
 
 
 def choose(key: str) -> None:

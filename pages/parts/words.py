@@ -60,6 +60,14 @@ def count(value: float | None) -> str:
     return NONE if _missing(value) else f"{round(value or 0):,}"
 
 
+def compact(value: float) -> str:
+    """A large count with three digits and k (thousand), M (million) or G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return number(value / size, unit)
+    return count(value)
+
+
 def plural(value: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"

@@ -62,7 +62,7 @@ def test_damaged_run_is_one_sentence_and_the_app_goes_on(home, open_app, damage)
         assert not app.metric and not app.get("plotly_chart")
     app.switch_page("pages/run_library.py").run()
     assert not app.exception
-    assert "1 of them damaged" in words(app)
+    assert "2 runs, 1 of them damaged." in words(app)
     assert "**a** cannot be read: " in words(app)
     app.sidebar.selectbox[0].select("run/b").run()
     app.switch_page(OF_A_RUN[0]).run()

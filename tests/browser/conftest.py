@@ -1,0 +1,170 @@
+"""A real server and a real headless Chromium, both on the loopback address.
+
+Where there is no Chromium these tests are skipped and say so; with AMPSCOPE_REQUIRE_BROWSER=1 they fail instead.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "--no-sandbox",  # needs privileges that a container seldom has; only our own page is opened
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PROBES = ("/_stcore/health", "/_stcore/host-config")
+"""Streamlit's page looks for its server below each part of the address; those that are not there are 404."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the browser."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@dataclass
+class Server:
+    """A running app."""
+
+    base: str
+    runs: Path
+    process: "subprocess.Popen[bytes]"
+
+
+@contextlib.contextmanager
+def serve(runs: Path) -> Iterator[Server]:
+    """Start the app on a free port, and stop that process, and no other, at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}", "--server.headless=true"]
+    log = runs.parent / "server.log"
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"AMPSCOPE_RUNS": str(runs)}, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/_stcore/health") or process.poll() is not None, 60)
+        assert process.poll() is None, log.read_text()
+        yield Server(f"http://127.0.0.1:{port}", runs, process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+def answers(url: str) -> bool:
+    """Whether something answers there."""
+    try:
+        with urllib.request.urlopen(url, timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    """Return as soon as `condition()` is true; fail after `seconds`."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, f"waited {seconds} s in vain"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One app for all tests of this folder, already visited once."""
+    with serve(tmp_path_factory.mktemp("app") / "runs") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        sentence = "no chromium on this machine; install Debian's package chromium to run the browser tests"
+        if os.environ.get("AMPSCOPE_REQUIRE_BROWSER") == "1":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    with sync_playwright() as playwright:
+        browser = launch(playwright, found)
+        yield browser
+        browser.close()
+
+
+def launch(playwright: Playwright, executable: str) -> Browser:
+    """Start it without anything that talks to the network by itself."""
+    return playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+
+
+@dataclass
+class Tab:
+    """A page of the browser, with what went wrong on it."""
+
+    page: Page
+    wrong: list[str] = field(default_factory=list)
+
+    def open(self, url: str) -> "Tab":
+        """Go there and wait until the app has drawn the page and rests."""
+        self.page.goto(url, wait_until="domcontentloaded")
+        self.page.wait_for_selector("h1", timeout=60_000)
+        self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')", timeout=60_000)
+        return self
+
+    def metric(self, label: str) -> str:
+        """The value on the metric card of that label."""
+        card = self.page.locator('[data-testid="stMetric"]', has_text=label).first
+        return card.locator('[data-testid="stMetricValue"]').inner_text()
+
+    def exceptions(self) -> list[str]:
+        """Exceptions shown on the page."""
+        return [e.inner_text() for e in self.page.locator('[data-testid="stException"]').all()]
+
+
+@pytest.fixture
+def new_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
+    """Open tabs: `new_tab(theme="dark")`. All are closed at the end."""
+    contexts = []
+
+    def go(theme: str = "light") -> Tab:
+        context = chromium.new_context(viewport={"width": 1400, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        tab = Tab(context.new_page())
+        tab.page.on("pageerror", lambda error: tab.wrong.append(str(error)))
+        tab.page.on("requestfailed", lambda r: tab.wrong.append(f"{r.url}: {r.failure}") if foreign(r.url) else None)
+        tab.page.on("response", lambda r: tab.wrong.append(f"{r.status} {r.url}") if bad(r.status, r.url) else None)
+        return tab
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def foreign(url: str) -> bool:
+    """Whether a request left this machine."""
+    return not url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
+
+
+def bad(status: int, url: str) -> bool:
+    """Whether a response is an error, or comes from elsewhere."""
+    return foreign(url) or (status >= 400 and not url.endswith(PROBES))
