@@ -11,7 +11,7 @@ files: a job waits while another one of its device lives that came before it.
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,9 +121,15 @@ def order(folder: Path, record: Record) -> tuple[int, str]:
     return record.created_ns, folder.name
 
 
-def ahead_of(folder: Path, record: Record) -> list[tuple[str, Record]]:
-    """Name and record of the living jobs for which the job in `folder` has to wait, in the order of the queue."""
-    others = [(f, r) for f, r in every(folder.parent) if f.name != folder.name and r.device == record.device]
+def ahead_of(
+    folder: Path, record: Record, jobs: Iterable[tuple[Path, Record]] | None = None
+) -> list[tuple[str, Record]]:
+    """Name and record of the living jobs for which the job in `folder` has to wait, in the order of the queue.
+
+    `jobs` are all jobs of the runs directory, where the caller has read them already.
+    """
+    everyone = jobs if jobs is not None else every(folder.parent)
+    others = [(f, r) for f, r in everyone if f.name != folder.name and r.device == record.device]
     return [
         (f.name, r)
         for f, r in sorted(others, key=lambda item: order(*item))

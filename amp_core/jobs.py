@@ -80,7 +80,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether its process ran when this was read."""
+        """Whether it had not ended when this was read."""
         return self.state in ("queued", "starting", "running")
 
     def console(self, lines: int = 20) -> list[str]:
@@ -104,15 +104,16 @@ class Job:
             _job_end.ask_to_stop(record)
 
     def stop(self, grace_s: float = GRACE_S) -> "Job":
-        """Ask it to stop, wait until it has, and return it as it is then. Kills it after `grace_s` seconds.
+        """Ask it to stop, wait until its process is gone, and return it as it is then; kills after `grace_s` seconds.
 
         The job returned is still alive only where not even SIGKILL ends it: a process inside a device driver.
         """
         self.request_stop(grace_s)
         give_up = time.monotonic() + grace_s + 5.0
-        while (job := find(self.folder)).alive and time.monotonic() < give_up:
+        while _jobfile.is_alive(_jobfile.read(self.folder)) and time.monotonic() < give_up:
+            find(self.folder)  # kills it when its time is over
             time.sleep(0.05)
-        return job
+        return find(self.folder)
 
 
 def start(
@@ -128,7 +129,7 @@ def start(
     added where that is taken. `command` takes the place of `ampscope train`: it is called with `--config FILE --out
     FOLDER`. Raises `RunError` where the folder cannot be written or the process cannot be started.
     """
-    folder = _new_folder(Path(runs_dir).absolute(), name, config)
+    folder = _new_folder(Path(runs_dir).resolve(), name, config)
     config_file = folder / _jobfile.CONFIG_FILE
     train = list(command) if command is not None else [sys.executable, "-m", "amp_core", "train"]
     record = _jobfile.Record(
@@ -163,16 +164,17 @@ def start(
 
 def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
     """All jobs under `runs_dir`, newest first; empty where the folder does not exist."""
-    folder = Path(runs_dir).absolute()
+    folder = Path(runs_dir).resolve()
     with _lock:
-        records = {f: _upkeep(f, r) for f, r in _jobfile.every(folder)}
-        newest_first = sorted(records.items(), key=lambda item: _jobfile.order(*item), reverse=True)
-        return [_job(f, r) for f, r in newest_first]
+        _forget_removed()
+        found = [(f, _upkeep(f, r)) for f, r in _jobfile.every(folder)]
+        found.sort(key=lambda item: _jobfile.order(*item), reverse=True)
+        return [_job(f, r, found) for f, r in found]
 
 
 def find(folder: str | os.PathLike[str]) -> Job:
     """The job of a run folder. Raises `RunError` where that holds none."""
-    where = Path(folder).absolute()
+    where = Path(folder).resolve()
     with _lock:
         return _job(where, _upkeep(where, _jobfile.read(where)))
 
@@ -202,8 +204,15 @@ def _upkeep(folder: Path, record: _jobfile.Record) -> _jobfile.Record:
     return record
 
 
-def _job(folder: Path, record: _jobfile.Record) -> Job:
-    state, reason, position = _state(folder, record)
+def _forget_removed() -> None:
+    """Wait for ended children whose folders were removed: nobody will ask after them again."""
+    for folder, child in list(_children.items()):
+        if not (folder / _jobfile.JOB_FILE).exists() and child.poll() is not None:
+            del _children[folder]
+
+
+def _job(folder: Path, record: _jobfile.Record, jobs: Sequence[tuple[Path, _jobfile.Record]] | None = None) -> Job:
+    state, reason, position = _state(folder, record, jobs)
     return Job(
         folder=folder,
         device=record.device,
@@ -217,7 +226,9 @@ def _job(folder: Path, record: _jobfile.Record) -> Job:
     )
 
 
-def _state(folder: Path, record: _jobfile.Record) -> tuple[str, str | None, int | None]:
+def _state(
+    folder: Path, record: _jobfile.Record, jobs: Sequence[tuple[Path, _jobfile.Record]] | None
+) -> tuple[str, str | None, int | None]:
     alive = _jobfile.is_alive(record)
     if (folder / "run.json").exists():
         try:
@@ -231,7 +242,7 @@ def _state(folder: Path, record: _jobfile.Record) -> tuple[str, str | None, int 
         return ("starting", None, None) if fresh else ("lost", "it runs on another machine and says nothing", None)
     if not alive:
         return *_job_end.verdict(folder, record), None
-    ahead = _jobfile.ahead_of(folder, record)
+    ahead = _jobfile.ahead_of(folder, record, jobs)
     if ahead:
         return "queued", f"waiting for {record.device}: behind {ahead[-1][0]}", len(ahead)
     return "starting", None, None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def runs(tmp_path: Path) -> Iterator[Path]:
     for job in listing(folder):
         if job.alive:
             job.stop(grace_s=0)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while [f for f in jobs._children if f.parent == folder]:
         assert time.monotonic() < end, "a child was not waited for"
         assert [j.name for j in listing(folder) if j.alive] == []
@@ -149,6 +150,22 @@ def test_listing_is_newest_first_and_empty_without_a_folder(runs: Path, stand_in
         find(runs / "no-job")
     with pytest.raises(RunError, match="does not hold JSON"):
         find(runs / "damaged")
+
+
+def test_job_is_one_whatever_way_leads_to_it(runs: Path, stand_in: Callable[[str], list[str]], tmp_path: Path) -> None:
+    job = start(CPU, runs, command=stand_in("aborts"))
+    (tmp_path / "link").symlink_to(runs)
+    wait_for(lambda: gone(job.pid))
+    found = find(tmp_path / "link" / ".." / "runs" / job.name)  # the child is known by this name too
+    assert found.folder == job.folder and found.reason is not None and "exit code 7" in found.reason
+
+
+def test_ended_child_whose_folder_was_removed_is_waited_for(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    job = start(CPU, runs, command=stand_in("short"))
+    until(job.folder, "finished")
+    wait_for(lambda: gone(job.pid))
+    shutil.rmtree(job.folder)
+    assert listing(runs) == [] and job.folder not in jobs._children
 
 
 def test_unwritable_runs_dir_is_one_sentence(tmp_path: Path) -> None:
@@ -252,7 +269,8 @@ def test_process_that_raises_crashes_or_is_killed_says_so(runs: Path, stand_in: 
         ),
         "aborts": (r"ended with exit code 7 and wrote no end\. Last output: .*step 2", 3),
     }
-    started = {mode: start(CPU, runs, command=stand_in(mode)) for mode in expected}
+    devices = (dataclasses.replace(CPU, device=f"cuda:{i}") for i in range(len(expected)))  # so that none waits
+    started = {mode: start(next(devices), runs, command=stand_in(mode)) for mode in expected}
     for mode, (reason, steps) in expected.items():
         job = until(started[mode].folder, "finished", "stopped", "failed", "lost")
         assert job.state == "failed"
@@ -391,3 +409,20 @@ def test_child_finds_the_package_from_a_checkout(runs: Path, tmp_path: Path, mon
     import amp_core
 
     assert job.console()[-1] == f"{amp_core.__file__} 1"
+
+
+def test_real_training_runs_stops_and_is_refused_what_is_not_there(runs: Path) -> None:
+    config = TrainConfig(workload="digits-cnn", precision="fp16", steps=10**6, every=2, device="cpu")
+    training = start(config, runs)
+    refused = start(dataclasses.replace(config, device="cuda:99"), runs)
+    assert (training.state, refused.device) == ("starting", "cuda:99")
+    until(training.folder, "running", timeout_s=60)
+    wait_for(lambda: steps_recorded(training.folder) > 3, timeout_s=30)
+    job = training.stop()
+    run = load_run(training.folder)
+    assert (job.state, run.status, job.reason) == ("stopped", "stopped", "stopped by SIGTERM")
+    assert run.head.config["precision"] == "fp16" and len(run.tensors()) > 0
+    assert len(run.steps) > 3 and run.steps["loss"].notna().all()
+    job = until(refused.folder, "failed", timeout_s=60)
+    assert job.reason is not None and job.reason.startswith("device='cuda:99' is not there")
+    assert load_run(refused.folder).end_reason == job.reason

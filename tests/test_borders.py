@@ -1,0 +1,89 @@
+"""The borders of the house: which heavy packages a fresh process has loaded after importing a part of it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import amp_core
+
+ROOT = Path(amp_core.__file__).parent.parent
+
+
+def modules(*folders: str) -> list[str]:
+    """Dotted names of all modules under the given folders or files of the tree."""
+    files = [f for name in folders for f in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))]
+    names = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files}
+    return sorted(n for n in names if not n.endswith(("__main__", "_job_child")))
+
+
+def loaded(names: list[str], heavy: tuple[str, ...]) -> list[str]:
+    """Which of `heavy` a fresh process has loaded after importing `names`."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"print(*[m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+READING = [
+    m
+    for m in modules("amp_core")
+    if not m.startswith(("amp_core.record", "amp_core.train", "amp_core.figures")) or m == "amp_core.train.config"
+]
+
+
+def test_the_half_that_reads_runs_without_torch_and_streamlit() -> None:
+    for name in ("run", "jobs", "schema", "packing", "validate", "analysis", "findings", "train.config"):
+        assert f"amp_core.{name}" in READING
+    assert loaded(READING, ("torch", "streamlit", "plotly")) == []
+
+
+def test_figures_need_plotly_alone() -> None:
+    assert loaded(modules("amp_core/figures"), ("torch", "streamlit", "plotly")) == ["plotly"]
+
+
+def test_the_half_that_records_needs_neither_plotly_nor_streamlit() -> None:
+    names = modules("amp_core/record", "amp_core/train")
+    assert "amp_core.record.recorder" in names and "amp_core.train.engine" in names
+    assert loaded(names, ("torch", "streamlit", "plotly")) == ["torch"]
+
+
+def test_the_package_itself_is_light() -> None:
+    assert loaded(["amp_core"], ("torch", "streamlit", "plotly", "pandas", "sklearn", "numba")) == []
+
+
+def imports(file: Path) -> set[str]:
+    """Top-level packages that a file imports anywhere in it, in functions and for type checking too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folder", "banned"),
+    [
+        ("amp_core", {"streamlit"}),
+        ("amp_core/analysis", {"plotly", "torch"}),
+        ("amp_core/findings", {"plotly", "torch"}),
+        ("amp_core/figures", {"torch"}),
+        ("amp_core/record", {"plotly"}),
+        ("amp_core/train", {"plotly"}),
+        ("pages", {"torch"}),
+    ],
+)
+def test_no_file_imports_what_its_folder_may_not(folder: str, banned: set[str]) -> None:
+    files = list((ROOT / folder).rglob("*.py"))
+    if not files and not (ROOT / "pages").exists():
+        pytest.skip("an installed package comes without the app's pages")
+    assert files
+    assert {f.name: wrong for f in files if (wrong := imports(f) & banned)} == {}
