@@ -53,10 +53,14 @@ episodes = loaders.analysed(skip_episodes, run)
 
 head.verdict(verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run")))
 if about.has_scaler:
-    with st.container(horizontal=True):
+    now, skipped, down, up = st.columns(4)
+    with now:
         cards.card("Loss scale", words.scale(about.last), f"{words.scale(about.first)} at first")
+    with skipped:
         cards.card("Skipped steps", words.count(about.skips), f"{words.percent(about.skip_frac)} of {about.attempts:,}")
+    with down:
         cards.card("Backed off", f"{about.backoffs:,} ×", f"in {words.plural(len(episodes), 'episode')} of skips")
+    with up:
         interval = run.head.config.get("growth_interval")
         clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
         cards.card("Grew", f"{about.growths:,} ×", clean)

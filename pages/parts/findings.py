@@ -15,7 +15,7 @@ LOOK = {
 
 
 def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
-    """The verdict in one line, then a card per finding, the gravest first."""
+    """The verdict in one line, then a card for each error and warning, the gravest first."""
     grave = [f for f in found if f.severity != "info"]
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
@@ -26,8 +26,15 @@ def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
         parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(grave) - errors, "warning")) if n]
         say, look = (st.error, "error") if errors else (st.warning, "warning")
         say(f"{' and '.join(parts)} found. {words.escape(summary)}", icon=LOOK[look][1])
-    for finding in sorted(found, key=lambda f: list(LOOK).index(f.severity)):
+    for finding in sorted(grave, key=lambda f: list(LOOK).index(f.severity)):
         card(finding)
+
+
+def remarks(found: Sequence[Finding]) -> None:
+    """What is good to know and benign: it need not stand before the numbers."""
+    for finding in found:
+        if finding.severity == "info":
+            card(finding)
 
 
 def card(finding: Finding) -> None:

@@ -1,9 +1,11 @@
 """The frame: navigation, the run picker and the address, with and without runs."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from amp_core.figures.style import RECIPES
 from tests.pages.conftest import OVERVIEW, ROOT, pages, words
 from tests.synthetic import write
 
@@ -20,6 +22,22 @@ def test_addresses_differ_from_file_names():
     for file, address in pages().items():
         assert address != Path(file).stem
         assert "_" in Path(file).stem and "_" not in address
+
+
+def test_theme_has_ten_series_colours_of_the_figures_and_nothing_bare():
+    # Anything in bare [theme] forces the light theme; with fewer than ten colours Plotly takes its own.
+    theme = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]
+    assert set(theme) == {"light", "dark"}
+    for dark, name in enumerate(("light", "dark")):
+        colours = theme[name]["chartCategoricalColors"]
+        assert len(colours) == len(set(colours)) == 10
+        assert colours[: len(RECIPES)] == [pair[dark] for pair in RECIPES.values()]
+
+
+def test_server_is_for_this_machine_alone():
+    server = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["server"]
+    assert server["address"] == "127.0.0.1" and server["enableCORS"] and server["enableXsrfProtection"]
+    assert set(server["allowedHosts"]) == {"localhost", "127.0.0.1"}
 
 
 def test_app_file_stays_short():
