@@ -151,6 +151,8 @@ def _lists(values: Sequence[Any]) -> list[pa.Buffer]:
 
 
 def _list_items(values: Sequence[Any]) -> list[pa.Array]:
+    if values and all(isinstance(v, np.ndarray) for v in values):
+        return [_MAKERS[pa.int64()](np.concatenate(values))]
     return [_MAKERS[pa.int64()]([one for v in values for one in v])]
 
 

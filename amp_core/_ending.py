@@ -50,9 +50,8 @@ _installed: _Installed | None = None
 def watch_over(ending: Ending) -> None:
     """End `ending` however the process ends from now on."""
     global _pid, _cause, _pending
-    if _pid != os.getpid():  # first use, or a forked child, whose parent's runs are not its own
+    if _pid != os.getpid():  # first use, or a forked child: its parent's hooks serve it, its parent's runs it leaves
         _open.clear()
-        _uninstall()
         _pid, _cause, _pending = os.getpid(), None, None
     _open.append(ending)
     if _installed is None:

@@ -22,7 +22,7 @@ from amp_core.schema import TABLES
 
 
 def fill(writer: RunWriter) -> None:
-    writer.append("steps", {"step": [0, 1], "loss": [float("nan"), None], "skipped": [True, False]})
+    writer.append("steps", {"step": [0, 1], "loss": [float("nan"), None], "lr": [-float("inf"), float("inf")]})
     writer.append("tensors", {"step": [0], "name": ["w"], "exp_counts": [[1, 0, 2]], "exp_min": [-3]})
     writer.event("skipped", name="w", step=0)
 

@@ -161,9 +161,10 @@ class Counted:
         return read_stream(file, data, *rest)
 
     def read_parquet(self, file: File, source: Any, table: Any, before: Any, *rest: Any) -> Any:
-        if before is None:
+        segment = read_parquet(file, source, table, before, *rest)
+        if before is None or segment.table is not before.table:
             self.parquet.append(file.name)
-        return read_parquet(file, source, table, before, *rest)
+        return segment
 
     def take(self) -> tuple[int, list[str]]:
         got = (self.stream_bytes, self.parquet)
@@ -256,6 +257,12 @@ def test_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path)
     (tmp_path / "a" / "steps" / ".00001.parquet.tmp").write_bytes(b"half a file")
     (tmp_path / "a" / "steps" / "notes.txt").write_text("mine")
     assert load_run(tmp_path / "a").steps["step"].tolist() == [0, 1, 2]
+    both = [File(f"steps/00000.{form}", 1, 0) for form in ("parquet", "arrows")]
+    for listed in (both, both[::-1]):  # folders are listed in any order
+        found: dict[str, File] = {}
+        for file in listed:
+            _source._keep_better(found, file)
+        assert found == {"steps/00000": both[0]}
 
 
 # ---- torn and damaged -----------------------------------------------------------------------------------------------

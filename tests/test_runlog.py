@@ -117,6 +117,13 @@ def test_columns_agree_with_what_arrow_itself_would_make(tmp_path: Path) -> None
         assert column.equals(wanted), name
 
 
+def test_histograms_may_be_arrays(tmp_path: Path) -> None:
+    histograms = [np.array([1, 2]), np.array([], np.int64), np.array([3], np.int32)]
+    with RunWriter(tmp_path / "a") as writer:
+        writer.append("tensors", {"step": [0, 1, 2], "name": ["w"] * 3, "exp_counts": histograms})
+    assert load_run(tmp_path / "a").table("tensors").column("exp_counts").to_pylist() == [[1, 2], [], [3]]
+
+
 @pytest.mark.parametrize(
     ("table", "columns", "says"),
     [
