@@ -118,6 +118,12 @@ TABLES: dict[str, Table] = {
                 _RANK,
                 _column("absmin", "f", "smallest nonzero magnitude; 0 where none is"),
                 _column("abs_sum", "f", "sum of finite magnitudes: the gradient's mass"),
+                _column("capped_min", "i", "exponent that capped_counts[0] counts"),
+                _column(
+                    "capped_counts",
+                    "li",
+                    "weight_grad: as exp_counts, of each value or the largest output gradient of its channel if smaller",
+                ),
             ),
         ),
         Table(

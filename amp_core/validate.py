@@ -24,7 +24,7 @@ EXPONENTS = (-1100, 1100)
 """No format of torch has exponents beyond these."""
 
 _COUNTS = ("zero", "subnormal", "normal", "inf", "nan")
-_ANY_SIGN = frozenset({"loss", "lr", "exp_min", "temperature_c", "time_s", "cosine"})
+_ANY_SIGN = frozenset({"loss", "lr", "exp_min", "capped_min", "temperature_c", "time_s", "cosine"})
 """Columns of numbers that may be negative; all others are counts, durations, magnitudes and shares."""
 _ROUNDING = 1e-6
 
@@ -82,12 +82,17 @@ def _check_tensors(table: pa.Table) -> None:
             f"tensors row step={row['step']} name={row['name']!r:.80} has counts that add up to "
             f"{sum(row[c] for c in _COUNTS)} instead of numel={row['numel']}"
         )
-    low, high = pc.min(table.column("exp_min")).as_py(), pc.max(table.column("exp_min")).as_py()
+    _check_histograms(table, "exp_min", "exp_counts")
+    _check_histograms(table, "capped_min", "capped_counts")
+
+
+def _check_histograms(table: pa.Table, first: str, column: str) -> None:
+    low, high = pc.min(table.column(first)).as_py(), pc.max(table.column(first)).as_py()
     if low is not None and (low < EXPONENTS[0] or high > EXPONENTS[1]):
-        raise RunError(f"tensors has exp_min={low if low < EXPONENTS[0] else high}; exponents run from -1100 to 1100")
-    histograms = table.column("exp_counts").combine_chunks()
+        raise RunError(f"tensors has {first}={low if low < EXPONENTS[0] else high}; exponents run from -1100 to 1100")
+    histograms = table.column(column).combine_chunks()
     longest = pc.max(pc.list_value_length(histograms)).as_py()
     if longest is not None and longest > MAX_BINS:
         raise RunError(f"tensors has an exponent histogram of {longest} bins; at most {MAX_BINS} are read")
     if pc.any(pc.less(pc.list_flatten(histograms), 0)).as_py():
-        raise RunError("tensors has a negative count in exp_counts; it counts from 0")
+        raise RunError(f"tensors has a negative count in {column}; it counts from 0")

@@ -1,6 +1,7 @@
 """One attempted optimizer step: what was gathered for it, and the rows it becomes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from amp_core.record.clock import Phases
-from amp_core.record.measure import merged, unpack
+from amp_core.record.measure import Measured, merged, unpack
 from amp_core.record.parcel import Parcel
 
 _NAMED = 8
@@ -32,6 +33,8 @@ class Attempt:
     """Names in the order of `norms` in the parcel."""
     measured: list[tuple[str, str, str, str]] = field(default_factory=list)
     """Name, kind, dtype and key in the parcel of each measurement; a module that ran twice has two."""
+    capped: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By name the dtype and the key of the measurement of a capped weight gradient."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -51,6 +54,12 @@ class Attempt:
         """Keep a measurement of a tensor."""
         key = f"measured:{len(self.measured)}"
         self.measured.append((name, kind, dtype, key))
+        self.parcel.put(key, packed)
+
+    def add_capped(self, name: str, dtype: str, packed: torch.Tensor) -> None:
+        """Keep the measurement of a weight gradient capped by channel."""
+        key = f"capped:{name}"
+        self.capped[name] = dtype, key
         self.parcel.put(key, packed)
 
     def send(self) -> None:
@@ -131,10 +140,7 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
         before = together.get((name, kind, dtype))
         together[name, kind, dtype] = packed if before is None else merged(before, packed)
     found = [unpack(packed, dtype) for (_, _, dtype), packed in together.items()]
-    offsets = [0]
-    for one in found:
-        offsets.append(offsets[-1] + len(one.exp_counts))
-    counts = pa.concat_arrays([pa.array(one.exp_counts, pa.int64()) for one in found])
+    capped = [_capped(attempt, name) if kind == "weight_grad" else None for name, kind, _ in together]
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
     return {
         "step": [attempt.step] * len(found),
@@ -142,8 +148,25 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
         "kind": [kind for _, kind, _ in together],
         "dtype": [dtype for _, _, dtype in together],
         "loss_scale": [attempt.multiplied_by(kind) for _, kind, _ in together],
-        "exp_counts": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), counts),
+        "exp_counts": _histograms(found),
+        "capped_min": [one.exp_min if one is not None else None for one in capped],
+        "capped_counts": _histograms(capped),
     } | {column: [getattr(one, column) for one in found] for column in same}
+
+
+def _capped(attempt: Attempt, name: str) -> Measured | None:
+    if name not in attempt.capped:
+        return None
+    dtype, key = attempt.capped[name]
+    return unpack(attempt.parcel.values(key), dtype)
+
+
+def _histograms(found: Sequence[Measured | None]) -> pa.Array:
+    """The exponent counts of each, null where there is none."""
+    offsets = np.cumsum([0, *(len(one.exp_counts) if one is not None else 0 for one in found)], dtype=np.int32)
+    counts = np.concatenate([one.exp_counts for one in found if one is not None] or [np.zeros(0, np.int64)])
+    missing = pa.array([one is None for one in found])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(counts, pa.int64()), mask=missing)
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:

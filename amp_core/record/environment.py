@@ -1,8 +1,10 @@
 """What a run is trained on and with: versions, devices, flags, and a summary of the model."""
 
+import itertools
 import platform
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,13 @@ def environment() -> dict[str, Any]:
     }
 
 
+MOST_NAMED = 10_000
+"""Modules and parameters that the head of a run describes one by one; a model with more is described as a whole."""
+
+
 def model_summary(model: torch.nn.Module) -> dict[str, Any]:
-    """Class, parameters, their bytes and dtypes, modules."""
+    """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
+    each module that has parameters or no children) and `shapes` (of each parameter; a tied one under all its names)."""
     parameters = list(model.parameters())
     dtypes = Counter(dtype_name(p.dtype) for p in parameters)
     return {
@@ -51,7 +58,26 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tensors_by_dtype": dict(dtypes),
         "modules": sum(1 for _ in model.modules()),
+        "layers": {name: layer_class(m) for name, m in _first(model.named_modules()) if name and computes(m)},
+        "shapes": {n: list(p.shape) for n, p in _first(model.named_parameters(remove_duplicate=False))},
     }
+
+
+def layer_class(module: torch.nn.Module) -> str:
+    """The name of the nearest class that torch defines: `LSTM` for one's own subclass of it; else its own name."""
+    known = (
+        c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules") and c is not torch.nn.Module
+    )
+    return next(known, type(module)).__name__
+
+
+def computes(module: torch.nn.Module) -> bool:
+    """Whether a module does something of its own: it has parameters of its own, or no children."""
+    return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))
+
+
+def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return itertools.islice(named, MOST_NAMED)
 
 
 def _gpu(index: int) -> dict[str, Any]:

@@ -5,6 +5,11 @@ in-place modules, reused modules, nested, dict and dataclass outputs all work, a
 measured the moment it passes.
 
 Watched are the modules that compute: those without children, and those with parameters of their own.
+
+Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too. A weight
+gradient is a sum of products of one channel's output gradients with inputs, so where all of a channel's output
+gradients are flushed to zero, its whole row of the weight gradient is, however large that would have been: as happens
+to words a language model has not seen, and to queries and keys in attention. `capped` says how small that makes a row.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record.clock import Phases
+from amp_core.record.environment import computes
 from amp_core.record.measure import dtype_name, measurable, measure
 
 
@@ -28,16 +34,18 @@ class Outputs:
         phases: Phases,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._modules = [(n, m) for n, m in model.named_modules() if n and _computes(m) and wanted(n)]
+        self._modules = [(n, m) for n, m in model.named_modules() if n and computes(m) and wanted(n)]
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused
         self._handles: list[Any] = []
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
+        self._largest: dict[int, torch.Tensor] = {}
 
     def put_on(self) -> None:
         """Measure what passes from now on."""
         if self._kinds and not self._handles:
+            self._largest.clear()
             self._handles = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
 
     def take_off(self) -> None:
@@ -51,6 +59,20 @@ class Outputs:
         measured, self._measured = self._measured, []
         return measured
 
+    def capped(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+        """Magnitudes of the gradient of `weight`, none above the largest output gradient of its channel in this step.
+
+        None where that was not seen or does not fit, as with a weight that is sharded.
+        """
+        largest = self._largest.get(id(weight))
+        if (
+            largest is None
+            or largest.dim() != grad.dim()
+            or any(n not in (1, m) for n, m in zip(largest.shape, grad.shape, strict=True))
+        ):
+            return None
+        return torch.minimum(grad.abs(), largest)
+
     def _hook(self, name: str) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._paused():
@@ -61,17 +83,33 @@ class Outputs:
                         if "activation" in self._kinds:
                             self._measure(name, "activation", leaf)
                         if "output_grad" in self._kinds and leaf.requires_grad:
-                            leaf.register_hook(self._on_grad(name))
+                            leaf.register_hook(self._on_grad(name, module))
 
         return after_forward
 
-    def _on_grad(self, name: str) -> Callable[[torch.Tensor], None]:
+    def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
+        channels = _channels(module)
+
         def hook(grad: torch.Tensor) -> None:
             with self._phases.watching():
                 if measurable(grad):
                     self._measure(name, "output_grad", grad)
+                    if channels is not None:
+                        self._keep_largest(module.weight, grad, *channels)
 
         return hook
+
+    def _keep_largest(self, weight: Any, grad: torch.Tensor, channel: int, row: int) -> None:
+        """Dimension `channel` of an output gradient, counted from the end, is dimension `row` of its weight."""
+        channel += grad.dim()
+        if grad.dim() < 2 or not 0 <= channel < grad.dim():
+            return
+        largest = grad.detach().abs().amax([d for d in range(grad.dim()) if d != channel])
+        shape = [1] * weight.dim()
+        shape[row] = len(largest)
+        largest = largest.view(shape)
+        before = self._largest.get(id(weight))  # a layer used twice, or for several micro-batches
+        self._largest[id(weight)] = largest if before is None else torch.maximum(before, largest)
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
         self._measured.append((name, kind, dtype_name(tensor.dtype), measure([tensor])[0]))
@@ -89,5 +127,12 @@ def is_compiled(model: torch.nn.Module) -> bool:
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
 
 
-def _computes(module: torch.nn.Module) -> bool:
-    return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))
+def _channels(module: torch.nn.Module) -> tuple[int, int] | None:
+    """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
+    if isinstance(module, torch.nn.Linear):
+        return -1, 0
+    if isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
+        return 1 - module.weight.dim(), 0
+    if type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None:  # GPT-2's, in transformers
+        return -1, 1
+    return None

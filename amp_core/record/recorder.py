@@ -330,6 +330,7 @@ class Recorder:
             attempt.put("norms", norms([grad for _, grad in named]))
         if attempt.sampled:
             self._sample(attempt, [(n, g) for n, g in named if self._wanted(n)])
+            self._sample_capped(attempt, optimizer)
         self._open[index] = attempt
         return attempt
 
@@ -344,6 +345,20 @@ class Recorder:
             self._measure(attempt, "weight", [(n, w) for n, w in named if self._wanted(n)])
         for name, kind, dtype, packed in self._outputs.take():
             attempt.add(name, kind, dtype, packed)
+
+    def _sample_capped(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
+        """Measure weight gradients once more, capped by the output gradients of their channels; see `outputs`."""
+        if "weight_grad" not in self._kinds or attempt.scaled != scaling.is_active(self._scaler):
+            return  # unscaled by the loop itself: the two no longer have the same factor
+        found: list[tuple[str, torch.Tensor]] = []
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            name = self._names.get(id(parameter))
+            if name is not None and self._wanted(name):
+                capped = self._outputs.capped(parameter, local_values(parameter.grad))
+                if capped is not None:
+                    found.append((name, capped))
+        for (name, tensor), packed in zip(found, measure([t for _, t in found]), strict=True):
+            attempt.add_capped(name, dtype_name(tensor.dtype), packed)
 
     def _measure(self, attempt: Attempt, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         chosen = [(name, tensor) for name, tensor in tensors if measurable(tensor)]
