@@ -47,8 +47,10 @@ def pick() -> list[Entry]:
     if not readable:
         empty.no_runs()
     asked = [key for key in st.query_params.get_all("with") if key in readable]
-    if "compare.runs" not in st.session_state:
-        st.session_state["compare.runs"] = (asked or suggested(entries, readable))[:MOST]
+    if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
+        st.session_state["compare.runs"] = asked[:MOST]
+    elif "compare.runs" not in st.session_state:
+        st.session_state["compare.runs"] = suggested(entries, readable)
     st.session_state["compare.runs"] = [key for key in st.session_state["compare.runs"] if key in readable]
     keys = st.multiselect(
         "Runs, the reference first",
@@ -59,7 +61,7 @@ def pick() -> list[Entry]:
         placeholder="Choose two runs or more",
         persist_state="session",
     )
-    st.query_params["with"] = keys
+    st.query_params["with"] = st.session_state["compare.address"] = keys
     return [entries[key] for key in keys]
 
 

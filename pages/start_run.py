@@ -7,16 +7,22 @@ from pages.parts import form, head, live, picker, queue
 head.title("Start a run")
 entry = picker.chosen()
 followed: list[str] = st.session_state.setdefault("start.followed", [])
-if entry is not None and entry.under_way and queue.job_of(entry.path) is not None:
+if entry is not None and entry.under_way and entry.key not in followed and queue.job_of(entry.path) is not None:
     followed.append(entry.key)  # so that its end is shown here too, also after a reload
 if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
-    live.show(entry, with_queue=True)
     if not entry.under_way:
+        together = sorted(followed, key=lambda key: "fp32" not in key)  # the reference first
         with st.container(horizontal=True):
             st.page_link("pages/run_overview.py", label="See its overview", icon=":material/monitor_heart:")
-            st.page_link("pages/compare_runs.py", label="Compare it", icon=":material/compare_arrows:")
+            st.page_link(
+                "pages/compare_runs.py",
+                label="Compare these runs" if len(together) > 1 else "Compare it with others",
+                icon=":material/compare_arrows:",
+                query_params={"with": together} if len(together) > 1 else None,
+            )
+    live.show(entry, with_queue=True)
 else:
     st.markdown(
         "Each precision becomes one run, trained by a process of its own. "

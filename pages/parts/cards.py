@@ -13,32 +13,28 @@ def show(run: Run, view: Overview) -> None:
     memory = loaders.analysed(memory_trace, run)
     steps = run.steps
     step_ms = steps["step_ms"].astype(float)
-    first, second = st.columns(3), st.columns(3)
-    with first[0]:
+    with st.container(horizontal=True):  # three in a row, fewer on a narrow page
         at_first = f"{words.loss(view.loss_first)} at first"
         card("Loss", words.loss(view.loss_last), at_first, sparkline(steps["loss"].astype(float)))
-    with first[1]:
         if view.scale.has_scaler:
             moved = view.scale.growths or view.scale.backoffs
             moves = f"{view.scale.growths} × up, {view.scale.backoffs} × down" if moved else "has not moved"
             card("Loss scale", words.scale(view.scale.last), moves, sparkline(trace["loss_scale"]))
         else:
-            card("Loss scale", "none", "this recipe has no scaler")
-    with first[2]:
+            card("Loss scale", "none", "no scaler", sparkline(trace["loss_scale"]))
         so_far = sparkline(trace["skipped"].astype(float).cumsum())
-        share = f"{words.percent(view.scale.skip_frac)} of {words.plural(view.scale.attempts, 'step')}"
-        card("Skipped steps", words.count(view.scale.skips), share, so_far)
-    with second[0]:
-        quartiles = f"half within {words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
-        warm = f"Median without the first {words.plural(view.speed.warmup, 'step')}, which warm up."
+        card("Skipped steps", words.count(view.scale.skips), f"{words.percent(view.scale.skip_frac)} of steps", so_far)
+    with st.container(horizontal=True):
+        quartiles = f"{words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
+        warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
         card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms), warm)
-    with second[1]:
-        watching = f"{words.percent(view.speed.watch_frac)} of the time is watching"
+        watching = f"{words.percent(view.speed.watch_frac)} watching"
         rate = sparkline(steps["samples"].astype(float) / step_ms)
-        card("Throughput", words.number(view.speed.samples_per_s, "samples/s"), watching, rate)
-    with second[2]:
+        share = "Median of samples over step time, and the share of all time that went into watching."
+        card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share)
         peak = words.size(view.memory.peak_bytes)
-        card("Peak memory", peak, view.memory.what, sparkline(memory["allocated_bytes"] / 2**20))
+        held = sparkline(memory["allocated_bytes"] / 2**20)
+        card("Peak memory", peak, view.memory.what, held)
 
 
 def card(label: str, value: str, beside: str, course: list[float] | None = None, help_: str | None = None) -> None:

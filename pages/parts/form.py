@@ -29,6 +29,7 @@ ADVANCED = (
 PLAIN = ("steps", "batch_size", "seed", "device")
 WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
 DEFAULTS = TrainConfig()
+STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 BY_SIZE = "Empty: what suits the size of the workload."
 SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays."
 
@@ -54,9 +55,9 @@ def show() -> None:
             )
             _refusal(refused, "precision")
         _sizes_and_scale(refused)
-        with st.expander("More settings", expanded=refused is not None and refused[0] in ADVANCED):
+        with st.expander("More settings", expanded=refused is not None and refused[0] in ADVANCED, key="form.more"):
             _advanced(refused)
-        _refusal(refused, "", "name", "runs_dir")
+        _refusal(refused, "")
         with st.container(horizontal=True, vertical_alignment="center"):
             st.form_submit_button("Start", key="start.go", on_click=begin, type="primary", icon=":material/play_arrow:")
             st.caption("Trains in a process of its own; closing the browser does not stop it.", width="content")
@@ -66,15 +67,18 @@ def begin() -> None:
     """The form was sent: start a job for each precision and choose the first, or keep the refusal."""
     state = {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
     st.session_state["start.refused"] = None
+    started: list[str] = []
     try:
-        started = [jobs.start(config, library.runs_dir(), state.get("name") or None) for config in configs(state)]
+        for config in configs(state):
+            job = jobs.start(config, library.runs_dir(), state["name"] or None)
+            started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
     except RunError as error:
         argument = str(error).split("=", 1)[0]
         known = argument in (*PLAIN, *ADVANCED, "workload", "size", "precision", "loss_scale", "init_scale")
         st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
-        return
-    st.session_state["start.followed"] = [f"run/{job.name}" for job in started]
-    picker.choose(f"run/{started[0].name}")
+    if started:
+        st.session_state["start.followed"] = started
+        picker.choose(started[0])
 
 
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
@@ -95,31 +99,15 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
 
 
 def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
-    steps, batch, seed, device, scaling, scale = st.columns([2, 2, 2, 3, 3, 2])
-    with steps:
-        st.number_input("Steps", value=DEFAULTS.steps, step=50, help="Optimizer steps to attempt.", **_keep("steps"))
-        _refusal(refused, "steps")
-    with batch:
+    found, why_no_gpu = devices.available()
+    names = dict(found)
+    with st.container(horizontal=True):  # wraps on a narrow page
+        st.number_input("Steps", value=DEFAULTS.steps, step=50, help=STEPS_HELP, width=130, **_keep("steps"))
         st.number_input(
-            "Batch size",
-            value=None,
-            step=1,
-            placeholder="default",
-            help="Samples of one micro-batch; by default what suits the size.",
-            **_keep("batch_size"),
+            "Batch size", value=None, step=1, placeholder="default", help=BY_SIZE, width=130, **_keep("batch_size")
         )
-        _refusal(refused, "batch_size")
-    with seed:
-        st.number_input("Seed", value=DEFAULTS.seed, step=1, **_keep("seed"))
-        _refusal(refused, "seed")
-    with device:
-        found, why_no_gpu = devices.available()
-        names = dict(found)
-        st.selectbox("Device", list(names), format_func=names.__getitem__, **_keep("device"))
-        if why_no_gpu:
-            st.caption(f"No CUDA: {words.escape(why_no_gpu)}.")
-        _refusal(refused, "device")
-    with scaling:
+        st.number_input("Seed", value=DEFAULTS.seed, step=1, width=100, **_keep("seed"))
+        st.selectbox("Device", list(names), format_func=names.__getitem__, width=180, **_keep("device"))
         st.segmented_control(
             "Loss scale",
             ["dynamic", "static"],
@@ -129,50 +117,34 @@ def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
             help="Dynamic: halved at each overflow, doubled after many clean steps. For recipes with a scaler.",
             **_keep("scaling"),
         )
-    with scale:
         st.number_input(
-            "Its value",
-            value=DEFAULTS.init_scale,
-            format="%.6g",
-            help="Dynamic: where it starts, 65536 is 2¹⁶. Static: where it stays.",
-            **_keep("scale"),
+            "Its value", value=DEFAULTS.init_scale, format="%.6g", help=SCALE_HELP, width=130, **_keep("scale")
         )
-        _refusal(refused, "loss_scale", "init_scale")
+    _refusal(refused, *PLAIN, "loss_scale", "init_scale")
+    if why_no_gpu:
+        st.caption(f"No CUDA: {words.escape(why_no_gpu)}.")
 
 
 def _advanced(refused: tuple[str, str] | None) -> None:
-    columns = st.columns(4)
-    fields = (
-        (
-            "lr",
-            lambda **k: st.number_input(
-                "Learning rate",
-                value=None,
-                format="%.3g",
-                placeholder="default",
-                help="By default what suits the size.",
-                **k,
-            ),
-        ),
-        ("optimizer", lambda **k: st.selectbox("Optimizer", OPTIMIZERS, **k)),
-        ("accumulate", lambda **k: st.number_input("Micro-batches per step", value=DEFAULTS.accumulate, **k)),
-        ("clip_norm", lambda **k: st.number_input("Clip gradient norm at", value=None, placeholder="off", **k)),
-        (
-            "growth_interval",
-            lambda **k: st.number_input("Growth interval (steps)", value=DEFAULTS.growth_interval, **k),
-        ),
-        ("growth_factor", lambda **k: st.number_input("Growth factor", value=DEFAULTS.growth_factor, **k)),
-        ("backoff_factor", lambda **k: st.number_input("Backoff factor", value=DEFAULTS.backoff_factor, **k)),
-        ("every", lambda **k: st.number_input("Sample ranges every (steps)", value=DEFAULTS.every, **k)),
-        ("compile", lambda **k: st.toggle("torch.compile", **k)),
-        ("deterministic", lambda **k: st.toggle("Deterministic algorithms", **k)),
-        ("fused", lambda **k: st.toggle("Fused optimizer", **k)),
+    numbers = (
+        ("lr", "Learning rate", {"value": None, "format": "%.3g", "placeholder": "default", "help": BY_SIZE}),
+        ("accumulate", "Micro-batches per step", {}),
+        ("clip_norm", "Clip gradient norm at", {"value": None, "placeholder": "off"}),
+        ("growth_interval", "Growth interval, steps", {"help": "Clean steps before a dynamic loss scale grows."}),
+        ("growth_factor", "Growth factor", {}),
+        ("backoff_factor", "Backoff factor", {}),
+        ("every", "Sample ranges every", {"help": "Number ranges are recorded every so many steps."}),
     )
-    for place, (name, field) in enumerate(fields):
-        with columns[place % 4]:
-            field(**_keep(name))
-            _refusal(refused, name)
-    st.text_input("Name", placeholder="made from workload, size and precision", **_keep("name"))
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        for name, label, options in numbers:
+            st.number_input(label, **{"value": getattr(DEFAULTS, name), "width": 190} | options | _keep(name))
+        st.selectbox("Optimizer", OPTIMIZERS, width=190, **_keep("optimizer"))
+        st.text_input("Name", placeholder="made from the settings", width=190, **_keep("name"))
+    with st.container(horizontal=True):
+        st.toggle("torch.compile", **_keep("compile"))
+        st.toggle("Deterministic algorithms", **_keep("deterministic"))
+        st.toggle("Fused optimizer", **_keep("fused"))
+    _refusal(refused, *ADVANCED)
 
 
 def _keep(name: str) -> dict[str, Any]:

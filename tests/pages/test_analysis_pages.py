@@ -85,6 +85,15 @@ def test_compare_follows_its_address(three, open_app):
     assert "Against bf16" in words(app).replace("*", "")
 
 
+def test_compare_follows_a_link_after_runs_were_chosen(three, open_app):
+    app = open_app("pages/compare_runs.py")
+    app.multiselect[0].set_value(["sample/fp32", "sample/fp16"]).run()
+    assert app.query_params["with"] == ["sample/fp32", "sample/fp16"]
+    app.query_params["with"] = ["sample/bf16", "sample/fp16"]
+    app.run()
+    assert app.multiselect[0].value == ["sample/bf16", "sample/fp16"]
+
+
 def test_compare_with_one_run_asks_for_another(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app("pages/compare_runs.py")
