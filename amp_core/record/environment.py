@@ -48,8 +48,12 @@ MOST_NAMED = 10_000
 
 def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
-    each module that has parameters or no children) and `shapes` (of each parameter; a tied one under all its names)."""
+    each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
+    parameter, with the name that stands for it)."""
     parameters = list(model.parameters())
+    names = {id(p): n for n, p in model.named_parameters()}
+    every_name = model.named_parameters(remove_duplicate=False)
+    tied = dict(_first((n, names[id(p)]) for n, p in every_name if names[id(p)] != n))
     dtypes = Counter(dtype_name(p.dtype) for p in parameters)
     return {
         "class": type(model).__name__,
@@ -59,7 +63,8 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "tensors_by_dtype": dict(dtypes),
         "modules": sum(1 for _ in model.modules()),
         "layers": {name: layer_class(m) for name, m in _first(model.named_modules()) if name and computes(m)},
-        "shapes": {n: list(p.shape) for n, p in _first(model.named_parameters(remove_duplicate=False))},
+        "shapes": {n: list(p.shape) for n, p in _first(model.named_parameters())},
+        "tied": tied,
     }
 
 
