@@ -36,7 +36,13 @@ def run(found: Entry | None = None) -> Run:
         status_line(found)
         empty.nothing("This run has not begun yet: its process is waiting or loading. Start a run shows the queue.")
     opened = loaders.open_run(found)
-    status_line(found, opened.status)
+    line = status_line(found, opened.status)
+    if opened.is_live:
+        with line:
+            st.space("stretch")
+            st.button(
+                "Read what is new", icon=":material/refresh:", type="tertiary", help="Overview follows by itself."
+            )
     if opened.steps.empty:
         said = f" It ended: {words.escape(opened.end_reason)}" if opened.end_reason else ""
         empty.nothing("This run has recorded no step yet." if opened.is_live else f"This run has no steps.{said}")

@@ -84,6 +84,6 @@ def test_live_run_shows_what_there_is(home, open_app, page):
         app = open_app(page, run="run/a")
         assert not app.exception and app.get("plotly_chart")
         run.advance(60)
-        app.run()
+        next(b for b in app.button if b.label == "Read what is new").click().run()
         assert not app.exception
         assert "running" in words(app)
