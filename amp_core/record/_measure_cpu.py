@@ -1,15 +1,17 @@
 # mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return"
 """The numba kernel of `measure` for CPU tensors: one pass over memory, work shared between threads.
 
-Blocks of a few thousand values are read twice while they are in the cache: once for the exponent histogram, which no
-compiler vectorises, and once for sums and extremes, which it does. Zeros, subnormals, infinities and NaNs are told
-apart afterwards, only in blocks that hold any.
+    >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
+
+A block of some thousand values at a time comes into the first-level cache and is read there by short loops that LLVM
+turns into vector instructions: sums; the largest and smallest magnitude and every value's exponent field; and how many
+fields equal each exponent between the two. Comparing 64 fields at a time with some twenty exponents is several times
+faster than a histogram, which no processor can do on vectors. Values of 16 bits are widened into a buffer of one block.
 
 Threads are plain Python threads over kernels that release the GIL: numba's own `parallel=True` starts an OpenMP pool
 that a forked DataLoader worker cannot survive.
 """
 
-import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,83 +21,109 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LEADING = 7
-BLOCK = 8192
-"""Values a block: 32 KiB of float32, about a core's first-level cache."""
-CHUNK = 1 << 18
-"""Values a task: large enough that handing it to a thread costs nothing, small enough to share work evenly."""
-ALONE = 1 << 17
-"""Below so many values in all, threads cost more than they save."""
+from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.measure import LEADING, in_one_row, merged
+
+BLOCK = 4096
+"""Values a block: with what is derived from them they fit a core's first-level cache. At most 255 × LANES."""
+LANES = 64
+"""Fields compared at a time; LLVM cuts such a vector into as many as the processor needs."""
+SHARE = 1 << 17
+"""A thread is given no fewer values than this: below, waking it costs more than it saves."""
+
+_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")
+_HALF, _BFLOAT, _DOUBLE = 1, 2, 5
+_CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
+_FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
+_SIZE = np.array([LEADING + form.powers_of_two for form in _FORMATS])
+_BYTES = np.array([4, 2, 2, 4, 4, 8])  # FP8 is widened before
+_SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
 
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
 
 
-def measure_cpu(flat: Sequence[torch.Tensor], low: Sequence[int], bins: Sequence[int]) -> list[torch.Tensor]:
-    """Measure contiguous float32 or float64 CPU tensors.
+class _Tasks(NamedTuple):
+    """Stretches of values: address and length, which dtype, and the address of the packed vector to add them to."""
 
-    `low[i]` is the lowest exponent counted for tensor i and `bins[i]` how many from there; a tensor widened from
-    float16 has no others. Returns packed vectors as `amp_core.record.measure` describes them.
-    """
-    sizes = [LEADING + n for n in bins]
-    ends = list(itertools.accumulate(sizes))
-    packed = np.zeros(ends[-1] if ends else 0)
-    into = packed.ctypes.data
-    small: list[_Task] = []
-    large: list[_Task] = []
-    merges: list[tuple[int, npt.NDArray[np.float64]]] = []
-    for i, tensor in enumerate(flat):
-        n, address, double = tensor.numel(), tensor.data_ptr(), tensor.dtype == torch.float64
-        if n <= CHUNK:
-            small.append(_Task(address, n, double, low[i], into + 8 * (ends[i] - sizes[i])))
-            continue
-        parts = np.zeros((-(-n // CHUNK), sizes[i]))
-        step = CHUNK * (8 if double else 4)
-        for k in range(len(parts)):
-            row = parts.ctypes.data + k * parts.strides[0]
-            large.append(_Task(address + k * step, min(CHUNK, n - k * CHUNK), double, low[i], row))
-        merges.append((i, parts))
-    _share(large + small)
-    for i, parts in merges:
-        whole = packed[ends[i] - sizes[i] : ends[i]]
-        whole += parts.sum(axis=0)
-        whole[3] = parts[:, 3].max()
-        smallest = np.where(parts[:, 4] > 0, parts[:, 4], np.inf).min()
-        whole[4] = smallest if smallest < np.inf else 0.0
-    return list(torch.from_numpy(packed).split(sizes))
+    where: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+    code: npt.NDArray[np.int64]
+    out: npt.NDArray[np.int64]
 
 
-class _Task(NamedTuple):
-    """A stretch of values and the address of the packed vector they are measured into."""
-
-    address: int
-    length: int
-    double: bool
-    low: int
-    out: int
-
-
-def _share(tasks: list[_Task]) -> None:
-    """Run the tasks, on as many threads as torch uses where there is enough to do."""
-    threads = min(torch.get_num_threads(), len(tasks))
-    if threads < 2 or sum(task.length for task in tasks) < ALONE:
+def measure_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The packed vectors of CPU tensors, one after another, as `amp_core.record.measure` describes them."""
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    rows = [_in_place(t) for t in tensors]  # held until all is measured: some may be copies
+    where = np.array([t.data_ptr() for t in rows])
+    length = np.array([t.numel() for t in rows])
+    code = np.array([_CODE[t.dtype] for t in tensors])
+    size = _SIZE[code]
+    ends = np.cumsum(size)
+    packed = torch.zeros(int(ends[-1]), dtype=torch.float64)
+    tasks = _Tasks(where, length, code, packed.data_ptr() + 8 * (ends - size))
+    threads = min(torch.get_num_threads(), int(length.sum()) // SHARE)
+    if threads < 2:
         _run(tasks)
-        return
-    futures = [_threads(threads - 1).submit(_run, tasks[k::threads]) for k in range(1, threads)]
-    _run(tasks[::threads])
+    else:
+        for i, part in _share(tasks, threads):
+            whole = packed.numpy()[ends[i] - size[i] : ends[i]]
+            whole[:] = merged(whole, part)
+    return packed
+
+
+def _in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """What the kernel can read: values without gaps, of 16 bits or more."""
+    if tensor.dtype.itemsize == 1:
+        return tensor.detach().to(torch.float32)
+    return tensor if tensor.is_contiguous() else in_one_row(tensor)
+
+
+def _share(tasks: _Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float64]]]:
+    """Run the tasks on `threads` threads, each on a stretch of memory of its own as long as the others'.
+
+    Of a tensor that is cut, all parts but the first come back: the number of its task, and their packed vector.
+    """
+    starts = np.cumsum(tasks.length) - tasks.length
+    total = int(tasks.length.sum())
+    edges = [0]
+    for k in range(1, threads):
+        start = int(starts[np.searchsorted(starts, total * k // threads, side="right") - 1])
+        edges.append(start + (total * k // threads - start) // BLOCK * BLOCK)
+    parts, given = [], []
+    for begin, end in zip(edges, [*edges[1:], total], strict=True):
+        low, high = (np.clip(edge - starts, 0, tasks.length) for edge in (begin, end))
+        mine = np.flatnonzero(high > low)
+        low, length, code = low[mine], (high - low)[mine], tasks.code[mine]
+        stretch = _Tasks(tasks.where[mine] + low * _BYTES[code], length, code, tasks.out[mine])
+        if len(mine) and low[0] > 0:
+            part = np.zeros(_SIZE[code[0]])
+            stretch.out[0] = part.ctypes.data
+            parts.append((int(mine[0]), part))
+        given.append(stretch)
+    futures = [_threads(threads - 1).submit(_run, stretch) for stretch in given[1:]]
+    _run(given[0])
     for future in futures:
         future.result()
+    return parts
 
 
-def _run(tasks: list[_Task]) -> None:
-    for double, kernel, lowest in ((False, _measure32, -149), (True, _measure64, -1074)):
-        part = [task for task in tasks if task.double is double]
-        if part:
-            columns = zip(*((t.address, t.length, t.low - lowest, t.out) for t in part), strict=True)
-            kernel(*(np.array(column, dtype=np.int64) for column in columns))
+def _run(tasks: _Tasks) -> None:
+    double = tasks.code == _DOUBLE
+    if not double.all():
+        single = _Tasks(*(column[~double] for column in tasks)) if double.any() else tasks
+        real = np.empty(BLOCK, np.float32)
+        _kernel(*single, _SKIP, 23, real, real.view(np.uint32), np.empty(BLOCK, np.uint8))
+    if double.any():
+        wide = _Tasks(*(column[double] for column in tasks))
+        real = np.empty(BLOCK, np.float64)
+        _kernel(*wide, _SKIP, 52, real, real.view(np.uint64), np.empty(BLOCK, np.uint16))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -117,100 +145,193 @@ def _pointer(typingctx: Any, address: Any) -> Any:
     return types.voidptr(types.int64), codegen
 
 
-def _kernel(uint: Any, real: Any, mantissa: int) -> Any:
-    """The kernel for one width: `uint` and `real` are its NumPy types, `mantissa` its stored bits.
+@intrinsic
+def _count_equal(typingctx: Any, address: Any, length: Any, value: Any) -> Any:
+    """How many of the `length` integers from `address` on equal `value`; `length` is a multiple of LANES, at most 255.
 
-    It takes four int64 vectors: addresses, lengths, by how many exponents each packed vector begins above the lowest
-    of this width, and addresses of the packed vectors. An exponent field f >= 1 stands `mantissa - 1 + f` above the
-    lowest subnormal exponent.
+    Written as vectors because LLVM, given the loop, adds up in 64 bits what 8 can hold. They are LLVM's own vectors,
+    of no particular processor.
     """
-    fields = 256 if mantissa == 23 else 2048
-    special = uint((fields - 1) << mantissa)  # the bits of infinity; everything above is NaN
-    magnitude = uint((1 << (8 * uint().itemsize - 1)) - 1)
-    field = uint(mantissa)
-    one = uint(1)
-    none = np.int64(-1)
 
-    @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-    def kernel(where: Any, count: Any, skip: Any, out: Any) -> None:
-        for k in range(where.size):
-            n = count[k]
-            bits = numba.carray(_pointer(where[k]), (n,), uint)
-            values = numba.carray(_pointer(where[k]), (n,), real)
-            row = numba.carray(_pointer(out[k]), (LEADING + fields + mantissa,), np.float64)
-            first = LEADING - skip[k]  # where the lowest exponent of this width would be counted
-            h = np.zeros((4, fields), np.int64)
-            top, bottom = uint(0), ~uint(0)
-            total, squares = 0.0, 0.0
-            for start in range(0, n, BLOCK):
-                stop = min(n, start + BLOCK)
-                even = start + ((stop - start) // 4) * 4
-                for i in range(start, even, 4):  # four histograms, so that equal neighbours do not wait for each other
-                    h[0, (bits[i] & magnitude) >> field] += 1
-                    h[1, (bits[i + 1] & magnitude) >> field] += 1
-                    h[2, (bits[i + 2] & magnitude) >> field] += 1
-                    h[3, (bits[i + 3] & magnitude) >> field] += 1
-                for i in range(even, stop):
-                    h[0, (bits[i] & magnitude) >> field] += 1
-                block_top, block_bottom = uint(0), ~uint(0)
-                block_total, block_squares = 0.0, 0.0
-                for i in range(start, stop):
-                    a = bits[i] & magnitude
-                    block_top = max(block_top, a)
-                    block_bottom = min(block_bottom, uint(a - one))  # zero wraps round and never is the smallest
-                    v = abs(np.float64(values[i]))
-                    block_total += v
-                    block_squares += v * v
-                if block_top >= special:  # infinities or NaNs: once more, without them
-                    block_top, block_bottom = uint(0), ~uint(0)
-                    block_total, block_squares = 0.0, 0.0
-                    for i in range(start, stop):
-                        a = bits[i] & magnitude
-                        if a == special:
-                            row[1] += 1
-                        elif a > special:
-                            row[2] += 1
-                        else:
-                            block_top = max(block_top, a)
-                            block_bottom = min(block_bottom, uint(a - one))
-                            v = abs(np.float64(values[i]))
-                            block_total += v
-                            block_squares += v * v
-                top, bottom = max(top, block_top), min(bottom, block_bottom)
-                total += block_total
-                squares += block_squares
-            for j in range(1, fields - 1):
-                found = h[0, j] + h[1, j] + h[2, j] + h[3, j]
-                if found > 0:
-                    row[first + mantissa - 1 + j] = found
-            low = h[0, 0] + h[1, 0] + h[2, 0] + h[3, 0]
-            if low > 0:  # zeros and subnormals share the field 0
-                zeros = 0
-                for i in range(n):
-                    zeros += (bits[i] & magnitude) == 0
-                row[0] = zeros
-                if zeros < low:
-                    for i in range(n):
-                        a = bits[i] & magnitude
-                        if a != 0 and (a >> field) == 0:
-                            exponent = none
-                            while a != 0:
-                                a >>= one
-                                exponent += 1
-                            row[first + exponent] += 1
-            row[3] = _as_real(top)
-            row[4] = _as_real(uint(bottom + one)) if bottom != ~uint(0) else 0.0
-            row[5] = total
-            row[6] = squares
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start, length, value = args
+        lane, int32, int64 = value.type, ir.IntType(32), ir.IntType(64)
+        vector, wide = ir.VectorType(lane, LANES), ir.VectorType(ir.IntType(16), LANES)
+        undefined = ir.Constant(vector, ir.Undefined)
+        one = builder.insert_element(undefined, value, ir.Constant(int32, 0))
+        everywhere = builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(int32, LANES), [0] * LANES))
+        found = cgutils.alloca_once_value(builder, ir.Constant(vector, [0] * LANES))
+        base = builder.inttoptr(start, lane.as_pointer())
+        begin, step = ir.Constant(int64, 0), ir.Constant(int64, LANES)
+        with cgutils.for_range_slice(builder, begin, length, step, intp=int64) as (i, _):
+            fields = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=1)
+            equal = builder.icmp_unsigned("==", fields, everywhere)  # a lane of ones is -1
+            builder.store(builder.sub(builder.load(found), builder.sext(equal, vector)), found)
+        lanes = builder.load(found)
+        if lane.width < 16:
+            lanes = builder.zext(lanes, wide)
+        add = ir.FunctionType(ir.IntType(16), [wide])
+        add_up = cgutils.get_or_insert_function(builder.module, add, f"llvm.vector.reduce.add.v{LANES}i16")
+        return builder.zext(builder.call(add_up, [lanes]), int64)
 
-    @numba.njit(nogil=True, cache=True)
-    def _as_real(pattern: Any) -> Any:
-        cell = np.empty(1, uint)
-        cell[0] = pattern
-        return np.float64(cell.view(real)[0])
-
-    return kernel
+    return types.int64(types.int64, types.int64, value), codegen
 
 
-_measure32 = _kernel(np.uint32, np.float32, 23)
-_measure64 = _kernel(np.uint64, np.float64, 52)
+def _kept(function: Any) -> Any:
+    """Compile when first called, and keep the code for other processes where a folder can be written for that."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither beside this file nor in the home folder
+        return numba.njit(nogil=True)(function)
+
+
+# Below, `bits` are unsigned integers of the width of the real numbers they are the bits of; which width that is comes
+# with the arrays. These are module-level functions without closures, because numba's cache never finds closures again.
+
+
+@numba.njit(nogil=True)
+def _fields_of(bits: Any, mantissa: int, into: Any) -> Any:
+    """Write each value's exponent field; returns the largest magnitude's bits, and the smallest's less 1."""
+    uint, field = bits.dtype.type, into.dtype.type
+    magnitude, down, one = ~uint(0) >> uint(1), uint(mantissa), uint(1)
+    top, bottom = uint(0), ~uint(0)
+    for i in range(bits.size):
+        a = uint(bits[i] & magnitude)
+        into[i] = field(a >> down)
+        less = uint(a - one)  # zero wraps round and never is the smallest
+        top = a if a > top else top
+        bottom = less if less < bottom else bottom
+    for i in range(bits.size, _padded(bits.size)):
+        into[i] = ~field(0)  # no finite value's field
+    return top, bottom
+
+
+@numba.njit(nogil=True)
+def _padded(n: int) -> int:
+    return (n + LANES - 1) // LANES * LANES
+
+
+@numba.njit(nogil=True, fastmath={"reassoc", "nsz"})
+def _sums_of(values: Any) -> Any:
+    total, squares = 0.0, 0.0
+    for i in range(values.size):
+        v = np.float64(values[i])
+        total += abs(v)
+        squares += v * v
+    return total, squares
+
+
+@numba.njit(nogil=True)
+def _count(found: Any, n: int, highest: int, lowest: int, into: Any) -> int:
+    """Add the number of the n fields that equal f to `into[f]`, for each f of a range; returns how many are left."""
+    field = found.dtype.type
+    rest = n
+    f = highest
+    while rest > 0 and f >= lowest:
+        number: Any = _count_equal(found.ctypes.data, _padded(n), field(f))
+        into[f] += number
+        rest -= number
+        f -= 1
+    return rest
+
+
+@numba.njit(nogil=True)
+def _widen_half(bits: Any, into_bits: Any, into: Any) -> None:
+    for i in range(bits.size):
+        a = np.uint32(bits[i] & np.uint16(0x7FFF))
+        into_bits[i] = (a << np.uint32(13)) + (np.uint32(224 if a >= 0x7C00 else 112) << np.uint32(23))
+    for i in range(bits.size):  # no arithmetic on what is subnormal in either format: it may be set to flush
+        steps = np.int32(bits[i] & np.uint16(0x7FFF))
+        into[i] = np.float32(steps) * np.float32(2.0**-24) if steps < 0x400 else into[i]
+
+
+@numba.njit(nogil=True)
+def _widen_bfloat(bits: Any, into_bits: Any) -> None:
+    for i in range(bits.size):
+        into_bits[i] = np.uint32(bits[i]) << np.uint32(16)
+
+
+@numba.njit(nogil=True)
+def _without_special(bits: Any, special: Any, into: Any) -> Any:
+    """Copy with zeros for infinities and NaNs; returns how many there were of each."""
+    uint = bits.dtype.type
+    magnitude = ~uint(0) >> uint(1)
+    infinite, unfit = 0, 0
+    for i in range(bits.size):
+        a = uint(bits[i] & magnitude)
+        infinite += a == special
+        unfit += a >= special
+        into[i] = uint(0) if a >= special else a
+    return infinite, unfit - infinite
+
+
+@numba.njit(nogil=True)
+def _lift_subnormals(bits: Any, first_normal: Any, into: Any) -> None:
+    """Subnormal values as so many times the smallest of them, everything else as zero."""
+    uint, real = bits.dtype.type, into.dtype.type
+    magnitude = ~uint(0) >> uint(1)
+    for i in range(bits.size):
+        a = uint(bits[i] & magnitude)
+        into[i] = real(a if a < first_normal else uint(0))
+
+
+@_kept
+def _kernel(
+    where: Any, length: Any, code: Any, out: Any, skip: Any, mantissa: int, wide: Any, wide_bits: Any, found: Any
+) -> None:
+    """Measure every task.
+
+    The columns of `_Tasks`; for each dtype by how many exponents its packed vector begins above the lowest of this
+    width; the mantissa's stored bits; and three buffers of one block: real numbers, the same as bits, and integers that
+    an exponent field fits in. An exponent field f >= 1 stands `mantissa - 1 + f` above the lowest subnormal exponent.
+    """
+    uint = wide_bits.dtype.type
+    width = wide_bits.itemsize
+    down, one = uint(mantissa), uint(1)
+    first_normal = one << down
+    special = (~uint(0) >> one) >> down << down  # the bits of infinity; everything above is NaN
+    fields = np.int64(special >> down)
+    for k in range(where.size):
+        size = 2 if code[k] == _HALF or code[k] == _BFLOAT else width
+        skipped = skip[code[k]]
+        row = numba.carray(_pointer(out[k]), (LEADING,), np.float64)
+        # Where field 0 would be counted, of normal values, and of subnormals as `_lift_subnormals` leaves them.
+        lowest = out[k] + 8 * (LEADING - skipped)
+        normals = numba.carray(_pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64)
+        subnormals = numba.carray(_pointer(lowest - 8 * (fields // 2)), (fields,), np.float64)
+        top, bottom = uint(0), ~uint(0)
+        for start in range(0, length[k], BLOCK):
+            n = min(BLOCK, length[k] - start)
+            address = where[k] + start * size
+            if code[k] == _HALF:
+                _widen_half(numba.carray(_pointer(address), (n,), np.uint16), wide_bits, wide)
+                address = wide.ctypes.data
+            elif code[k] == _BFLOAT:
+                _widen_bfloat(numba.carray(_pointer(address), (n,), np.uint16), wide_bits)
+                address = wide.ctypes.data
+            bits = numba.carray(_pointer(address), (n,), uint)
+            high, low = _fields_of(bits, mantissa, found)
+            unfit = 0
+            if high >= special:
+                infinite, nan = _without_special(bits, special, wide_bits)
+                row[1] += infinite
+                row[2] += nan
+                unfit = infinite + nan
+                address = wide.ctypes.data
+                bits = numba.carray(_pointer(address), (n,), uint)
+                high, low = _fields_of(bits, mantissa, found)
+            total, squares = _sums_of(numba.carray(_pointer(address), (n,), wide.dtype.type))
+            row[5] += total
+            row[6] += squares
+            smallest = uint(low + one)
+            rest = _count(found, n, np.int64(high >> down), max(1, np.int64(smallest >> down)), normals)
+            if low < first_normal - one:
+                _lift_subnormals(bits, first_normal, wide)
+                high_units, low_units = _fields_of(wide_bits[:n], mantissa, found)
+                smallest = uint(low_units + one)
+                rest -= n - _count(found, n, np.int64(high_units >> down), np.int64(smallest >> down), subnormals)
+            row[0] += rest - unfit
+            top = high if high > top else top
+            bottom = low if low < bottom else bottom
+        wide_bits[0], wide_bits[1] = top, uint(bottom + one)  # 0 where nothing was nonzero
+        row[3], row[4] = wide[0], wide[1]

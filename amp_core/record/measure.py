@@ -13,17 +13,16 @@ Results stay on the tensor's device, packed as float64 (counts are exact up to 2
 over in one copy. CPU tensors go to the numba kernel of `_measure_cpu` where numba is installed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from amp_core.formats import FORMAT_OF_DTYPE, Format
+from amp_core.formats import FORMAT_OF_DTYPE
 
 LEADING = 7
 """Packed values before the exponent counts: zero, inf, nan, absmax, absmin, abs_sum, sq_sum."""
@@ -43,14 +42,10 @@ class Measured:
     absmin: float
     abs_sum: float
     sq_sum: float
+    rms: float
+    """Root of the mean square of the finite values; 0 where there are none."""
     exp_min: int
     exp_counts: npt.NDArray[np.int64]
-
-    @property
-    def rms(self) -> float:
-        """Root of the mean square of the finite values; 0 where there are none."""
-        finite = self.zero + self.subnormal + self.normal
-        return float(np.sqrt(self.sq_sum / finite)) if finite else 0.0
 
 
 def measurable(tensor: torch.Tensor) -> bool:
@@ -63,40 +58,85 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
     Takes float32, float16, bfloat16, float64 and FP8 tensors of any shape and stride. Never waits for the device.
     """
-    on_cpu = [t.device.type == "cpu" for t in tensors]
-    kernel = _cpu_kernel() if any(on_cpu) else None
-    if kernel is None:
-        return [_measure_plain(t.detach()) for t in tensors]
-    flat = [_widened(t.detach()) for t in tensors if t.device.type == "cpu"]
-    low, bins = zip(*((_lowest(t.dtype), _bins(t.dtype)) for t in tensors if t.device.type == "cpu"), strict=True)
-    packed = iter(kernel.measure_cpu(flat, low, bins))
-    return [next(packed) if cpu else _measure_plain(t.detach()) for t, cpu in zip(tensors, on_cpu, strict=True)]
+    packed: list[torch.Tensor] = [torch.empty(0)] * len(tensors)
+    for device in {t.device: None for t in tensors}:
+        here = [i for i, t in enumerate(tensors) if t.device == device]
+        together = measure_together([tensors[i] for i in here])
+        parts = together.split([packed_size(tensors[i].dtype) for i in here])
+        for i, part in zip(here, parts, strict=True):
+            packed[i] = part
+    return packed
+
+
+def measure_together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another."""
+    kernel = _kernel(tensors[0].device.type) if tensors else None
+    if kernel is not None:
+        return kernel(tensors)
+    return torch.cat([_measure_plain(t) for t in tensors]) if tensors else torch.zeros(0, dtype=torch.float64)
 
 
 def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
     """Read what `measure` packed of a tensor of `dtype` (a name such as `float16`), once it is on the host."""
-    form = FORMAT_OF_DTYPE[dtype]
-    zero, inf, nan = (int(v) for v in packed[:3])
-    absmax, absmin, abs_sum, sq_sum = (float(v) for v in packed[3:LEADING])
-    counts = packed[LEADING:].astype(np.int64)
-    subnormal = int(counts[: form.min_normal_exponent - form.min_subnormal_exponent].sum())
-    normal = int(counts.sum()) - subnormal
-    used = np.flatnonzero(counts)
-    first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-    return Measured(
-        numel=zero + subnormal + normal + inf + nan,
-        zero=zero,
-        subnormal=subnormal,
-        normal=normal,
-        inf=inf,
-        nan=nan,
-        absmax=absmax,
-        absmin=absmin,
-        abs_sum=abs_sum,
-        sq_sum=sq_sum,
-        exp_min=form.min_subnormal_exponent + first if len(used) else 0,
-        exp_counts=counts[first:last],
-    )
+    columns, counts = unpack_together(packed, [dtype])
+    numbers = {name: values[0].item() for name, values in columns.items()}
+    return Measured(**numbers, exp_counts=counts[0])
+
+
+def unpack_together(
+    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
+) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+    """Read packed vectors that stand one after another; `dtypes` names each one's dtype.
+
+    Returns the columns of `Measured` but the last, with a value per vector, and the last: `exp_counts` of each.
+    """
+    if len(set(dtypes)) > 1:
+        return _unpack_mixed(packed, dtypes)
+    form = FORMAT_OF_DTYPE[dtypes[0]]
+    rows = packed.reshape(len(dtypes), LEADING + form.powers_of_two)
+    zero, inf, nan = rows[:, :3].T.astype(np.int64)
+    absmax, absmin, abs_sum, sq_sum = rows[:, 3:LEADING].T
+    counts = rows[:, LEADING:].astype(np.int64)
+    subnormal = counts[:, : form.min_normal_exponent - form.min_subnormal_exponent].sum(axis=1)
+    nonzero = counts.sum(axis=1)
+    used = counts != 0
+    any_used = used.any(axis=1)
+    first = used.argmax(axis=1)
+    stop = np.where(any_used, form.powers_of_two - used[:, ::-1].argmax(axis=1), 0)
+    finite = zero + nonzero
+    columns: dict[str, npt.NDArray[Any]] = {
+        "numel": finite + inf + nan,
+        "zero": zero,
+        "subnormal": subnormal,
+        "normal": nonzero - subnormal,
+        "inf": inf,
+        "nan": nan,
+        "absmax": absmax,
+        "absmin": absmin,
+        "abs_sum": abs_sum,
+        "sq_sum": sq_sum,
+        "rms": np.sqrt(sq_sum / np.maximum(finite, 1)),
+        "exp_min": np.where(any_used, form.min_subnormal_exponent + first, 0),
+    }
+    return columns, [row[a:b] for row, a, b in zip(counts, first.tolist(), stop.tolist(), strict=True)]
+
+
+def _unpack_mixed(
+    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
+) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+    """`unpack_together`, dtype by dtype."""
+    ends = np.cumsum([LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two for dtype in dtypes])
+    vectors = np.split(packed, ends[:-1])
+    columns: dict[str, npt.NDArray[Any]] = {}
+    counts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(dtypes)
+    for dtype in set(dtypes):
+        mine = [i for i, d in enumerate(dtypes) if d == dtype]
+        part, part_counts = unpack_together(np.concatenate([vectors[i] for i in mine]), [dtype] * len(mine))
+        for name, values in part.items():
+            columns.setdefault(name, np.zeros(len(dtypes), values.dtype))[mine] = values
+        for i, one in zip(mine, part_counts, strict=True):
+            counts[i] = one
+    return columns, counts
 
 
 def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -107,27 +147,25 @@ def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.
     return both
 
 
+@cache
 def packed_size(dtype: torch.dtype) -> int:
     """Length of the packed vector of a tensor of `dtype`."""
-    return LEADING + _bins(dtype)
+    return LEADING + FORMAT_OF_DTYPE[dtype_name(dtype)].powers_of_two
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """`float16` for `torch.float16`."""
     return str(dtype).removeprefix("torch.")
 
 
-def _format(dtype: torch.dtype) -> Format:
-    return FORMAT_OF_DTYPE[dtype_name(dtype)]
-
-
-def _lowest(dtype: torch.dtype) -> int:
-    return _format(dtype).min_subnormal_exponent
-
-
-def _bins(dtype: torch.dtype) -> int:
-    form = _format(dtype)
-    return form.max_exponent - form.min_subnormal_exponent + 1
+def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The values without gaps, in whatever order; a copy only where they do not lie so."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor
+    by_stride = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return by_stride.contiguous()  # a transposed or channels-last tensor is contiguous that way
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,11 +176,13 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 def _measure_plain(tensor: torch.Tensor) -> torch.Tensor:
     """The specification in torch operations, for devices without a kernel; none of them waits for the device."""
+    tensor = tensor.detach()
     if tensor.device.type not in ("cpu", "cuda"):
         tensor = tensor.cpu()  # float64 and frexp are missing elsewhere
     magnitude = _widened(tensor).abs()
     device = magnitude.device
-    low, bins = _lowest(tensor.dtype), _bins(tensor.dtype)
+    form = FORMAT_OF_DTYPE[dtype_name(tensor.dtype)]
+    low, bins = form.min_subnormal_exponent, form.powers_of_two
     finite = torch.isfinite(magnitude)
     nonzero = finite & (magnitude > 0)
     values = torch.where(finite, magnitude, 0).to(torch.float64)
@@ -168,9 +208,13 @@ def _measure_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _cpu_kernel() -> ModuleType | Any:
+def _kernel(device: str) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+    """The kernel for tensors of that kind of device; None where the plain path is all there is."""
     try:
-        from amp_core.record import _measure_cpu
+        if device == "cpu":
+            from amp_core.record._measure_cpu import measure_cpu
+
+            return measure_cpu
     except ImportError:  # numba is not there: the plain path gives the same numbers, slower
-        return None
-    return _measure_cpu
+        pass
+    return None

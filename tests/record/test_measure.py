@@ -1,7 +1,12 @@
 """`measure` against a slow exact reference, for every dtype, on every path it has."""
 
 import math
+import os
+import shutil
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import amp_core
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record import measure as measuring
 
@@ -113,6 +119,96 @@ def test_large_tensors_are_shared_between_threads_without_losing_any():
         plain = measuring._measure_plain(tensor)
         assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_many_blocks_cut_between_threads(dtype):
+    """Random bits: every exponent, many subnormals, infinities and NaNs in every block, and an odd length."""
+    size = 4 * 4096 * 17 + 4099
+    bits = torch.randint(
+        0, 256, (size * BITS[dtype] // 8,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
+    tensor = bits.view(DTYPES[dtype])
+    if dtype == "float64":  # whose squares are finite, so that sums can be compared
+        tensor = torch.where(tensor.isfinite() & (tensor.abs() > 1e150), tensor.sign(), tensor)
+    for few in (tensor, tensor[:4096], tensor[1:8194]):
+        packed, plain = measuring.measure([few])[0], measuring._measure_plain(few)
+        assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
+        assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
+
+
+def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch):
+    torch.manual_seed(0)
+    kinds = list(DTYPES.values())
+    tensors = [
+        torch.randn(n).to(kinds[i % len(kinds)]) for i, n in enumerate([5, 0, 4096, 9000, 40_000, 1, 90_001, 77] * 5)
+    ]
+    expected = [measuring._measure_plain(t) for t in tensors]
+    for threads in (1, 2, 3, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        for packed, plain in zip(measuring.measure(tensors), expected, strict=True):
+            assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
+            assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_the_kernel_counts_subnormals_where_arithmetic_flushes_them(dtype):
+    mantissa = FORMAT_OF_DTYPE[dtype].mantissa_bits
+    tensor = from_bits([1 << k for k in range(mantissa)], dtype)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        packed = measuring.measure([tensor])[0]
+    finally:
+        torch.set_flush_denormal(False)
+    got = measuring.unpack(packed.numpy(), dtype)
+    assert got.subnormal == mantissa and list(got.exp_counts) == [1] * mantissa
+
+
+def test_a_dense_tensor_is_read_where_it_lies():
+    """A transposed or channels-last one too: a copy would cost more than the measuring."""
+    image = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    for tensor in (image, image.permute(3, 0, 2, 1), torch.randn(5, 7).t()):
+        assert measuring.in_one_row(tensor).data_ptr() == tensor.data_ptr()
+    assert measuring.in_one_row(image[:, :2]).data_ptr() != image.data_ptr()
+
+
+def fresh_process(code: str, package: Path, **environment: str) -> str:
+    """Run Python code where `amp_core` is the one beside `package`; returns what it prints."""
+    settings = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG"))} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=package.parent, env=settings, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_compiled_code_is_found_again(tmp_path):
+    """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
+    code = (
+        "import torch; from amp_core.record import _measure_cpu as m; m.measure_cpu([torch.ones(3)]);"
+        "print(sum(m._kernel.stats.cache_hits.values()))"
+    )
+    package = Path(amp_core.__file__).parent
+    assert fresh_process(code, package, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    files = sorted(tmp_path.rglob("*.nbc"))
+    assert files and fresh_process(code, package, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
+    assert sorted(tmp_path.rglob("*.nbc")) == files
+
+
+def test_nowhere_to_keep_compiled_code(tmp_path):
+    """An installation that cannot be written, and a home that cannot either: compiled anew, and that is all."""
+    package = tmp_path / "amp_core"
+    shutil.copytree(Path(amp_core.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
+    (tmp_path / "home").write_text("")
+    code = (
+        "import torch; from amp_core.record import _measure_cpu as m; from amp_core.record import measure as p;"
+        "assert m.measure_cpu([torch.ones(3)])[7 + 149] == 3; print(p.__file__)"
+    )
+    home = str(tmp_path / "home" / "none")
+    printed = fresh_process(code, package, HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
+    assert Path(printed) == package / "record" / "measure.py"
 
 
 def test_the_five_counts_add_up_and_zero_is_not_subnormal():
