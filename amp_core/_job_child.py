@@ -16,7 +16,7 @@ from types import FrameType
 
 from amp_core import _jobfile
 from amp_core._job_end import write_end
-from amp_core.runlog import this_process
+from amp_core._machine import this_process
 from amp_core.schema import RunError
 
 POLL_S = 0.25

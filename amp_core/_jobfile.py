@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amp_core.runlog import process_alive, replace_file
+from amp_core._machine import process_alive
+from amp_core.runlog import replace_file
 from amp_core.schema import RunError
 
 JOB_FILE = "job.json"
@@ -40,7 +41,7 @@ class Record:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The settings it trains with."""
     process: Mapping[str, Any] | None = None
-    """Machine, pid and start time, as `runlog.this_process` gives them; None until it was started."""
+    """Machine, pid and start time, as `_machine.this_process` gives them; None until it was started."""
     stop_requested_s: float | None = None
     """When it was asked to stop, seconds since 1970."""
     stop_grace_s: float = 10.0

@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
-from amp_core.runlog import process_alive
 from amp_core.schema import TABLES, Head, RunError, Table
 
 _T = TypeVar("_T")

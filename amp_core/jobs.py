@@ -37,9 +37,9 @@ import psutil
 
 import amp_core
 from amp_core import _job_end, _jobfile
+from amp_core._machine import this_machine
 from amp_core._source import STALE_S, console_tail
 from amp_core.run import load_run
-from amp_core.runlog import this_machine
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 

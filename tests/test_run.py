@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, _source, load_run
+from amp_core._machine import this_process
 from amp_core._segments import File, read_parquet, read_stream
 from amp_core.run import Run
-from amp_core.runlog import RunWriter, this_process
+from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
 
 HEAD = {"schema": 1, "run_id": "x", "name": "theirs", "created_at": "2026-01-01T00:00:00Z", "status": "finished"}

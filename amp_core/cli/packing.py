@@ -1,8 +1,13 @@
 """`ampscope pack` and `ampscope unpack`: a run folder as one zip, and back."""
 
 import argparse
+import sys
 
 from amp_core.packing import pack, unpack
+from amp_core.schema import RunError
+
+MOST_MEMORY_GIB = 8
+"""What unpacking may take of a machine. A run's tables are read one at a time, so honest ones need far less."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,6 +30,14 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 
 def run_unpack(arguments: argparse.Namespace) -> int:
-    """Unpack, and print where to."""
-    print(unpack(arguments.file, arguments.out))
+    """Unpack, and print where to. The file may be a stranger's, so its memory is bounded."""
+    if sys.platform != "win32":
+        import resource
+
+        most = MOST_MEMORY_GIB * 2**30
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        print(unpack(arguments.file, arguments.out))
+    except MemoryError:
+        raise RunError(f"file={arguments.file!r} needs more than {MOST_MEMORY_GIB} GiB to read; no run does") from None
     return 0

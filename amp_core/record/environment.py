@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from amp_core._machine import cpu_name
 from amp_core._version import __version__
 from amp_core.record.measure import dtype_name
 
@@ -33,7 +34,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -93,12 +94,3 @@ def _gpu(index: int) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
     }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -10,11 +10,11 @@ import os
 import platform
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from amp_core._machine import cpu_name
 from amp_core._version import __version__
 from amp_core.train.config import RECIPES, Recipe
 
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda if has_torch else None,
         "cudnn": _cudnn_version() if has_torch else None,
         "cpu": {
-            "name": _cpu_name(),
+            "name": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads() if has_torch else None,
             "capability": torch.backends.cpu.get_cpu_capability() if has_torch else None,
@@ -61,15 +61,6 @@ def _cudnn_version() -> int | None:
         return None
     version: int = torch.backends.cudnn.version()
     return version
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _torch_gpus() -> list[dict[str, Any]]:

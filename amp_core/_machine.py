@@ -1,0 +1,58 @@
+"""This machine and the processes on it: who writes a run, and whether that process still lives."""
+
+import functools
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def this_process() -> dict[str, Any]:
+    """Who this process is: enough to tell later whether it still lives, and whether we could know."""
+    return {"machine": this_machine(), "pid": os.getpid(), "started_s": psutil.Process().create_time()}
+
+
+def process_alive(process: Mapping[str, Any]) -> bool | None:
+    """Whether the process that `this_process` described still runs; None where another machine would have to say.
+
+    The start time is compared too, since pids are given out again; a zombie (ended, not yet waited for) is not alive.
+    """
+    if process.get("machine") != this_machine():
+        return None
+    pid, started = process.get("pid"), process.get("started_s")
+    if not isinstance(pid, int) or not isinstance(started, int | float):
+        return None
+    try:
+        found = psutil.Process(pid)
+        # create_time is reckoned from boot time, which clock corrections move by fractions of a second.
+        return abs(found.create_time() - started) < 2.0 and found.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        return False
+    except psutil.AccessDenied:
+        return True
+
+
+@functools.cache
+def this_machine() -> str:
+    """The host, this boot of it, and the container: where a pid means something."""
+    parts = [socket.gethostname()]
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if boot.exists():
+        parts.append(boot.read_text().strip()[:8])
+    if namespace.exists():
+        parts.append(str(namespace.stat().st_ino))
+    return "/".join(parts)
+
+
+def cpu_name() -> str:
+    """What the processor calls itself, or the machine's architecture where it does not say."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
