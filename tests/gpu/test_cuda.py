@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from amp_core import load_run
-from amp_core.record import watch
 from amp_core.record import measure as measuring
+from amp_core.record import watch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
