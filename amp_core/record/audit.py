@@ -117,10 +117,15 @@ def audit(
 
 @contextmanager
 def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Random number generators and buffers are afterwards as they were before."""
+    """Random number generators and buffers are afterwards as they were before.
+
+    So are the buffers' version counters: between a forward and its backward, autograd would take a buffer that was
+    written to, and written back, for one that has changed.
+    """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices, device_type="cuda"):
+    keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=devices, device_type="cuda"), keep_versions(tuple(b for b, _ in buffers)):
         try:
             yield
         finally:
