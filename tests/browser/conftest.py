@@ -128,8 +128,13 @@ class Tab:
         """Go there and wait until the app has drawn the page and rests."""
         self.page.goto(url, wait_until="domcontentloaded")
         self.page.wait_for_selector("h1", timeout=60_000)
-        self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')", timeout=60_000)
+        self.rest()
         return self
+
+    def rest(self) -> None:
+        """Wait until no script runs: what is still drawn of an earlier pass takes no input."""
+        self.page.wait_for_timeout(1000)  # the sign that a script runs comes late on a busy machine
+        self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')", timeout=60_000)
 
     def metric(self, label: str) -> str:
         """The value on the metric card of that label."""

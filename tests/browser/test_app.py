@@ -51,7 +51,8 @@ def test_start_a_run_watch_its_loss_move_reload_and_stop_it(server, new_tab):
     second = new_tab().open(f"{server.base}/?run=run%2Ftext-gpt-tiny-bf16-1")  # Overview shows the live run too
     second.page.wait_for_selector('[data-testid="stProgress"]', timeout=60_000)
 
-    tab.page.get_by_role("button", name="Stop").first.click()
+    # Within the page: while a script runs, Streamlit's own toolbar has a Stop as well.
+    tab.page.get_by_test_id("stMain").get_by_role("button", name="Stop").first.click()
     wait_for(lambda: recorded(folder) and load_run(folder).status == "stopped", 30)
     for each in (tab, second):
         each.page.wait_for_selector('[data-testid="stMain"] >> text=stopped')
@@ -82,16 +83,18 @@ def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
     packed = pack(write(tmp_path / "colleague", "overflowing"))
     tab = new_tab().open(f"{server.base}/").open(f"{server.base}/library")
     tab.page.locator('input[type="file"]').first.set_input_files(packed)
-    tab.page.wait_for_selector("text=colleague is in the library and chosen")
+    tab.page.wait_for_selector("text=colleague is in the library and chosen", timeout=60_000)
+    tab.rest()
     assert load_run(server.runs / "uploads" / "colleague").head.name == "colleague"
     tab.page.locator('input[type="file"]').nth(1).set_input_files(write(tmp_path / "as-folder", "fp32"))
     tab.page.wait_for_selector("text=as-folder is in the library and chosen", timeout=60_000)
+    tab.rest()
     assert len(load_run(server.runs / "uploads" / "as-folder").steps) == 120
 
     damaged = tmp_path / "damaged.zip"
     damaged.write_bytes(packed.read_bytes()[:5000])
     tab.page.locator('input[type="file"]').first.set_input_files(damaged)
-    tab.page.wait_for_selector('[data-testid="stAlert"]:has-text("damaged")')
+    tab.page.wait_for_selector('[data-testid="stAlert"]:has-text("damaged")', timeout=60_000)
     assert sorted(p.name for p in (server.runs / "uploads").iterdir()) == ["as-folder", "colleague"]
     assert not tab.exceptions() and not tab.wrong
 
