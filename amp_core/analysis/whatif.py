@@ -1,27 +1,33 @@
 """What another format or another loss scale would do, predicted from the histograms that a run recorded.
 
-    >>> what_if(run, formats=("fp16",), log2_scales=(0, 16))      # one row per tensor, kind, format and scale
-    >>> safe_window(run)
-    SafeWindow(format='fp16', lowest=0.25, highest=1048576.0, recommended=262144.0, ...)
+    what_if(run, formats=("fp16",), log2_scales=(0, 16))      # one row per tensor, kind, format and scale
+    whole_model(what_if(run))                                 # the same, over all tensors of a kind
+    headroom_bits(run)                                        # how often each tensor's largest value could double
 
 A gradient recorded at loss scale S is divided by S to get the true one, multiplied by 2^k, and rounded to the format
 in thought. All of this is counting bins: a value with exponent e has exponent e + k at scale 2^k. It can only be known
 for values that survived in the run itself, so predict from a run whose own gradients are healthy (or FP32 or BF16).
 
-It is a prediction. `Recorder.audit` measures.
+Two things besides a value's own size decide whether it is lost, and both are taken into account:
+
+- Autocast rounds only some gradients to 16 bits; what stays in FP32 loses nothing (column `rounded`).
+- A weight gradient is a sum of products of its channel's output gradients with inputs, so it is lost too where all of
+  those are flushed. Where the run recorded it, each value is capped by its channel's largest output gradient.
+
+It is a prediction. `Recorder.audit` measures; `predicted_and_audited` puts both side by side.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
 
-from amp_core.analysis.ranges import exponent_shares, kinds_present
+from amp_core.analysis._autocast import Rounding
+from amp_core.analysis._counts import TrueCounts, true_counts
+from amp_core.analysis.ranges import kinds_present
 from amp_core.formats import FORMATS, Format
 from amp_core.run import Run
-from amp_core.schema import RunError
+from amp_core.schema import KINDS, RunError
 
 GRADIENTS = ("weight_grad", "output_grad")
 """The kinds that a loss scale multiplies. Under FP16 autocast both are rounded to FP16: output gradients as they flow
@@ -30,35 +36,11 @@ back, weight gradients as they leave their matrix product."""
 MEAN_IN_OCTAVE = 1.5
 """Mean of values spread evenly from 2^e to 2^(e+1), over 2^e."""
 
-ERROR_LIMIT = 0.015
-"""Relative rounding error (2-norm) up to which a gradient counts as kept. A cosine of 0.999 allows 0.045, for
-cos = 1 / sqrt(1 + error²) when the error is at right angles to the gradient; a third of that is left for errors that
-add up on the way back through the layers."""
+SCALINGS = ("loss", "tensor")
 
-MARGIN_BITS = 2
-"""How far below the highest safe scale the recommended one lies: gradients vary from step to step by a few times."""
-
-
-@dataclass(frozen=True)
-class SafeWindow:
-    """The loss scales at which no gradient of the run overflows and none loses more than `ERROR_LIMIT`."""
-
-    format: str
-    lowest: float
-    """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient."""
-    highest: float
-    """Above it, at least one gradient overflows."""
-    recommended: float
-    """To begin with: a power of two near the top, `MARGIN_BITS` below it where the window is wide enough."""
-    lowest_by: str
-    """The tensor that needs the scale to be at least `lowest`."""
-    highest_by: str
-    """The tensor that needs it to be at most `highest`."""
-
-    @property
-    def exists(self) -> bool:
-        """Whether one scale serves all tensors; if not, another format or FP32 islands must."""
-        return self.lowest <= self.highest
+_FRACTIONS = ("underflow_frac", "subnormal_frac", "overflow_frac")
+_COLUMNS = ["name", "kind", "format", "log2_scale", "underflow_frac", "underflow_mass_frac", "subnormal_frac"]
+_COLUMNS += ["overflow_frac", "nonzero", "mass", "rounded", "own_log2_scale"]
 
 
 def what_if(
@@ -67,161 +49,156 @@ def what_if(
     log2_scales: Iterable[int] = range(-10, 41),
     kinds: Sequence[str] = GRADIENTS,
     step: int | None = None,
+    scaling: str | None = None,
+    pure: bool = False,
 ) -> pd.DataFrame:
-    """Predicted losses of every tensor under each format and each loss scale 2^k.
+    """Predicted losses of every tensor under each format and each scale 2^k.
+
+    Args:
+        formats: names from `amp_core.formats.FORMATS`.
+        log2_scales: whole numbers k.
+        kinds: of `amp_core.schema.KINDS`; activations and weights are not multiplied by the loss scale, so for them
+            only k = 0 is what training does.
+        step: the sampled step nearest at or before this one; None takes all sampled steps together.
+        scaling: `loss` multiplies every tensor by 2^k. `tensor` first brings each tensor's largest value just below
+            the largest of the format by a power of two of its own (`own_log2_scale`), as FP8 training does; k counts
+            from there, so that -2 leaves two bits of room. None takes `tensor` for FP8 and `loss` for all others.
+        pure: round every tensor, as with a model that is 16-bit altogether, and not only those that autocast rounds.
 
     Columns: name, kind, format, log2_scale; underflow_frac (values that become 0, over nonzero values);
     underflow_mass_frac (their share of the sum of magnitudes); subnormal_frac (values that become subnormal, over
-    nonzero values); overflow_frac (values that become infinite or NaN, over nonzero values); and, for weighting,
-    nonzero (values counted) and mass (sum of true magnitudes). Fractions run from 0 to 1.
-
-    `step` takes the sampled step nearest at or before it; None takes all sampled steps together. Raises `RunError`
-    for an unknown format or kind.
+    nonzero values); overflow_frac (values that become infinite or NaN, over nonzero values); for weighting, nonzero
+    (values counted) and mass (sum of true magnitudes); rounded (whether it is rounded at all; if not, its fractions are
+    0); own_log2_scale (0 with `loss`). Fractions run from 0 to 1. Raises `RunError` for an unknown argument.
     """
-    chosen = [_format(name) for name in formats]
+    chosen = [format_named(name) for name in formats]
+    if scaling is not None and scaling not in SCALINGS:
+        raise RunError(f"scaling={scaling!r} is unknown; choose one of {', '.join(SCALINGS)}")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise RunError(f"kinds={kind!r} is unknown; choose from {', '.join(KINDS)}")
     scales = np.array(list(log2_scales), dtype=np.int64)
+    rounding = Rounding(run)
     frames = []
     for kind in kinds:
-        names, low, counts = _counts(run, kind, step)
-        if not names:
+        found = true_counts(run, kind, step)
+        nonzero = found.counts.sum(axis=1)
+        if not nonzero.any():
             continue
-        exponents = low + np.arange(counts.shape[1])
-        mass = counts * np.ldexp(MEAN_IN_OCTAVE, exponents)
+        names = np.asarray(found.names, dtype=object)
+        rounded = np.full(len(names), True) if pure else rounding.of(kind, found.names)
         for form in chosen:
-            zero, subnormal, over = _becomes(form, exponents[None, :] + scales[:, None])
-            nonzero, total = counts.sum(axis=1), mass.sum(axis=1)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "name": np.repeat(np.asarray(names, dtype=object), len(scales)),
-                        "kind": kind,
-                        "format": form.name,
-                        "log2_scale": np.tile(scales, len(names)),
-                        "underflow_frac": (counts @ zero.T / nonzero[:, None]).ravel(),
-                        "underflow_mass_frac": (mass @ zero.T / total[:, None]).ravel(),
-                        "subnormal_frac": (counts @ subnormal.T / nonzero[:, None]).ravel(),
-                        "overflow_frac": (counts @ over.T / nonzero[:, None]).ravel(),
-                        "nonzero": np.repeat(nonzero.astype(np.int64), len(scales)),
-                        "mass": np.repeat(total, len(scales)),
-                    }
-                )
-            )
-    columns = ["name", "kind", "format", "log2_scale", "underflow_frac", "underflow_mass_frac", "subnormal_frac"]
+            per_tensor = scaling == "tensor" or (scaling is None and form.name.startswith("fp8"))
+            own = own_log2_scale(form, found.absmax) if per_tensor else np.zeros(len(names), dtype=np.int64)
+            columns = {
+                "name": np.repeat(names, len(scales)),
+                "kind": kind,
+                "format": form.name,
+                "log2_scale": np.tile(scales, len(names)),
+                **{c: v.ravel() for c, v in _fractions(form, found, scales, own, rounded).items()},
+                "nonzero": np.repeat(np.rint(nonzero).astype(np.int64), len(scales)),
+                "mass": np.repeat((found.counts @ _mean(found)), len(scales)),
+                "rounded": np.repeat(rounded, len(scales)),
+                "own_log2_scale": np.repeat(own, len(scales)),
+            }
+            there = np.repeat(nonzero > 0, len(scales))
+            frames.append(pd.DataFrame(columns)[there])
     if not frames:
-        return pd.DataFrame(columns=[*columns, "overflow_frac", "nonzero", "mass"])
-    return pd.concat(frames, ignore_index=True)
+        return pd.DataFrame(columns=_COLUMNS)
+    return pd.concat(frames, ignore_index=True)[_COLUMNS]
 
 
 def whole_model(predictions: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `what_if` over all tensors of a kind: kind, format, log2_scale and the four fractions."""
+    """The rows of `what_if` over all tensors of a kind: kind, format, log2_scale, the four fractions, nonzero, mass."""
     frame = predictions.assign(
-        **{c: predictions[c] * predictions["nonzero"] for c in ("underflow_frac", "subnormal_frac", "overflow_frac")},
+        **{c: predictions[c] * predictions["nonzero"] for c in _FRACTIONS},
         underflow_mass_frac=predictions["underflow_mass_frac"] * predictions["mass"],
     )
     sums = frame.groupby(["kind", "format", "log2_scale"], sort=False, as_index=False)[
-        ["underflow_frac", "underflow_mass_frac", "subnormal_frac", "overflow_frac", "nonzero", "mass"]
+        [*_FRACTIONS, "underflow_mass_frac", "nonzero", "mass"]
     ].sum()
-    for column in ("underflow_frac", "subnormal_frac", "overflow_frac"):
+    for column in _FRACTIONS:
         sums[column] /= sums["nonzero"]
     sums["underflow_mass_frac"] /= sums["mass"]
     return sums
 
 
-def headroom_bits(run: Run, format: str = "fp16", kinds: Sequence[str] = GRADIENTS) -> pd.DataFrame:  # noqa: A002
-    """How many times each tensor's largest value could still double as it was stored: name, kind, headroom_bits.
+def headroom_bits(run: Run, format: str = "fp16", step: int | None = None) -> pd.DataFrame:  # noqa: A002
+    """How many times each gradient's largest value could still double as it was stored: name, kind, headroom_bits.
 
-    log2(largest finite value of the format / absmax); the smallest over the sampled steps. Negative where it would
-    not have fitted, -inf where it held an infinity.
+    log2(largest finite value of the format / absmax), the smallest over the sampled steps, or at the one nearest at or
+    before `step`. Negative where it does not fit. A gradient that held an infinity is counted with the least value
+    that its format cannot hold; one of zeros alone is left out.
     """
-    form = _format(format)
-    largest = _largest(run, kinds, stored=True)
+    form = format_named(format)
+    frames = []
+    for kind in (k for k in kinds_present(run) if k in GRADIENTS):
+        found = true_counts(run, kind, step, as_stored=True)
+        there = found.absmax > 0
+        names = np.asarray(found.names, dtype=object)[there]
+        bits = np.log2(form.max_value) - np.log2(found.absmax[there])
+        frames.append(pd.DataFrame({"name": names, "kind": kind, "headroom_bits": bits}))
+    if not frames:
+        return pd.DataFrame(columns=["name", "kind", "headroom_bits"])
+    return pd.concat(frames, ignore_index=True)
+
+
+def format_named(name: str) -> Format:
+    """The format of that name. Raises `RunError` for an unknown one."""
+    if name not in FORMATS:
+        raise RunError(f"format={name!r} is unknown; choose one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def own_log2_scale(form: Format, absmax: np.ndarray) -> np.ndarray:
+    """For each tensor the power of two that brings its largest value to the top of the format, without overflow."""
     with np.errstate(divide="ignore"):
-        largest["headroom_bits"] = np.log2(form.max_value / largest.pop("absmax"))
-    return largest
+        power = np.floor(np.log2(form.max_value) - np.log2(absmax))
+    return np.where(np.isfinite(power), power, 0).astype(np.int64)
 
 
-def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> SafeWindow:  # noqa: A002
-    """The loss scales that serve every gradient of the run, for `format`.
-
-    Upwards it ends where a largest magnitude reaches what rounds to infinity. Downwards it ends where the expected
-    rounding error of a gradient passes `ERROR_LIMIT`: a value below the smallest normal is rounded to a multiple of
-    the smallest subnormal u, which adds u²/12 to the square of the error on average, and a value below u/2 is lost
-    whole. Raises `RunError` for an unknown format and for a run without gradients.
-    """
-    form = _format(format)
-    largest = _largest(run, GRADIENTS, stored=False, step=step)
-    largest = largest[largest["absmax"] > 0]
-    if largest.empty:
-        raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
-    worst = largest.loc[largest["absmax"].idxmax()]
-    highest = 2.0 ** np.floor(np.log2(np.nextafter(form.overflow_threshold / worst["absmax"], 0)))
-    needed = []
-    for kind in kinds_present(run):
-        if kind in GRADIENTS:
-            names, low, counts = _counts(run, kind, step)
-            needed += list(zip(_lowest_log2(form, low, counts), names, strict=True))
-    lowest_log2, lowest_by = max(needed)
-    lowest = 2.0**lowest_log2
-    recommended = max(min(lowest, highest), highest / 2**MARGIN_BITS)
-    return SafeWindow(form.name, lowest, float(highest), float(recommended), lowest_by, str(worst["name"]))
-
-
-def _lowest_log2(form: Format, low: int, counts: np.ndarray) -> np.ndarray:
-    """For each tensor the smallest k such that at scale 2^k its relative rounding error keeps to `ERROR_LIMIT`."""
-    scales = np.arange(-150, 151)
-    exponents = low + np.arange(counts.shape[1])
-    square = np.ldexp(7 / 3, 2 * exponents)  # mean of x² over an octave: 7/3 · 4^e
-    zero, subnormal, _ = _becomes(form, exponents[None, :] + scales[:, None])
-    grain = np.ldexp(1.0, 2 * (form.min_subnormal_exponent - scales)) / 12
-    lost = zero @ (counts * square).T + grain[:, None] * (subnormal @ counts.T)
-    error = np.sqrt(lost / (counts * square).sum(axis=1)[None, :])
-    enough = error <= ERROR_LIMIT
-    return scales[np.where(enough.any(axis=0), enough.argmax(axis=0), len(scales) - 1)]
-
-
-def _becomes(form: Format, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def becomes(form: Format, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shares (0–1) of the values with each exponent that become zero, subnormal, and too large in `form`."""
     # [u/2, u) rounds up to the smallest subnormal u; only the value u/2 itself goes to zero, ties being to even.
     zero = (exponents < form.min_subnormal_exponent - 1).astype(float)
     subnormal = ((exponents >= form.min_subnormal_exponent - 1) & (exponents < form.min_normal_exponent)).astype(float)
-    top = np.ldexp(1.0, form.max_exponent)
+    top = 2.0**form.max_exponent
     over = np.where(exponents > form.max_exponent, 1.0, 0.0)
-    over[exponents == form.max_exponent] = (2 * top - form.overflow_threshold) / top
+    over[exponents == form.max_exponent] = max(2 - form.overflow_threshold / top, 0.0)
     return zero, subnormal, over
 
 
-def _counts(run: Run, kind: str, step: int | None) -> tuple[list[str], int, np.ndarray]:
-    """Names, lowest exponent, and a matrix of counts by name and true exponent."""
-    shares = exponent_shares(run, kind, step, true_exponents=True)
-    if shares.empty:
-        return [], 0, np.zeros((0, 1))
-    codes, names = pd.factorize(shares["name"])
-    low, high = int(shares["exponent"].min()), int(shares["exponent"].max())
-    counts = np.zeros((len(names), high - low + 1))
-    counts[codes, shares["exponent"].to_numpy() - low] = shares["count"].to_numpy()
-    return [str(n) for n in names], low, counts
+def _fractions(
+    form: Format, found: TrueCounts, scales: np.ndarray, own: np.ndarray, rounded: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The four fractions, each [tensors, scales]; tensors with the same scale of their own are taken together."""
+    nonzero = np.maximum(found.counts.sum(axis=1), 1e-300)
+    total = np.maximum(found.counts @ _mean(found), 1e-300)
+    names = ("underflow_frac", "underflow_mass_frac", "subnormal_frac", "overflow_frac")
+    result = {c: np.zeros((len(nonzero), len(scales))) for c in names}
+    for shift in np.unique(own):
+        some = rounded & (own == shift)
+        zero, subnormal, over = becomes(form, found.exponents[None, :] + scales[:, None] + shift)
+        lost = found.capped[some] @ zero.T
+        fits = found.absmax[some, None] * np.exp2((scales + shift).astype(float)) < form.overflow_threshold
+        known = found.absmax[some, None] > 0
+        result["underflow_frac"][some] = lost / nonzero[some, None]
+        result["underflow_mass_frac"][some] = _mass_of_smallest(found, np.flatnonzero(some), lost) / total[some, None]
+        result["subnormal_frac"][some] = found.capped[some] @ subnormal.T / nonzero[some, None]
+        result["overflow_frac"][some] = np.where(known & fits, 0.0, found.counts[some] @ over.T / nonzero[some, None])
+    return result
 
 
-def _largest(run: Run, kinds: Sequence[str], stored: bool, step: int | None = None) -> pd.DataFrame:
-    """Per tensor and kind the largest magnitude of any sampled step; with the loss scale (`stored`) or without."""
-    table = run.table("tensors")
-    columns = ["step", "name", "kind", "dtype", "loss_scale", "inf", "nan", "absmax"]
-    frame = table.filter(pc.field("kind").isin(list(kinds))).select(columns).to_pandas()
-    if step is not None:
-        nearest = frame.loc[frame["step"] <= step, "step"].max()
-        frame = frame[frame["step"] == nearest]
-    burst = (frame["inf"] > 0) | (frame["nan"] > 0)
-    # What overflowed was at least as large as what its format cannot hold; of its true size nothing more is known.
-    limits = frame["dtype"].map({f.dtype: f.overflow_threshold for f in FORMATS.values() if f.dtype})
-    sixteen_bit = burst & (limits < 1e30)
-    frame.loc[sixteen_bit, "absmax"] = np.maximum(frame["absmax"], limits)[sixteen_bit]
-    frame = frame[~burst | sixteen_bit]
-    if not stored:
-        frame["absmax"] /= frame["loss_scale"]
-    return frame.groupby(["name", "kind"], sort=False, as_index=False)["absmax"].max()
+def _mass_of_smallest(found: TrueCounts, rows: np.ndarray, lost: np.ndarray) -> np.ndarray:
+    """Sum of magnitudes of the smallest `lost` [rows, scales] values of each row: the least that is lost with them."""
+    below = np.zeros((len(rows), found.counts.shape[1] + 1))
+    mass = np.zeros_like(below)
+    np.cumsum(found.counts[rows], axis=1, out=below[:, 1:])
+    np.cumsum(found.counts[rows] * _mean(found), axis=1, out=mass[:, 1:])
+    return np.array([np.interp(n, b, m) for n, b, m in zip(lost, below, mass, strict=True)]).reshape(lost.shape)
 
 
-def _format(name: str) -> Format:
-    if name not in FORMATS:
-        raise RunError(f"format={name!r} is unknown; choose one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+def _mean(found: TrueCounts) -> np.ndarray:
+    """[E] mean magnitude of the values of each bin."""
+    mean: np.ndarray = np.ldexp(MEAN_IN_OCTAVE, found.exponents)
+    return mean

@@ -1,0 +1,193 @@
+"""The safe window of loss scales: high enough that nothing that matters is lost, low enough that nothing overflows.
+
+    >>> safe_window(run)
+    SafeWindow(format='fp16', lowest=0.25, highest=131072.0, recommended=32768.0, ...)
+    >>> safe_window_over_time(run)      # one row per sampled step: the band behind the trace of the loss scale
+
+Upwards it ends where a largest magnitude reaches what rounds to infinity. Downwards it ends where rounding in the
+subnormal range takes too much. A value below the smallest normal is rounded to a multiple of the smallest subnormal u,
+which adds u²/12 to the square of the error on average (a rounding error spread evenly over one unit, as in Widrow and
+Kollár, "Quantization Noise", 2008), and a value below u/2 is lost whole. The relative error of a tensor is
+
+    ε(k)² = (Σ of the squares lost + n_subnormal · (u / 2^k)² / 12) / Σ of all squares
+
+Errors of 16-bit output gradients travel on towards the first layer, so their squares are added over the model. For
+weight gradients inside recurrent layers, and wherever no hook sees the 16-bit gradient that a weight gradient is made
+from, that one's size follows from the weight gradient: a sum over N rows is √N times as large as its parts.
+
+Only gradients that are rounded to 16 bits count, and downwards only those of matrices: a bias before a softmax or a
+norm has a gradient of rounding errors alone, at every scale.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis._limits import GRADIENTS, Limits, limits
+from amp_core.analysis.whatif import format_named
+from amp_core.run import Run
+from amp_core.schema import RunError
+
+COSINE = 0.999
+"""Cosine between a gradient and its FP32 original from which on it counts as the same."""
+
+ERROR_LIMIT = 0.011
+"""Relative error ε up to which a loss scale is safe. With an error at right angles to the gradient the cosine is
+1 / √(1 + ε²), so `COSINE` allows 0.045; two octaves of loss scale, a factor of four, are left for what the estimate
+does not see."""
+
+MARGIN_BITS = 2
+"""How far below the highest safe scale the recommended one lies: gradients vary from step to step by a few times."""
+
+GROWTH_INTERVAL = 2000
+"""PyTorch's own. A scale that grows until it overflows costs one skipped step per interval: 0.05 % of all."""
+
+FASTEST_GROWTH = 100
+"""A shorter interval skips more than one step in a hundred once the scale is at the top."""
+
+UNHEALTHY = 0.05
+"""Share of subnormal values in a 16-bit recording from which on what lay below it must be taken for lost."""
+
+
+@dataclass(frozen=True)
+class SafeWindow:
+    """The loss scales that serve every gradient of a run."""
+
+    format: str
+    lowest: float
+    """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient."""
+    highest: float
+    """Above it, at least one gradient overflows."""
+    recommended: float
+    """Initial loss scale: a power of two, `MARGIN_BITS` below the highest where the window is wide enough; 1 where the
+    format needs no loss scale."""
+    growth_interval: int
+    """Recommended for `torch.amp.GradScaler`."""
+    lowest_by: str
+    """The tensor that needs the scale to be at least `lowest`."""
+    highest_by: str
+    """The tensor that needs it to be at most `highest`."""
+    why: str
+    """The reasons for `recommended` and `growth_interval`, in words."""
+    first_step: int
+    """First and last of the sampled steps that the window is of."""
+    last_step: int
+    caveat: str | None
+    """What makes the prediction doubtful; None where nothing does."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether one scale serves all tensors; if not, another format or FP32 islands must."""
+        return self.lowest <= self.highest
+
+
+def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> SafeWindow:  # noqa: A002
+    """The loss scales that serve every gradient of the run, for `format` under autocast.
+
+    With `step`, at the sampled step nearest at or before it. Otherwise at all sampled steps of the second half of the
+    run alike: in the first steps of a training gradients are unlike all later ones, and a dynamic scale skips past
+    them. Where the run was audited, at all sampled steps from the first audit on, which the window can be held against.
+    Raises `RunError` for an unknown format and for a run without gradients.
+    """
+    form = format_named(format)
+    found = limits(run, form, ERROR_LIMIT, step)
+    if not len(found.steps):
+        raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
+    if step is None:
+        found = found.since(_begin(run, found.steps))
+    low, high = int(found.lowest.argmax()), int(found.highest.argmin())
+    lowest, highest = float(found.lowest[low]), float(found.highest[high])
+    needs_none = form.exponent_bits >= 8 and lowest <= 0 <= highest
+    recommended = 0.0 if needs_none else min(max(highest - MARGIN_BITS, lowest), highest)
+    rise = _rise(found)
+    interval = int(np.clip(1 / (2 * rise), FASTEST_GROWTH, GROWTH_INTERVAL)) if rise > 0 else GROWTH_INTERVAL
+    return SafeWindow(
+        format=format,
+        lowest=2.0**lowest,
+        highest=2.0**highest,
+        recommended=2.0**recommended,
+        growth_interval=interval,
+        lowest_by=found.lowest_by[low],
+        highest_by=found.highest_by[high],
+        why=_scale_in_words(lowest, highest, recommended, needs_none) + _interval_in_words(interval, rise),
+        first_step=int(found.steps[0]),
+        last_step=int(found.steps[-1]),
+        caveat=_caveat(run),
+    )
+
+
+def safe_window_over_time(run: Run, format: str = "fp16") -> pd.DataFrame:  # noqa: A002
+    """The window at each sampled step: step, lowest, highest (loss scales), lowest_by, highest_by (tensors).
+
+    Empty without gradients. Raises `RunError` for an unknown format.
+    """
+    found = limits(run, format_named(format), ERROR_LIMIT)
+    return pd.DataFrame(
+        {
+            "step": found.steps,
+            "lowest": np.exp2(found.lowest),
+            "highest": np.exp2(found.highest),
+            "lowest_by": pd.Series(found.lowest_by, dtype="str"),
+            "highest_by": pd.Series(found.highest_by, dtype="str"),
+        }
+    )
+
+
+def _begin(run: Run, steps: np.ndarray) -> int:
+    """From which of the sampled steps on the window is taken."""
+    audited = pc.min(run.table("audits").column("step")).as_py()
+    if audited is None:
+        return int(steps[len(steps) // 2])
+    return int(steps[max(np.searchsorted(steps, audited, side="right") - 1, 0)])
+
+
+def _rise(found: Limits) -> float:
+    """By how many octaves per step the window moves up, from its middle at the first to that at the last steps."""
+    middle = (found.lowest + found.highest) / 2
+    if len(middle) < 4 or found.steps[-1] == found.steps[0]:
+        return 0.0
+    return max(float(np.polyfit(found.steps - found.steps[0], middle, 1)[0]), 0.0)
+
+
+def _scale_in_words(lowest: float, highest: float, recommended: float, needs_none: bool) -> str:
+    if needs_none:
+        return "The format has the range of FP32 and needs no loss scale."
+    if lowest > highest:
+        return (
+            f"No scale serves all: one gradient needs at least 2^{lowest:.0f}, another at most 2^{highest:.0f}; "
+            f"2^{recommended:.0f} overflows nowhere."
+        )
+    above, below = recommended - lowest, highest - recommended
+    return (
+        f"2^{recommended:.0f} lies {below:.0f} octaves below the first overflow and {above:.0f} above the first loss."
+    )
+
+
+def _interval_in_words(interval: int, rise: float) -> str:
+    if interval < GROWTH_INTERVAL:
+        return (
+            f" The window rises by an octave in {1 / rise:.0f} steps; growing every {interval} clean steps keeps up, "
+            f"and at the top skips at most one step in {interval}."
+        )
+    return f" Growing every {interval} clean steps skips at most {1 / interval:.2%} of all steps once at the top."
+
+
+def _caveat(run: Run) -> str | None:
+    """Whether the recording itself had lost what the prediction would need."""
+    table = run.table("tensors")
+    chosen = pc.and_(pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), "float16"))
+    rows = table.filter(chosen).select(["name", "subnormal", "normal"])
+    if not rows.num_rows:
+        return None
+    sums = rows.group_by("name").aggregate([("subnormal", "sum"), ("normal", "sum")]).to_pandas()
+    share = (sums["subnormal_sum"] / (sums["subnormal_sum"] + sums["normal_sum"])).fillna(0.0)
+    worst = share.idxmax()
+    if share[worst] <= UNHEALTHY:
+        return None
+    return (
+        f"{share[worst]:.0%} of what was recorded of {sums['name'][worst]} is subnormal in FP16: smaller values were "
+        "lost before they could be counted; predict from a run with a higher scale, in BF16 or in FP32"
+    )
