@@ -96,7 +96,8 @@ with answer:
 dark = charts.dark()
 title = f"{label_of(kind)} by tensor and exponent"
 values = "value, loss scale taken out" if unscaled else "value as stored"
-charts.show(exponent_heatmap(shares, tuple(formats), dark, title=title, values=values), "ranges.heatmap")
+heatmap = exponent_heatmap(shares, tuple(formats), dark, title=title, values=values, classes=classes)
+charts.show(heatmap, "ranges.heatmap")
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
     charts.show(class_bars(classes, dark=dark), "ranges.classes")
 st.dataframe(

@@ -60,8 +60,10 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
         figure,
         title,
         f"Time of a step by phase, typically: {middle}.",
+        400,
         hovermode="x unified",
-        legend_traceorder="normal",
+        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},  # may take three rows
+        margin={"l": 64, "r": 24, "t": 52, "b": 116},
     )
 
 
@@ -81,7 +83,7 @@ class _Bar:
 _BARS = {
     "speed_ratio": _Bar("Speed", "times as fast as {first}", "{:.3g} ×", reference=1.0),
     "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{:.3g} ×", reference=1.0),
-    "loss_ratio": _Bar("Final loss", "times that of {first}", "{:.4g} ×", reference=1.0),
+    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{:.4g} ×", reference=1.0),
     "step_ms": _Bar("Time of a step", "median (ms)", "{:.3g} ms"),
     "samples_per_s": _Bar("Throughput", "samples per second", "{:.3g} /s"),
     "memory_peak_bytes": _Bar("Peak memory", "GiB", "{:.3g} GiB", divisor=2.0**30),
@@ -147,14 +149,18 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         figure.update_xaxes(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
         figure.update_xaxes(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
-    figure.update_xaxes(title=bar.axis.format(first=table["run"].iloc[0]))
+    figure.update_xaxes(title=bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20)))
     figure.update_yaxes(
-        autorange="reversed", type="category", tickvals=names, ticktext=[shortened(n) for n in names], showgrid=False
+        autorange="reversed",
+        type="category",
+        tickvals=names,
+        ticktext=[shortened(n, 20) for n in names],
+        showgrid=False,
     )
     said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
     return finished(
         figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
-        margin={"l": 64, "r": 76, "t": 52, "b": 56},
+        margin={"l": 64, "r": 76, "t": 52, "b": 56}, title_xref="container",  # from the names on: three stand in a row
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ NUMBERS = {
         ("samples_per_s", "%.3g", "Median, warm-up left out"),
         ("memory_mib", "%.1f", "1 MiB is 1,048,576 bytes"),
         ("memory_ratio", "%.2f", "Peak memory over that of the first run"),
-        ("loss_final", "%.4g", "Mean of the last tenth of the common steps"),
+        ("loss_final", "%.4g", "Mean of the last tenth of the run's own steps"),
         ("eval_loss", "%.4g", "Loss on held-out data after training"),
     )
 }

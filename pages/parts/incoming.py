@@ -67,7 +67,9 @@ def _belongs(path: PurePosixPath) -> bool:
         return False
     if path.name in ("run.json", "console.log"):
         return True
-    return path.suffix in (".parquet", ".arrows") and path.parent.name in TABLES
+    if path.suffix not in (".parquet", ".arrows"):
+        return False
+    return path.parent.name in TABLES or path.stem in TABLES  # segments in a folder, or the table as one file
 
 
 def _name(wanted: str) -> str:

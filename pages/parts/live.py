@@ -11,6 +11,7 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.analysis import (
     Overview,
+    class_shares,
     exponent_shares,
     kinds_present,
     loss_curves,
@@ -132,4 +133,5 @@ def _ranges(run: Run, dark: bool) -> None:
     kind = "output_grad" if "output_grad" in kinds else kinds[0]
     step = sampled_steps(run, kind)[-1]
     title = f"{words.KIND_LABELS[kind]} at step {step:,}"
-    charts.show(exponent_heatmap(exponent_shares(run, kind, step), dark=dark, title=title), "live.ranges")
+    shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
+    charts.show(exponent_heatmap(shares, dark=dark, title=title, classes=classes), "live.ranges")

@@ -220,6 +220,19 @@ def test_phases_stack_to_the_step(runs: dict[str, Run]) -> None:
     assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)  # medians of parts, not parts of the median
 
 
+def test_a_legend_of_many_phases_keeps_clear_of_the_title(runs: dict[str, Run]) -> None:
+    legend = phase_figure(phase_times(runs["healthy"])).layout.legend
+    assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
+
+
+def test_long_run_names_leave_room_for_bars_and_title(runs: dict[str, Run]) -> None:
+    table = compare([runs["fp32"], runs["healthy"]]).table
+    table["run"] = ["a-run-with-a-name-as-long-as-they-come", "another-run-with-a-long-name-for-a-bar"]
+    figure = compare_bars(table, "loss_ratio")
+    assert figure.layout.title.xref == "container"
+    assert max(map(len, figure.layout.yaxis.ticktext)) <= 20 and len(figure.layout.xaxis.title.text) <= 35
+
+
 def test_a_peak_is_cut_off_and_told() -> None:
     times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
     figure = phase_figure(times)

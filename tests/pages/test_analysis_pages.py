@@ -1,9 +1,12 @@
 """Loss scale, Number ranges, Compare: each answers its question first, then shows the evidence."""
 
+import json
+
 import pytest
 
 from amp_core import load_run
 from amp_core.analysis import class_shares, scale_summary
+from amp_core.figures.style import percent
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import write
 
@@ -41,6 +44,8 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     assert f"most of all {worst}" in words(app)
     assert titles(app) == ["Output gradients by tensor and exponent", "Classes of values"]
     assert list(app.dataframe[0].value["name"]) == list(shares["name"])
+    heatmap = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    assert any(t.get("name") == "not finite" and f"∞ {percent(0.069)} " in t["text"] for t in heatmap)
 
 
 def test_ranges_of_another_kind_and_one_step(home, open_app):
@@ -76,7 +81,7 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     assert table["Run"].iloc[0] == "fp32"
     assert table.set_index("Run").loc["fp16", "Speed ×"].startswith("2.00 × (")
     assert "fp16: 2.00 ×" in words(app).replace("*", "")
-    assert titles(app) == ["Loss", "Speed", "Peak memory", "Final loss"]
+    assert titles(app) == ["Loss", "Speed", "Peak memory", "Final loss, common steps"]
 
 
 def test_compare_follows_its_address(three, open_app):

@@ -4,6 +4,7 @@ import io
 import zipfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
@@ -145,6 +146,19 @@ def test_folder_upload_keeps_only_what_a_run_has(home, tmp_path):
     found = files_below(home.runs / "uploads" / "b")
     assert "run.json" in found and not any("secret" in f or "notes" in f or "x.parquet" in f for f in found)
     assert len(load_run(home.runs / "uploads" / "b").steps) == 120
+
+
+def test_folder_upload_takes_tables_of_one_file_each(home, tmp_path):
+    """DESIGN's smallest run of another program: run.json and one file per table beside it."""
+    source = write(tmp_path / "b", "healthy")
+    files = [("b/run.json", (source / "run.json").read_bytes()), ("b/notes.parquet", b"no table of a run")]
+    for table in ("steps", "tensors"):
+        pq.write_table(load_run(source).table(table), tmp_path / f"{table}.parquet")
+        files.append((f"b/{table}.parquet", (tmp_path / f"{table}.parquet").read_bytes()))
+    incoming.take_folder(files)
+    assert not any("notes" in f for f in files_below(home.runs / "uploads" / "b"))
+    run = load_run(home.runs / "uploads" / "b")
+    assert len(run.steps) == 120 and len(run.table("tensors")) == len(load_run(source).table("tensors"))
 
 
 @pytest.mark.parametrize(
