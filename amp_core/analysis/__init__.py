@@ -6,6 +6,8 @@ scale_trace(run)                            # one row per step attempted
 exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
+from amp_core.analysis.advice import layer_advice
+from amp_core.analysis.audits import predicted_and_audited
 from amp_core.analysis.compare import Comparison, compare
 from amp_core.analysis.curves import labelled, loss_curves
 from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
@@ -14,24 +16,32 @@ from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_presen
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.thin import sparkline, thin
+from amp_core.analysis.whatif import headroom_bits, what_if, whole_model
+from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
 
 __all__ = [
     "PHASES",
     "Comparison",
     "MemorySummary",
     "Overview",
+    "SafeWindow",
     "ScaleSummary",
     "SpeedSummary",
     "class_shares",
     "compare",
     "exponent_shares",
+    "headroom_bits",
     "kinds_present",
     "labelled",
+    "layer_advice",
     "loss_curves",
     "memory_summary",
     "memory_trace",
     "overview",
     "phase_times",
+    "predicted_and_audited",
+    "safe_window",
+    "safe_window_over_time",
     "sampled_steps",
     "scale_summary",
     "scale_trace",
@@ -39,5 +49,7 @@ __all__ = [
     "sparkline",
     "speed_summary",
     "thin",
+    "what_if",
     "what_memory",
+    "whole_model",
 ]

@@ -12,7 +12,7 @@ batch norm, pooling) takes after the module that ran before it. Where a run tell
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,21 +71,34 @@ class Rounding:
         """For each parameter whether it has two dimensions or more: not a bias, nor a norm's factor."""
         return np.array([self._matrix(n) for n in names], dtype=bool)
 
+    def sources(self, name: str) -> list[str]:
+        """The modules whose output gradients the gradient of a parameter is made from: several where it is tied."""
+        owners = [n.rpartition(".")[0] for n in (name, *self._aliases.get(name, ()))]
+        return [o for o in owners if self._outputs.get(o, False)]
+
     def owner(self, name: str) -> str:
         """The layer that a parameter or a module's output belongs to."""
         return name if name in self._layers or name in self._outputs else name.rpartition(".")[0] or name
+
+    def in_order(self, layers: Iterable[str]) -> list[str]:
+        """Each layer once, in the model's order; those that the run does not tell of come last, as given."""
+        place = {name: i for i, name in enumerate(self._layers)}
+        return sorted(dict.fromkeys(layers), key=lambda name: place.get(name, len(place)))
 
     def layer_class(self, layer: str) -> str:
         """The class of a layer; empty where the run does not tell."""
         return str(self._layers.get(layer, ""))
 
-    def hidden_rows(self, names: Sequence[str], numel: Mapping[str, float]) -> np.ndarray:
-        """For each weight over how many rows of a 16-bit gradient that no hook sees its gradient is summed; else 0.
+    def hidden_octaves(self, names: Sequence[str], numel: Mapping[str, float]) -> np.ndarray:
+        """For each weight by how many octaves the 16-bit gradient that it is made from is smaller than its own, where
+        no hook sees that one; -1 where one does, or where there is none.
 
         So it is inside recurrent layers, whose gates' gradients stay within one operator, and with attention that calls
-        its projections as functions. `numel` gives the elements of the output gradients that were recorded.
+        its projections as functions. A weight gradient is a sum over N rows (samples times positions), so it is about
+        √N times as large as the products in it. `numel` gives the elements of the output gradients that were recorded.
         """
-        return np.array([self._hidden_rows(n, numel) for n in names])
+        rows = np.array([self._hidden_rows(n, numel) for n in names], dtype=float)
+        return np.where(rows >= 1, np.rint(0.5 * np.log2(np.maximum(rows, 1))), -1).astype(np.int64)
 
     def _hidden_rows(self, name: str, numel: Mapping[str, float]) -> float:
         shape = self._shapes.get(name)

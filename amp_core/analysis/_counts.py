@@ -64,12 +64,17 @@ def true_counts(
     `as_stored` does not divide by the loss scale. Raises `RunError` for an unknown kind.
     """
     narrowed = kind == "weight_grad" and run.head.config.get("autocast_dtype") == "float16"
-    return _counted(_rows(run, kind, step), per_step, as_stored, narrowed)
+    return counted(_rows(run, kind, step), per_step, as_stored, narrowed)
 
 
-def blocks_of_steps(run: Run, kind: str, step: int | None = None) -> Iterator[TrueCounts]:
-    """As `true_counts` with `per_step`, some steps at a time, so that a long run does not fill the memory."""
+def blocks_of_steps(run: Run, kind: str, step: int | None = None, since: int | None = None) -> Iterator[TrueCounts]:
+    """As `true_counts` with `per_step`, some steps at a time, so that a long run does not fill the memory.
+
+    `since` leaves out the steps before it.
+    """
     table = _rows(run, kind, step)
+    if since is not None:
+        table = table.filter(pc.greater_equal(table.column("step"), since))
     narrowed = kind == "weight_grad" and run.head.config.get("autocast_dtype") == "float16"
     at = pc.fill_null(table.column("step"), 0).to_numpy()
     begins = np.concatenate([[0], np.flatnonzero(np.diff(at)) + 1, [len(at)]])
@@ -78,11 +83,12 @@ def blocks_of_steps(run: Run, kind: str, step: int | None = None) -> Iterator[Tr
         end = int(begins[np.searchsorted(begins, start + _BLOCK, side="right") - 1])
         if end <= start:  # one step alone is longer than a block
             end = int(begins[np.searchsorted(begins, start, side="right")])
-        yield _counted(table.slice(start, end - start), True, False, narrowed)
+        yield counted(table.slice(start, end - start), per_step=True, narrowed=narrowed)
         start = end
 
 
-def _counted(table: pa.Table, per_step: bool, as_stored: bool, narrowed: bool) -> TrueCounts:
+def counted(table: pa.Table, per_step: bool = False, as_stored: bool = False, narrowed: bool = False) -> TrueCounts:
+    """The histograms of any rows of `tensors`. `narrowed` tells that FP32 values have been FP16 before."""
     names, codes = _names(table)
     at = pc.fill_null(table.column("step"), 0).to_numpy()
     if per_step:

@@ -41,49 +41,35 @@ class Limits:
     lowest_by: list[str]
     highest_by: list[str]
     tensors: pd.DataFrame
-    """name, kind, lowest_log2, highest_log2: of each rounded gradient by itself, over all steps."""
-
-    def since(self, step: int) -> "Limits":
-        """The same from `step` on; `tensors` stays that of all steps."""
-        keep = np.flatnonzero(self.steps >= step)
-        return Limits(
-            steps=self.steps[keep],
-            lowest=self.lowest[keep],
-            highest=self.highest[keep],
-            lowest_by=[self.lowest_by[i] for i in keep],
-            highest_by=[self.highest_by[i] for i in keep],
-            tensors=self.tensors,
-        )
+    """name, kind, lowest_log2, highest_log2: of each rounded gradient by itself, over these steps. The lowest is -inf
+    where the error is not judged: that of a bias, or of noise."""
 
 
-def limits(run: Run, form: Format, error_limit: float, step: int | None = None) -> Limits:
-    """Limits of every gradient that autocast rounds, at every sampled step, or at the one nearest at or before `step`.
-
-    `error_limit` is the relative error up to which a loss scale is safe.
-    """
+def limits(run: Run, form: Format, error_limit: float, step: int | None = None, since: int | None = None) -> Limits:
+    """Limits of every gradient that autocast rounds, at every sampled step (from `since` on), or at the one nearest at
+    or before `step`. `error_limit` is the relative error up to which a loss scale is safe."""
     rounding = Rounding(run)
     outputs = true_counts(run, "output_grad", step)
     numel = dict(zip(outputs.names, outputs.numel, strict=True))
     by_step: dict[int, _OfStep] = {}
     per_tensor: dict[tuple[str, str], tuple[float, float]] = {}
     for kind in GRADIENTS:
-        for block in blocks_of_steps(run, kind, step):
+        for block in blocks_of_steps(run, kind, step, since):
             names = sorted(set(block.names))
             rounded = dict(zip(names, rounding.of(kind, names), strict=True))
             found = _rows_of(block, np.array([rounded[n] for n in block.names]))
             if kind == "weight_grad":
                 matrix = dict(zip(names, rounding.matrices(names), strict=True))
-                hidden = dict(zip(names, rounding.hidden_rows(names, numel), strict=True))
+                hidden = dict(zip(names, rounding.hidden_octaves(names, numel), strict=True))
                 judged = np.array([matrix[n] for n in found.names], dtype=bool) & ~_noise(found)
-                behind = np.array([hidden[n] for n in found.names])
+                octaves = np.array([hidden[n] for n in found.names], dtype=np.int64)
             else:
-                judged, behind = np.ones(len(found.names), dtype=bool), np.ones(len(found.names))
-            errors = _error_squares(form, found)
+                judged, octaves = np.ones(len(found.names), dtype=bool), np.zeros(len(found.names), dtype=np.int64)
+            errors = error_squares(form, found)
             errors[~judged] = 0.0
             # What travels on is the error of the 16-bit gradient that a weight gradient is made from.
-            octaves = np.rint(0.5 * np.log2(np.maximum(behind, 1.0))).astype(np.int64)
-            places = np.clip(np.arange(len(LOG2_SCALES)) - octaves[:, None], 0, None)
-            travelling = np.take_along_axis(errors, places, axis=1) * (behind >= 1.0)[:, None]
+            places = np.clip(np.arange(len(LOG2_SCALES)) - octaves[:, None], 0, len(LOG2_SCALES) - 1)
+            travelling = np.take_along_axis(errors, places, axis=1) * (octaves >= 0)[:, None]
             lowest = _first_within(np.maximum(errors, travelling), error_limit)
             highest = _highest(form, found.absmax)
             for at in np.unique(found.steps):
@@ -155,7 +141,7 @@ def _rows_of(block: TrueCounts, keep: np.ndarray) -> TrueCounts:
     )
 
 
-def _error_squares(form: Format, found: TrueCounts) -> np.ndarray:
+def error_squares(form: Format, found: TrueCounts) -> np.ndarray:
     """[R, scales] square of the relative error that the format's range takes from each row."""
     squares = found.squares
     below = np.zeros((len(squares), squares.shape[1] + 1))

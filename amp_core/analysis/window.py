@@ -26,8 +26,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amp_core.analysis._counts import counted
 from amp_core.analysis._limits import GRADIENTS, Limits, limits
+from amp_core.analysis.ranges import sampled_steps
 from amp_core.analysis.whatif import format_named
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 from amp_core.schema import RunError
 
@@ -48,8 +51,12 @@ GROWTH_INTERVAL = 2000
 FASTEST_GROWTH = 100
 """A shorter interval skips more than one step in a hundred once the scale is at the top."""
 
+LEAST_STEPS = 4
+"""Sampled steps from which on a trend of the window is looked for."""
+
 UNHEALTHY = 0.05
-"""Share of subnormal values in a 16-bit recording from which on what lay below it must be taken for lost."""
+"""Share of the values of a 16-bit recording that lie in the format's two lowest octaves, from which on as much again
+must be taken to have been lost below them."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,9 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     Raises `RunError` for an unknown format and for a run without gradients.
     """
     form = format_named(format)
-    found = limits(run, form, ERROR_LIMIT, step)
+    found = limits(run, form, ERROR_LIMIT, step, since=first_step(run) if step is None else None)
     if not len(found.steps):
         raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
-    if step is None:
-        found = found.since(_begin(run, found.steps))
     low, high = int(found.lowest.argmax()), int(found.highest.argmin())
     lowest, highest = float(found.lowest[low]), float(found.highest[high])
     needs_none = form.exponent_bits >= 8 and lowest <= 0 <= highest
@@ -112,7 +117,9 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
         growth_interval=interval,
         lowest_by=found.lowest_by[low],
         highest_by=found.highest_by[high],
-        why=_scale_in_words(lowest, highest, recommended, needs_none) + _interval_in_words(interval, rise),
+        why="The format has the range of FP32 and needs no loss scale."
+        if needs_none
+        else _scale_in_words(lowest, highest, recommended) + _interval_in_words(interval, rise),
         first_step=int(found.steps[0]),
         last_step=int(found.steps[-1]),
         caveat=_caveat(run),
@@ -136,8 +143,11 @@ def safe_window_over_time(run: Run, format: str = "fp16") -> pd.DataFrame:  # no
     )
 
 
-def _begin(run: Run, steps: np.ndarray) -> int:
-    """From which of the sampled steps on the window is taken."""
+def first_step(run: Run) -> int | None:
+    """From which sampled step on `safe_window` looks at a run; None where nothing was sampled."""
+    steps = np.array(sorted({s for kind in GRADIENTS for s in sampled_steps(run, kind)}), dtype=np.int64)
+    if not len(steps):
+        return None
     audited = pc.min(run.table("audits").column("step")).as_py()
     if audited is None:
         return int(steps[len(steps) // 2])
@@ -145,16 +155,16 @@ def _begin(run: Run, steps: np.ndarray) -> int:
 
 
 def _rise(found: Limits) -> float:
-    """By how many octaves per step the window moves up, from its middle at the first to that at the last steps."""
+    """By how many octaves per step the window moves up; 0 where it does not clearly."""
     middle = (found.lowest + found.highest) / 2
-    if len(middle) < 4 or found.steps[-1] == found.steps[0]:
+    if len(middle) < LEAST_STEPS:
         return 0.0
-    return max(float(np.polyfit(found.steps - found.steps[0], middle, 1)[0]), 0.0)
+    rise = float(np.polyfit(found.steps - found.steps[0], middle, 1)[0])
+    clear = rise * float(found.steps[-1] - found.steps[0]) >= MARGIN_BITS
+    return rise if clear else 0.0
 
 
-def _scale_in_words(lowest: float, highest: float, recommended: float, needs_none: bool) -> str:
-    if needs_none:
-        return "The format has the range of FP32 and needs no loss scale."
+def _scale_in_words(lowest: float, highest: float, recommended: float) -> str:
     if lowest > highest:
         return (
             f"No scale serves all: one gradient needs at least 2^{lowest:.0f}, another at most 2^{highest:.0f}; "
@@ -178,16 +188,21 @@ def _interval_in_words(interval: int, rise: float) -> str:
 def _caveat(run: Run) -> str | None:
     """Whether the recording itself had lost what the prediction would need."""
     table = run.table("tensors")
-    chosen = pc.and_(pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), "float16"))
-    rows = table.filter(chosen).select(["name", "subnormal", "normal"])
-    if not rows.num_rows:
-        return None
-    sums = rows.group_by("name").aggregate([("subnormal", "sum"), ("normal", "sum")]).to_pandas()
-    share = (sums["subnormal_sum"] / (sums["subnormal_sum"] + sums["normal_sum"])).fillna(0.0)
-    worst = share.idxmax()
-    if share[worst] <= UNHEALTHY:
-        return None
-    return (
-        f"{share[worst]:.0%} of what was recorded of {sums['name'][worst]} is subnormal in FP16: smaller values were "
-        "lost before they could be counted; predict from a run with a higher scale, in BF16 or in FP32"
-    )
+    for form in (FORMATS["fp16"], FORMATS["fp8-e5m2"], FORMATS["fp8-e4m3"]):
+        chosen = pc.and_(
+            pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)
+        )
+        found = counted(table.filter(chosen), as_stored=True)
+        values = found.counts.sum(axis=1)
+        if not values.any():
+            continue
+        lowest = found.counts[:, found.exponents <= form.min_subnormal_exponent + 1].sum(axis=1)
+        share = lowest / np.maximum(values, 1)
+        worst = int(share.argmax())
+        if share[worst] > UNHEALTHY:
+            return (
+                f"{share[worst]:.0%} of what was recorded of {found.names[worst]} lies at the bottom of {form.label}: "
+                "as much again was lost before it could be counted, so predict from a run with a higher loss scale, in "
+                "BF16 or in FP32"
+            )
+    return None
