@@ -3,7 +3,7 @@
     ampscope train --workload text-gpt --precision fp16 --steps 200 --out runs/a
     ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --steps 200 --out runs/cmp
 
-Exit codes: 0 fine, 2 bad input (one line on stderr says what would be right), 130 interrupted. A subcommand is a module
+Exit codes: 0 fine, 1 findings (or a failed training), 2 bad input (one line on stderr says what would be right), 130 interrupted. A subcommand is a module
 of `amp_core.cli` with `add(subparsers)` and `run(arguments)`; none of them imports torch before it needs it.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from amp_core._version import __version__
-from amp_core.cli import compare, env, packing, train
+from amp_core.cli import compare, diagnose, env, packing, train
 from amp_core.schema import RunError
 
-COMMANDS = (train, compare, env, packing)
+COMMANDS = (train, compare, diagnose, env, packing)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +150,7 @@ def test_compare_trains_each_precision_on_the_same_and_prints_one_table(tmp_path
 def test_commands_that_need_no_torch_do_not_import_it(argv):
     code = f"""
 import sys
+from pathlib import Path
 from amp_core.__main__ import main
 try:
     main({argv!r})
@@ -157,3 +159,36 @@ except SystemExit:
 sys.exit(3 if "torch" in sys.modules else 0)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
+
+
+@pytest.mark.parametrize(
+    ("sample", "level", "code"),
+    [
+        ("fp16-healthy", "warning", 0),
+        ("fp16-healthy", "info", 1),
+        ("fp16-overflow", "error", 0),
+        ("fp16-overflow", "warning", 1),
+        ("fp16-underflow", "error", 1),
+        ("fp16-underflow", None, 0),
+    ],
+)
+def test_diagnose_fails_on_findings_at_or_above_the_level(sample, level, code, capsys):
+    assert main(["diagnose", str(SAMPLES / sample), *(["--fail-on", level] if level else [])]) == code
+    assert "[" in capsys.readouterr().out
+
+
+def test_diagnose_prints_one_json_document(capsys):
+    assert main(["diagnose", str(SAMPLES / "fp16-underflow"), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["run"] == "fp16-underflow" and record["findings"][0]["code"] == "fp16-without-scaler"
+    assert "GradScaler" in record["findings"][0]["snippet"]
+
+
+def test_diagnose_says_when_all_is_well_and_when_there_is_no_run(tmp_path, capsys):
+    assert main(["diagnose", str(SAMPLES / "fp32")]) == 0
+    assert capsys.readouterr().out == "nothing wrong was found\n"
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
