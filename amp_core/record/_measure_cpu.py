@@ -1,4 +1,4 @@
-# mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return"
+# mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return,import-untyped"
 """The numba kernel of `measure` for CPU tensors: one pass over memory, work shared between threads.
 
     >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
@@ -21,7 +21,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic

@@ -10,9 +10,11 @@ floor(log2|x|), subnormals included. Subnormal and normal follow from the expone
 the two is a power of two. Values narrower than 32 bits are widened first, which is exact.
 
 Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that a step's statistics come
-over in one copy. CPU tensors go to the numba kernel of `_measure_cpu` where numba is installed.
+over in one copy. CPU tensors go to the numba kernel of `_measure_cpu`, CUDA tensors to the Triton kernel of
+`_measure_cuda`, where those are installed; everything else takes the plain path below.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -70,10 +72,18 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def measure_together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another."""
-    kernel = _kernel(tensors[0].device.type) if tensors else None
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64)
+    kind = tensors[0].device.type
+    kernel = _kernel(kind)
     if kernel is not None:
-        return kernel(tensors)
-    return torch.cat([_measure_plain(t) for t in tensors]) if tensors else torch.zeros(0, dtype=torch.float64)
+        try:
+            return kernel(tensors)
+        except Exception as error:
+            if kind == "cpu" or isinstance(error, torch.OutOfMemoryError):
+                raise
+            _do_without(kind, error)  # Triton compiles on first use, which takes a C compiler and more
+    return torch.cat([_measure_plain(t) for t in tensors])
 
 
 def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
@@ -207,14 +217,34 @@ def _measure_plain(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([leading, counts[:bins].to(torch.float64)])
 
 
-@cache
+_kernels: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor] | None] = {}
+
+
 def _kernel(device: str) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
     """The kernel for tensors of that kind of device; None where the plain path is all there is."""
+    if device not in _kernels:
+        _kernels[device] = _import_kernel(device)
+    return _kernels[device]
+
+
+def _import_kernel(device: str) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
     try:
         if device == "cpu":
             from amp_core.record._measure_cpu import measure_cpu
 
             return measure_cpu
-    except ImportError:  # numba is not there: the plain path gives the same numbers, slower
+        if device == "cuda":
+            from amp_core.record._measure_cuda import measure_cuda
+
+            return measure_cuda
+    except ImportError:  # numba or triton is not there: the plain path gives the same numbers, slower
         pass
     return None
+
+
+def _do_without(device: str, error: Exception) -> None:
+    _kernels[device] = None
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    warnings.warn(
+        f"the Triton kernel cannot run, so watching measures with plain torch, which is slower: {reason}", stacklevel=2
+    )

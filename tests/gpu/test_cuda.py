@@ -96,3 +96,31 @@ def test_an_unsampled_step_waits_for_nothing(tmp_path):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert len(load_run(tmp_path / "run").steps) == 6
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2],
+)
+def test_the_triton_kernel_agrees_with_the_specification(dtype):
+    pytest.importorskip("triton")
+    from amp_core.record._measure_cuda import measure_cuda
+
+    draw = torch.Generator().manual_seed(0)
+    bits = torch.randint(0, 256, (1_000_003 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)
+    if dtype == torch.float64:  # whose squares are finite, so that sums can be compared
+        bits = torch.where(bits.isfinite() & (bits.abs() > 1e150), bits.sign(), bits)
+    normal = torch.randn(3_000_000, generator=draw).to(dtype)
+    tensors = [bits, normal, normal[3:], normal[:200_000].reshape(400, 500).t(), normal[:0], torch.zeros(70).to(dtype)]
+    on_gpu = [t.cuda() for t in tensors]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packed = measure_cuda(on_gpu)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    parts = packed.cpu().split([measuring.packed_size(t.dtype) for t in tensors])
+    for tensor, got in zip(tensors, parts, strict=True):
+        plain = measuring._measure_plain(tensor)
+        assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:])
+        assert torch.allclose(got[5:7], plain[5:7], rtol=1e-12)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +210,80 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
     home = str(tmp_path / "home" / "none")
     printed = fresh_process(code, package, HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
     assert Path(printed) == package / "record" / "measure.py"
+
+
+TRITON = """
+import json, sys, torch
+from amp_core.record import measure as measuring
+from amp_core.record._measure_cuda import measure_cuda
+
+torch.manual_seed(0)
+everything = []
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+    bits = torch.randint(0, 256, (3001 * dtype.itemsize,), dtype=torch.uint8).view(dtype)
+    if dtype == torch.float64:  # whose squares are finite, so that sums can be compared
+        bits = torch.where(bits.isfinite() & (bits.abs() > 1e150), bits.sign(), bits)
+    normal = torch.randn(5000).to(dtype)
+    tensors = [bits, normal, normal[3:], normal[:2000].reshape(40, 50).t(), torch.zeros(2100).to(dtype), normal[:0]]
+    tensors += [torch.cat([torch.zeros(1500), torch.randn(700)]).to(dtype), normal[:1]]
+    everything += tensors[::2]
+    for group in (tensors, everything):
+        packed = measure_cuda(group).split([measuring.packed_size(t.dtype) for t in group])
+        for i, (tensor, got) in enumerate(zip(group, packed)):
+            plain = measuring._measure_plain(tensor)
+            assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), (dtype, i)
+            assert torch.allclose(got[5:7], plain[5:7], rtol=1e-12), (dtype, i)
+print("all the same")
+"""
+
+
+def test_the_triton_kernel_in_its_interpreter():
+    """On NumPy instead of a GPU: the same source, the same numbers."""
+    pytest.importorskip("triton", reason="the CUDA kernel needs triton")
+    package = Path(amp_core.__file__).parent
+    assert fresh_process(TRITON, package, TRITON_INTERPRET="1") == "all the same"
+
+
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from amp_core.record import _measure_cuda as kernel
+
+for form in ("fp32", "fp16", "bf16", "fp64", "fp8-e4m3", "fp8-e5m2"):
+    constants = kernel.constants(form) | {"ALIGNED": True}
+    types = {"table": "*i64", "packed": "*fp64", "packed_bits": "*i64", "stretches": "i32"}
+    source = ASTSource(
+        fn=kernel._measure_stretches,
+        signature=types | dict.fromkeys(constants, "constexpr"),
+        constexprs={(kernel._measure_stretches.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4})
+    assert "ld.global.v" in compiled.asm["ptx"], form  # 16 bytes at a time
+print("compiled")
+"""
+
+
+def test_the_triton_kernel_compiles_without_a_gpu(tmp_path):
+    """For an A100: the interpreter takes code that the compiler refuses."""
+    pytest.importorskip("triton", reason="the CUDA kernel needs triton")
+    package = Path(amp_core.__file__).parent
+    assert fresh_process(COMPILE, package, TRITON_CACHE_DIR=str(tmp_path)) == "compiled"
+
+
+def test_a_kernel_that_cannot_run_is_done_without(monkeypatch):
+    def broken(tensors):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(measuring, "_kernels", {"meta": broken})
+    monkeypatch.setattr(measuring, "_measure_plain", lambda t: torch.arange(3.0))
+    tensors = [torch.zeros(3, device="meta")] * 2
+    with pytest.warns(UserWarning, match="Failed to find C compiler"):
+        assert measuring.measure_together(tensors).tolist() == [0, 1, 2] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(measuring.measure_together(tensors)) == 6
 
 
 def test_the_five_counts_add_up_and_zero_is_not_subnormal():
