@@ -122,7 +122,7 @@ TABLES: dict[str, Table] = {
                 _column(
                     "capped_counts",
                     "li",
-                    "weight_grad: as exp_counts, of each value or the largest output gradient of its channel if smaller",
+                    "weight_grad: as exp_counts, each value capped at its channel's largest output gradient",
                 ),
             ),
         ),

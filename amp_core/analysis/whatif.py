@@ -75,8 +75,9 @@ def what_if(
     (values counted) and mass (sum of true magnitudes); rounded (whether it is rounded at all; if not, its fractions are
     0); own_log2_scale (0 with `loss`); source_underflow_frac (of a weight gradient: what underflows of the 16-bit
     output gradient that it is made from, estimated where that is hidden inside an operator; NaN for other kinds and
-    with `tensor`). Where much of the source underflows, what is left of it is noise, and a weight gradient's own underflow can be told
-    only roughly: see `HEALTHY_SOURCE`. Fractions run from 0 to 1. Raises `RunError` for an unknown argument.
+    with `tensor`). Where much of the source underflows, what is left of it is noise, and a weight gradient's own
+    underflow can be told only roughly: see `HEALTHY_SOURCE`. Fractions run from 0 to 1. Raises `RunError` for a format,
+    kind or scaling that is unknown.
     """
     chosen = [format_named(name) for name in formats]
     if scaling is not None and scaling not in SCALINGS:

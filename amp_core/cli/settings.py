@@ -41,6 +41,7 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "device": (str, "DEVICE", "auto, cpu, cuda or cuda:N"),
     "seed": (number, "N", "decides initial weights, data order and dropout"),
     "every": (number, "N", "sample number ranges every N steps"),
+    "audit_every": (number, "N", "replay a batch in FP32 every N steps and record what the recipe loses"),
 }
 _SWITCHES = {
     "fused": "use the optimizer's fused kernel",

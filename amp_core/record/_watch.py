@@ -11,12 +11,14 @@ from amp_core.record import scaler as scaling
 from amp_core.record.environment import environment, model_summary
 from amp_core.record.gradients import learning_rate, unwrapped
 from amp_core.record.recorder import Recorder
+from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
 
 KINDS = ("weight_grad", "output_grad")
 """Kinds that are recorded unless others are asked for."""
+LEVELS = ("standard", "full")
 
 
 def watch(
@@ -29,6 +31,8 @@ def watch(
     kinds: Sequence[str] = KINDS,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
+    level: str = "standard",
+    budget: float | None = None,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Recorder:
@@ -46,6 +50,9 @@ def watch(
         kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
             `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the
             16-bit values are the output gradients.
+        level: `full` adds the dearer observations: the kinds that `kinds` leaves out.
+        budget: the share of step time, e.g. 0.03, that watching may take on average. Where it takes more, the interval
+            between measured steps is stretched, and `events` says so.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
         name: what people will call the run; the folder's name by default.
         config: settings of yours to keep in the head of the run.
@@ -68,11 +75,19 @@ def watch(
     for kind in [kinds] if isinstance(kinds, str) else kinds:
         if kind not in ALL_KINDS:
             raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(ALL_KINDS)}")
+    if level not in LEVELS:
+        raise RunError(f"level={level!r} is unknown; choose one of {', '.join(LEVELS)}")
+    if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
+        raise RunError(f"budget={budget!r} is not a share between 0 and 1; budget=0.03 allows 3 % of the step time")
+    named = [kinds] if isinstance(kinds, str) else list(kinds)
+    chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = _place()
     settings: dict[str, Any] = {
         "source": "watch",
         "every": every,
-        "kinds": [kinds] if isinstance(kinds, str) else list(kinds),
+        "kinds": chosen,
+        "level": level,
+        "budget": budget,
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
@@ -86,8 +101,15 @@ def watch(
         rank=rank,
         world_size=world_size,
     )
-    chosen = frozenset(settings["kinds"])
-    return Recorder(model, optimizers, scaler, writer, every=every, kinds=chosen, wanted=_name_filter(include, exclude))
+    return Recorder(
+        model,
+        optimizers,
+        scaler,
+        writer,
+        sampling=Sampling(every, budget),
+        kinds=frozenset(chosen),
+        wanted=_name_filter(include, exclude),
+    )
 
 
 def _place() -> tuple[int, int]:

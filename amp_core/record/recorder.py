@@ -29,11 +29,15 @@ from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measurable, measure
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
+from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
 MOST_WAITING = 64
 """Steps whose numbers may still be on the device; only a device further behind than that is waited for."""
+
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What `Recorder.audit` can replay beside the run's own recipe."""
 
 LOGGABLE = ("loss", "lr", "samples", "grad_norm")
 
@@ -48,7 +52,7 @@ class Recorder:
         scaler: Any,
         writer: RunWriter,
         *,
-        every: int,
+        sampling: Sampling,
         kinds: frozenset[str],
         wanted: Callable[[str], bool],
     ) -> None:
@@ -56,7 +60,7 @@ class Recorder:
         self._model = model
         self._optimizers = optimizers
         self._scaler = scaler
-        self._every = every
+        self._sampling = sampling
         self._kinds = kinds
         self._wanted = wanted
         self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
@@ -78,6 +82,8 @@ class Recorder:
         self._autocast_dtype: torch.dtype | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
+        if kinds:  # kernels compile at their first use, which no step should have to pay for
+            measure([torch.zeros(1, device=self._device)])
         self._install(model)
         writer.before_end = self._drain_all
         writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
@@ -115,26 +121,35 @@ class Recorder:
                 into = self._pending[-1].logged if self._pending else self._logged
                 into[key] = value
 
-    def audit(self, closure: Callable[[], torch.Tensor], loss_scales: Sequence[float] | None = None) -> None:
+    def audit(
+        self,
+        closure: Callable[[], torch.Tensor],
+        loss_scales: Sequence[float] | None = None,
+        precision: str | None = None,
+    ) -> None:
         """Measure what the recipe loses of each gradient, by replaying one batch in FP32 and in the recipe.
 
         `closure` computes and returns the loss of that batch; it is called once for FP32 and once for each of
-        `loss_scales`, by default the present one. Nothing else changes: see `amp_core.record.audit`. Takes as long as
-        so many forward and backward passes. Raises `RunError` before the first forward.
+        `loss_scales`, by default the present one. With `precision` `fp16` or `bf16`, what autocast to that would lose
+        is measured, whatever the run itself uses. Nothing else changes: see `amp_core.record.audit`. Takes as long as
+        so many forward and backward passes. Raises `RunError` before the first forward and for an unknown precision.
         """
         if not self._described:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
+        if precision is not None and precision not in AUTOCAST:
+            raise RunError(f"precision={precision!r} cannot be audited; choose one of {', '.join(AUTOCAST)}")
         with self._phases.watching():
             given = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
             named = [(self._names[key], p) for key, p in given.items() if key in self._names]
             scaled = scaling.is_active(self._scaler)
             scales = loss_scales if loss_scales is not None else [self._scaler.get_scale() if scaled else 1.0]
-            replay = Replay(self._model, [p for _, p in named], closure, self._device, self._autocast_dtype)
+            dtype = AUTOCAST[precision] if precision is not None else self._autocast_dtype
+            replay = Replay(self._model, [p for _, p in named], closure, self._device, dtype)
             step = self._pending[-1].step if self._pending else self._step
             self._auditing = True
             try:
-                precision = str(self.writer.head.config.get("precision"))
-                rows = audit(replay, [n for n, _ in named], scales, step, precision)
+                recipe = precision or str(self.writer.head.config.get("precision"))
+                rows = audit(replay, [n for n, _ in named], scales, step, recipe)
             finally:
                 self._auditing = False
             self.writer.append("audits", rows)
@@ -191,7 +206,7 @@ class Recorder:
             self._samples += len(first) if first is not None else 0
             if not self._described:
                 self._describe_precision()
-            if self._step % self._every == 0 and self._kinds & {"output_grad", "activation"}:
+            if self._sampling.due(self._step) and self._kinds & {"output_grad", "activation"}:
                 self._outputs.put_on()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -314,7 +329,7 @@ class Recorder:
         if index in self._stepped:
             self._next_number()
         optimizer = self._optimizers[index]
-        attempt = Attempt(self._step, index, sampled=self._step % self._every == 0)
+        attempt = Attempt(self._step, index, sampled=self._sampling.due(self._step))
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
@@ -402,12 +417,17 @@ class Recorder:
     def _drain(self, wait: bool) -> None:
         while self._waiting and self._waiting[0].parcel.ready(wait):
             attempt = self._waiting.popleft()
-            self.writer.append("steps", step_row(attempt, self._phases))
+            row = step_row(attempt, self._phases)
+            self.writer.append("steps", row)
             if attempt.measured:
                 self.writer.append("tensors", tensor_rows(attempt))
             events = event_rows(attempt)
             if events["kind"]:
                 self.writer.append("events", events)
+            before = self._sampling.interval
+            if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
+                change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
+                self.writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
 
     def _drain_all(self) -> None:
         """The run is ending, perhaps in the middle of anything."""

@@ -71,6 +71,8 @@ class TrainConfig:
     """Decides initial weights, data order and dropout; precision decides none of them."""
     every: int = 10
     """Sample number ranges every so many steps."""
+    audit_every: int | None = None
+    """Replay one batch in FP32 and in the recipe every so many steps, and record what was lost; None never does."""
     compile: bool = False
     """Run the model through torch.compile."""
     tf32: bool | None = None
@@ -89,8 +91,9 @@ class TrainConfig:
         for name in ("steps", "accumulate", "growth_interval", "every"):
             _whole(name, getattr(self, name), least=1)
         _whole("seed", self.seed, least=0, most=2**63 - 1)
-        if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, least=1)
+        for name in ("batch_size", "audit_every"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), least=1)
         for name in ("lr", "clip_norm", "init_scale", "growth_factor", "backoff_factor"):
             if getattr(self, name) is not None or name not in ("lr", "clip_norm"):
                 _positive(self, name)

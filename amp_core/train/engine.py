@@ -83,7 +83,8 @@ def train(
                 ended_early = stop_reason()
                 if ended_early:
                     break
-                train_step(config, precision, workload, model, optimizer, batches, rec)
+                audited = config.audit_every is not None and step % config.audit_every == 0
+                train_step(config, precision, workload, model, optimizer, batches, rec, audited)
                 if progress is not None:
                     progress.update(step + 1)
 
@@ -110,10 +111,12 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     batches: Iterator[Any],
     rec: Recorder,
+    audited: bool = False,
 ) -> None:
     """One optimizer step of mixed-precision training, over `config.accumulate` micro-batches.
 
-    Without a scaler in the recipe the scaler is a disabled one: `scale` gives the loss back, `step` steps.
+    Without a scaler in the recipe the scaler is a disabled one: `scale` gives the loss back, `step` steps. `audited`
+    replays the last micro-batch in FP32 and in the recipe before the weights change.
     """
     scaler = precision.scaler
     loss = torch.zeros((), device=precision.device)
@@ -126,6 +129,8 @@ def train_step(
         loss += micro_loss.detach()
         samples += workload.samples(batch)
 
+    if audited:
+        audit(precision, workload, model, batch, rec)
     if config.clip_norm is not None:
         scaler.unscale_(optimizer)  # or the clip would act on gradients multiplied by the loss scale
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
@@ -133,6 +138,18 @@ def train_step(
     scaler.step(optimizer)  # skipped where a gradient is not finite
     scaler.update(precision.new_scale)
     optimizer.zero_grad(set_to_none=True)
+
+
+def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batch: Any, rec: Recorder) -> None:
+    """Record what the recipe loses of the gradients of `batch`: at the present loss scale, and with none."""
+
+    def loss() -> torch.Tensor:
+        # A pure 16-bit model is replayed with its weights held in FP32, and needs its inputs as wide.
+        dtype = next(model.parameters()).dtype if precision.input_dtype is not None else None
+        return workload.loss_fn(model, to_device(batch, precision.device, dtype))
+
+    scaled = precision.scaler.is_enabled()
+    rec.audit(loss, loss_scales=sorted({1.0, precision.scaler.get_scale()}) if scaled else None)
 
 
 def choose_device(asked: str) -> torch.device:
