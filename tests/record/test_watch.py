@@ -109,6 +109,21 @@ def test_sampled_steps_are_every_nth(tmp_path):
     assert sorted(load_run(tmp_path / "run").tensors().step.unique()) == [0, 5, 10]
 
 
+def test_level_full_measures_every_kind(tmp_path):
+    train(tmp_path / "run", torch.bfloat16, every=5, level="full")
+    assert set(load_run(tmp_path / "run").tensors().kind) == {"weight_grad", "output_grad", "activation", "weight"}
+
+
+def test_a_budget_stretches_the_interval_and_the_run_says_so(tmp_path):
+    """A step of this model takes less than watching it: sampling becomes rare at once."""
+    train(tmp_path / "run", torch.bfloat16, every=1, steps=40, budget=0.01)
+    run = load_run(tmp_path / "run")
+    changes = run.events[run.events.name == "sampling interval"]
+    assert len(changes) and changes.detail.iloc[0].startswith("every 1 → every ")
+    assert run.tensors().step.nunique() < 10 and len(run.steps) == 40
+    assert run.head.config["budget"] == 0.01
+
+
 def test_include_and_exclude_choose_tensors(tmp_path):
     train(tmp_path / "run", include=["*.weight"], exclude="3.*")
     assert set(load_run(tmp_path / "run").tensors().name) == {"0.weight", "2.weight", "5.weight"}
@@ -343,6 +358,8 @@ def test_the_head_tells_settings_and_model(tmp_path):
         ({"every": 0}, "every=0 is not a whole number from 1"),
         ({"every": 2.5}, "every=2.5 is not a whole number from 1"),
         ({"kinds": ("gradients",)}, "kinds='gradients' cannot be recorded; choose from weight_grad"),
+        ({"level": "fullest"}, "level='fullest' is unknown; choose one of standard, full"),
+        ({"budget": 3}, "budget=3 is not a share between 0 and 1"),
         ({"model": "net"}, "model=str is not a torch.nn.Module"),
         ({"optimizer": []}, "optimizer=[] names none"),
         ({"optimizer": [3]}, "optimizer=int is not a torch.optim.Optimizer"),

@@ -1,0 +1,73 @@
+"""Which steps are measured tensor by tensor: every nth, or as many as a budget allows.
+
+>>> sampling = Sampling(every=10, budget=0.03)
+>>> sampling.due(step)                      # ask as often as you like: a step keeps its answer
+>>> sampling.learn(sampled=True, step_ms=52.0, watch_ms=4.0)
+40                                          # the interval was stretched; None where it stays
+"""
+
+from collections import deque
+from statistics import median
+
+REMEMBERED = 9
+"""Steps of each sort whose median stands for what such a step costs: one hiccup among them changes nothing."""
+ENOUGH = 2
+"""Sampled steps seen before the interval is changed."""
+LONGEST = 2**10
+"""The interval is stretched to at most so many times `every`."""
+
+
+class Sampling:
+    """Sampled steps begin with step 0. With a `budget`, the share (0–1) of a step's time that watching may take on
+    average, the interval between them is `every` times a power of two, as small as the budget allows."""
+
+    def __init__(self, every: int, budget: float | None = None) -> None:
+        self.interval = every
+        self._every = every
+        self._budget = budget
+        self._next = 0
+        self._last: int | None = None
+        self._sampled: deque[float] = deque(maxlen=REMEMBERED)  # watch_ms of sampled steps
+        self._others: deque[float] = deque(maxlen=REMEMBERED)  # and of the others
+        self._wrote = False  # the step before was a sampled one
+        self._bare: deque[float] = deque(maxlen=4 * REMEMBERED)  # step_ms without watching
+
+    def due(self, step: int) -> bool:
+        """Whether `step` is measured tensor by tensor. Steps are asked for in rising order."""
+        if step >= self._next:
+            self._last = step
+            self._next = (step // self.interval + 1) * self.interval
+        return step == self._last
+
+    def learn(self, sampled: bool, step_ms: float, watch_ms: float) -> int | None:
+        """Take in what a step cost; returns the new interval where that changes it."""
+        if self._budget is None:
+            return None
+        self._bare.append(step_ms - watch_ms)
+        if sampled:
+            self._sampled.append(watch_ms)
+        elif self._wrote:  # rows are written when the next step begins, so a part of the cost comes a step later
+            self._sampled[-1] += max(0.0, watch_ms - (median(self._others) if self._others else 0.0))
+        else:
+            self._others.append(watch_ms)
+        self._wrote = sampled
+        if len(self._sampled) < ENOUGH:
+            return None
+        wanted = self._wanted(self._budget)
+        # Shrinking waits until a quarter would do, so that a cost near the edge does not make the interval flap.
+        if wanted > self.interval or wanted * 4 <= self.interval:
+            self.interval = wanted
+            if self._last is not None:
+                self._next = (self._last // wanted + 1) * wanted
+            return wanted
+        return None
+
+    def _wanted(self, budget: float) -> int:
+        always = median(self._others) if self._others else 0.0
+        extra = max(0.0, median(self._sampled) - always)
+        # watch / (bare + watch) <= budget, so watch may take bare * budget / (1 - budget) of each step on average.
+        spare = median(self._bare) * budget / (1 - budget) - always
+        interval = self._every
+        while interval < self._every * LONGEST and (spare <= 0 or extra / interval > spare):
+            interval *= 2
+        return interval
