@@ -53,7 +53,9 @@ def scale_trace(run: Run) -> pd.DataFrame:
 
 def skip_episodes(run: Run) -> pd.DataFrame:
     """Groups of steps skipped in a row: first, last (steps), skips, scale_before (at the first), scale_after (at the
-    step that follows; NaN while there is none), tensors (whose gradients were not finite, where the run says)."""
+    step that follows; NaN while there is none), tensors (whose gradients were not finite, where the run says), and
+    origin: `forward` where the loss of the first step was not finite already, `backward` where it was, empty where no
+    loss was recorded."""
     trace = attempts(run)
     skipped = trace["skipped"].to_numpy()
     edges = np.diff(np.concatenate([[False], skipped, [False]]).astype(np.int8))
@@ -68,6 +70,7 @@ def skip_episodes(run: Run) -> pd.DataFrame:
             "scale_before": scales[starts],
             "scale_after": np.append(scales, np.nan)[ends],
             "tensors": _tensors(run.events, first, last),
+            "origin": _origins(trace.iloc[starts]),
         }
     )
 
@@ -90,6 +93,12 @@ def scale_summary(run: Run) -> ScaleSummary:
         growths=int((change > 0).sum()),
         backoffs=int((change < 0).sum()),
     )
+
+
+def _origins(firsts: pd.DataFrame) -> np.ndarray:
+    """Where the first non-finite value arose: a loss that was finite leaves only backward."""
+    finite = np.isfinite(firsts["loss"].to_numpy())
+    return np.where(firsts["has_loss"].to_numpy(), np.where(finite, "backward", "forward"), "").astype(object)
 
 
 def _tensors(events: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> list[str]:

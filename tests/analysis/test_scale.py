@@ -50,6 +50,13 @@ def test_an_episode_names_the_gradients_that_were_not_finite(small: Run) -> None
     assert skip_episodes(small)["tensors"].tolist() == ["a, b", "c, d, e, f, g and 2 more", ""]
 
 
+def test_a_loss_that_was_finite_leaves_backward_as_the_origin(tmp_path: Path) -> None:
+    losses = [1.0, 2.0, math.nan, 1.0, 1.0, math.inf, 1.0, None]
+    steps = {"step": range(8), "loss_scale": SCALES, "skipped": SKIPS, "loss": losses}
+    episodes = skip_episodes(load_run(write_rows(tmp_path / "run", steps=steps)))
+    assert episodes["origin"].tolist() == ["backward", "forward", ""]
+
+
 def test_a_recorded_run_fits_the_scaler_that_made_it(runs: dict[str, Run]) -> None:
     trace, summary = scale_trace(runs["overflowing"]), scale_summary(runs["overflowing"])
     change = np.diff(np.log2(trace["loss_scale"]))
