@@ -72,9 +72,17 @@ class Rounding:
         return np.array([self._matrix(n) for n in names], dtype=bool)
 
     def sources(self, name: str) -> list[str]:
-        """The modules whose output gradients the gradient of a parameter is made from: several where it is tied."""
+        """The modules whose 16-bit output gradients the gradient of a parameter is made from: several where it is tied.
+
+        For one that stays in FP32, the module from which it comes back: the next 16-bit one in forward.
+        """
         owners = [n.rpartition(".")[0] for n in (name, *self._aliases.get(name, ()))]
-        return [o for o in owners if self._outputs.get(o, False)]
+        narrow = [o for o in owners if self._outputs.get(o, False)]
+        following = self._next.get(owners[0])
+        while not narrow and following is not None:
+            narrow = [following] if self._outputs[following] else []
+            following = self._next.get(following)
+        return narrow
 
     def owner(self, name: str) -> str:
         """The layer that a parameter or a module's output belongs to."""

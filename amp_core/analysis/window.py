@@ -37,10 +37,11 @@ from amp_core.schema import RunError
 COSINE = 0.999
 """Cosine between a gradient and its FP32 original from which on it counts as the same."""
 
-ERROR_LIMIT = 0.011
+ERROR_LIMIT = 0.0085
 """Relative error ε up to which a loss scale is safe. With an error at right angles to the gradient the cosine is
-1 / √(1 + ε²), so `COSINE` allows 0.045; two octaves of loss scale, a factor of four, are left for what the estimate
-does not see."""
+1 / √(1 + ε²), so `COSINE` allows 0.045; a factor of five, a little over two octaves of loss scale, is left for what
+the estimate does not see. Held against audits of 16 models, scales inside the window then keep to `COSINE`, and four
+octaves below it they do not."""
 
 MARGIN_BITS = 2
 """How far below the highest safe scale the recommended one lies: gradients vary from step to step by a few times."""
@@ -50,6 +51,10 @@ GROWTH_INTERVAL = 2000
 
 FASTEST_GROWTH = 100
 """A shorter interval skips more than one step in a hundred once the scale is at the top."""
+
+SERVED = 0.9
+"""Share of the sampled steps whose need for a high scale is met. An overflow costs a step, so none is risked; a tenth of
+the steps losing a little more than `ERROR_LIMIT` costs nothing, and the one worst of many would only narrow the window."""
 
 LEAST_STEPS = 4
 """Sampled steps from which on a trend of the window is looked for."""
@@ -65,11 +70,12 @@ class SafeWindow:
 
     format: str
     lowest: float
-    """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient."""
+    """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient, at more than
+    a tenth of the steps."""
     highest: float
-    """Above it, at least one gradient overflows."""
+    """Above it, at least one gradient overflows at one of the steps."""
     recommended: float
-    """Initial loss scale: a power of two, `MARGIN_BITS` below the highest where the window is wide enough; 1 where the
+    """For the start: a power of two, `MARGIN_BITS` below the highest where the window is wide enough; 1 where the
     format needs no loss scale."""
     growth_interval: int
     """Recommended for `torch.amp.GradScaler`."""
@@ -103,7 +109,8 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     found = limits(run, form, ERROR_LIMIT, step, since=first_step(run) if step is None else None)
     if not len(found.steps):
         raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
-    low, high = int(found.lowest.argmax()), int(found.highest.argmin())
+    needed = np.argsort(found.lowest, kind="stable")
+    low, high = int(needed[int(np.ceil(SERVED * (len(needed) - 1)))]), int(found.highest.argmin())
     lowest, highest = float(found.lowest[low]), float(found.highest[high])
     needs_none = form.exponent_bits >= 8 and lowest <= 0 <= highest
     recommended = 0.0 if needs_none else min(max(highest - MARGIN_BITS, lowest), highest)
