@@ -53,8 +53,9 @@ FASTEST_GROWTH = 100
 """A shorter interval skips more than one step in a hundred once the scale is at the top."""
 
 SERVED = 0.9
-"""Share of the sampled steps whose need for a high scale is met. An overflow costs a step, so none is risked; a tenth of
-the steps losing a little more than `ERROR_LIMIT` costs nothing, and the one worst of many would only narrow the window."""
+"""Share of the sampled steps whose need for a high scale is met. An overflow costs a step, so none is risked; that a
+tenth of the steps loses a little more than `ERROR_LIMIT` costs nothing, and the worst of many would narrow the window
+for all."""
 
 LEAST_STEPS = 4
 """Sampled steps from which on a trend of the window is looked for."""
