@@ -30,7 +30,9 @@ class Attempt:
     sampled: bool
     parcel: Parcel = field(default_factory=Parcel)
     gradients: list[str] = field(default_factory=list)
-    """Names in the order of `norms` in the parcel."""
+    """Names of the optimizer's gradients, in the model's order."""
+    norm_order: list[int] = field(default_factory=list)
+    """Which of `gradients` each entry of `norms` in the parcel is of."""
     measured: list[tuple[str, str, str, str]] = field(default_factory=list)
     """Name, kind, dtype and key in the parcel of each measurement; a module that ran twice has two."""
     capped: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -190,7 +192,8 @@ def _nonfinite(attempt: Attempt) -> list[str]:
     if not attempt.parcel.has("norms"):
         return []
     norms = attempt.parcel.values("norms")
-    return [name for name, norm in zip(attempt.gradients, norms, strict=True) if not math.isfinite(norm)]
+    bad = sorted(i for i, norm in zip(attempt.norm_order, norms, strict=True) if not math.isfinite(norm))
+    return [attempt.gradients[i] for i in bad]
 
 
 def _grad_norm(attempt: Attempt) -> float | None:

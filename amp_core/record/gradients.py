@@ -22,20 +22,22 @@ def local_values(grad: torch.Tensor) -> torch.Tensor:
     return grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
 
 
-def norms(grads: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm of each gradient, as one vector on the first one's device."""
-    norms: list[torch.Tensor | None] = [None] * len(grads)
+def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+    """The 2-norm of each gradient as one vector on the first one's device, and which gradient each entry is of.
+
+    Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number.
+    """
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, grad in enumerate(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(i)
+    parts = []
     for (_, dtype), members in groups.items():
         # A norm is added up in at least FP32: the squares of FP16 gradients do not fit FP16.
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        found = torch._foreach_norm([grads[i] for i in members], 2, dtype=wide)
-        for i, norm in zip(members, found, strict=True):
-            norms[i] = norm
+        parts.append(torch.stack(torch._foreach_norm([grads[i] for i in members], 2, dtype=wide)))
     device = grads[0].device
-    return torch.stack([n.to(device, torch.float64, non_blocking=True) for n in norms if n is not None])
+    whole = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+    return whole, [i for members in groups.values() for i in members]
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:

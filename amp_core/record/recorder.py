@@ -342,7 +342,8 @@ class Recorder:
         ]
         attempt.gradients = [name for name, _ in named]
         if named:
-            attempt.put("norms", norms([grad for _, grad in named]))
+            found, attempt.norm_order = norms([grad for _, grad in named])
+            attempt.put("norms", found)
         if attempt.sampled:
             self._sample(attempt, [(n, g) for n, g in named if self._wanted(n)])
             self._sample_capped(attempt, optimizer)

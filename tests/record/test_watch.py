@@ -153,6 +153,20 @@ def test_a_skip_names_the_gradients_that_caused_it(tmp_path):
     assert "1 of 8" in skips.detail.iloc[0]
 
 
+def test_gradients_of_several_dtypes_keep_their_names(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 3.0)
+        model[1].bias.grad[0] = float("nan")
+        model[2].weight.grad[0] = float("inf")
+        optimizer.step()
+    run = load_run(tmp_path / "run")
+    event = run.events[run.events.kind == "non-finite"].iloc[0]
+    assert event["name"] == "2.weight" and event.detail == "2 of 6 gradients non-finite: 2.weight, 1.bias"
+
+
 def test_two_optimizers_under_one_scaler(tmp_path):
     """A GAN's iteration: two attempts under one number, each with its own skip flag although update() adds them up."""
     torch.manual_seed(0)
