@@ -25,6 +25,9 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     "Train": [
         st.Page("pages/start_run.py", title="Start a run", url_path="start"),
     ],
+    "Learn": [
+        st.Page("pages/format_lab.py", title="Format lab", url_path="format-lab"),
+    ],
 }
 
 page = st.navigation(PAGES)

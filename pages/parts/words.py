@@ -7,6 +7,7 @@ What was not measured (None, NaN) is an en dash, never 0.
 """
 
 import math
+import re
 
 NONE = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -82,6 +83,25 @@ def scale(value: float | None) -> str:
     if mantissa == 0.5 and exponent != 1:
         return f"2{str(exponent - 1).translate(_RAISED)}"
     return number(value)
+
+
+def exactly(value: float) -> str:
+    """A stored value with all its digits, and as the power of two that it is where that is shorter."""
+    if value != value:
+        return NONE
+    if math.isinf(value) or value == 0:
+        return number(value)
+    power = scale(abs(value))
+    if power.startswith("2") and "." not in power and not 2.0**-7 <= abs(value) <= 2.0**17 and "×" not in power:
+        return f"{'−' if value < 0 else ''}{power}"
+    mantissa, _, exponent = repr(float(value)).partition("e")
+    mantissa = mantissa.removesuffix(".0").replace("-", "−")
+    return f"{mantissa} × 10{str(int(exponent)).translate(_RAISED)}" if exponent else mantissa
+
+
+def raised(text: str) -> str:
+    """`2^−24` in a text as 2⁻²⁴."""
+    return re.sub(r"\^([-−]?\d+)", lambda match: match[1].replace("−", "-").translate(_RAISED), text)
 
 
 def percent(fraction: float | None) -> str:

@@ -4,20 +4,28 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
 import amp_core.analysis as analysis
 import amp_core.figures as figures
 from amp_core import Run
+from amp_core.analysis.formatlab import accumulated, format_ranges
+from amp_core.formats import FORMATS
 from tests.synthetic import SAMPLES, SCENARIOS
 
 
 def kind(run: Run) -> str:
     return (analysis.kinds_present(run) or ["weight_grad"])[0]
+
+
+def of_steps(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    return frame if len(run.steps) else frame.iloc[:0]
 
 
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
@@ -29,8 +37,13 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
     "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
+    "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
+    "accumulation_figure": lambda run: (
+        of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),
+        "BF16",
+    ),
 }
-"""What each figure draws."""
+"""What each figure draws. Formats belong to no run; for one without steps theirs are empty too."""
 
 DRAWN = {
     name
@@ -46,7 +59,7 @@ def drawn(name: str, run: Run, dark: bool = False) -> go.Figure:
 
 
 def test_every_figure_is_under_test() -> None:
-    assert set(FRAMES) == DRAWN and len(DRAWN) == 8
+    assert set(FRAMES) == DRAWN and len(DRAWN) >= 10
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])

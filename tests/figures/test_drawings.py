@@ -1,5 +1,7 @@
 """What each figure shows: asserted on the numbers that go to the browser."""
 
+from fractions import Fraction
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -16,11 +18,14 @@ from amp_core.analysis import (
     scale_trace,
     skip_episodes,
 )
+from amp_core.analysis.formatlab import accumulated, format_ranges
 from amp_core.figures import (
+    accumulation_figure,
     class_bars,
     classes,
     compare_bars,
     exponent_heatmap,
+    format_range_figure,
     grad_norm_figure,
     loss_figure,
     memory_figure,
@@ -29,6 +34,7 @@ from amp_core.figures import (
     recipe_colour,
     scale_figure,
 )
+from amp_core.formats import FORMATS
 
 
 def trace(figure: go.Figure, name: str) -> go.Scatter:
@@ -270,3 +276,27 @@ def test_every_column_of_a_comparison_can_be_drawn(column: str, runs: dict[str, 
 def test_a_column_that_cannot_be_drawn_is_refused(runs: dict[str, Run]) -> None:
     with pytest.raises(RunError, match="column='parity' cannot be drawn; choose one of speed_ratio"):
         compare_bars(compare([runs["fp32"]]).table, "parity")
+
+
+# formats -------------------------------------------------------------------------------------------------------------
+
+
+def test_formats_reach_from_their_smallest_to_their_largest() -> None:
+    ranges = format_ranges()
+    figure = format_range_figure(ranges, [("0.1", -3.3), ("2^200", 200.0)])
+    subnormal, normal = figure.data[:2]
+    row = list(subnormal.y).index("FP16")
+    assert (subnormal.base[row], subnormal.base[row] + subnormal.x[row]) == (
+        -24,
+        -14,
+    ) and subnormal.marker.pattern.shape
+    assert normal.base[row] == -14 and normal.base[row] + normal.x[row] == pytest.approx(np.log2(65504))
+    assert "40 powers of two, 11 bits" in figure.data[2].text[row]
+    assert texts(figure) == ["0.1", "2^200 (beyond the axis)"]
+    assert limits(figure)[0] == -3.3 and limits(figure)[1] < 140
+
+
+def test_a_sum_is_drawn_beside_the_exact_one() -> None:
+    figure = accumulation_figure(accumulated(Fraction(0), Fraction(1), 300, FORMATS["bf16"]), "BF16")
+    assert trace(figure, "in BF16").y.max() == 256 and trace(figure, "exact").y[-1] == 300
+    assert "256 in BF16, exactly 300" in figure.layout.meta["alt"]

@@ -63,3 +63,26 @@ def test_markup_in_names_is_text():
 def test_every_status_has_a_look():
     states = {"queued", "starting", "running", "finished", "stopped", "failed", "lost", "damaged"}
     assert states == set(words.STATUS_LOOK)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0999755859375, "0.0999755859375"),
+        (65504.0, "65504"),
+        (2.0**-24, "2⁻²⁴"),
+        (-(2.0**-24), "−2⁻²⁴"),
+        (1.0, "1"),
+        (-0.25, "−0.25"),
+        (3.0e-8, "3 × 10⁻⁸"),
+        (0.0, "0"),
+        (-math.inf, "−∞"),
+        (math.nan, "–"),
+    ],
+)
+def test_stored_values_keep_all_digits(value, said):
+    assert words.exactly(value) == said
+
+
+def test_powers_in_a_text_are_raised():
+    assert words.raised("from 2^−24 to 2^15, 1e-8") == "from 2⁻²⁴ to 2¹⁵, 1e-8"

@@ -1,0 +1,102 @@
+"""What can a number format hold?"""
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.analysis.claims import format_claims
+from amp_core.analysis.formatlab import (
+    MOST_ADDENDS,
+    Number,
+    accumulated,
+    combined,
+    format_ranges,
+    held,
+    parse_number,
+    scaling,
+)
+from amp_core.figures import accumulation_figure, format_range_figure
+from amp_core.formats import FORMATS
+from pages.parts import charts, formats, head, words
+
+EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
+SUMS = {
+    "1 + 2⁻¹¹ in FP16": ("fp16", "1", "+", "2^-11"),
+    "2048 + 1 in FP16": ("fp16", "2048", "+", "1"),
+    "256 + 1 in BF16": ("bf16", "256", "+", "1"),
+    "An update in BF16: w = 0.5, Δw = 0.001": ("bf16", "0.5", "+", "0.001"),
+    "2⁻¹³ × 2⁻¹³ in FP16": ("fp16", "2^-13", "×", "2^-13"),
+    "300 × 300 in FP16": ("fp16", "300", "×", "300"),
+}
+
+
+def number(label: str, text: str) -> Number:
+    """The number that was typed; ends the page with a sentence where it is none."""
+    try:
+        return parse_number(text)
+    except RunError as error:
+        st.error(words.escape(words.sentence(error)))
+        st.caption(f"Nothing is computed until “{label}” is a number again.")
+        st.stop()
+
+
+def take_example() -> None:
+    """An example was clicked: it becomes what is typed."""
+    if chosen := st.session_state["lab.example"]:
+        st.session_state["lab.number"] = chosen
+
+
+def take_sum() -> None:
+    """An example of a sum or product was clicked."""
+    if chosen := st.session_state["lab.sum"]:
+        for field, value in zip(("format", "a", "operation", "b"), SUMS[chosen], strict=True):
+            st.session_state[f"lab.{field}"] = value
+
+
+head.title("Format lab")
+answer = st.container()
+st.session_state.setdefault("lab.number", st.query_params.get("number", "0.1"))
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    typed = st.text_input("A number", key="lab.number", max_chars=60, width=240, persist_state="session")
+    st.pills("For example", EXAMPLES, key="lab.example", on_change=take_example)
+st.query_params["number"] = typed
+value = number("A number", typed)
+table = held(value)
+with answer:
+    head.verdict(formats.verdict(typed, table))
+st.code(formats.bit_rows(table), language=None)
+st.dataframe(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
+
+st.subheader("What a loss scale does to it in FP16", anchor=False)
+power = st.slider("Loss scale, as a power of two", -10, 40, 16, format="2^%d", key="lab.scale")
+trip = scaling(value, power, FORMATS["fp16"])
+st.markdown(formats.trip_verdict(trip))
+st.table(formats.trip(trip, power), hide_index=True, border="horizontal", width="content")
+marks = [
+    mark
+    for mark in (
+        formats.mark(words.raised(typed), value),
+        formats.mark(f"times {words.scale(2.0**power)}", trip.scaled),
+    )
+    if mark
+]
+charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
+
+st.subheader("Sums and products that round away", anchor=False)
+st.pills("For example", list(SUMS), key="lab.sum", on_change=take_sum)
+for field, value_at_first in zip(("format", "a", "operation", "b"), next(iter(SUMS.values())), strict=True):
+    st.session_state.setdefault(f"lab.{field}", value_at_first)
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    form = FORMATS[
+        st.selectbox("Format", list(FORMATS), key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
+    ]
+    a = number("a", st.text_input("a", key="lab.a", max_chars=60, width=140))
+    sign = st.segmented_control("Operation", ["+", "×"], key="lab.operation", required=True)
+    b = number("b", st.text_input("b", key="lab.b", max_chars=60, width=140))
+    many = st.number_input("Add b so many times", 1, MOST_ADDENDS, 3000, key="lab.count", width=180)
+st.markdown(formats.operation(combined(a, b, sign, form), sign, form.label))
+sums = accumulated(a, b, int(many), form)
+title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
+charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")
+
+st.subheader("What is said of formats, and what is so", anchor=False)
+st.table(formats.claims(format_claims()), hide_index=True, border="horizontal")

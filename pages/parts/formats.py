@@ -1,0 +1,147 @@
+"""A number in the formats, in words: bits under each other, values with their errors, what rounding did."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from amp_core.analysis.claims import Claim
+from amp_core.analysis.formatlab import Number, Operation, Scaling
+from pages.parts import words
+
+KINDS = {
+    "zero": "zero",
+    "underflow": "underflow: becomes 0",
+    "subnormal": "subnormal",
+    "normal": "normal",
+    "overflow": "overflow",
+    "inf": "infinite",
+    "nan": "NaN",
+}
+COLUMNS = {
+    "Format": st.column_config.TextColumn(pinned=True, width="small"),
+    "Absolute error": st.column_config.TextColumn(alignment="right"),
+    "Relative error": st.column_config.TextColumn(alignment="right", help="Error over the number itself"),
+}
+VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
+
+
+def verdict(typed: str, table: pd.DataFrame) -> str:
+    """Which formats hold the number exactly, and which do not at all."""
+    number = words.escape(typed.strip())
+    finite = table[~table["kind"].isin(["inf", "nan"])]
+    if finite.empty or (table["kind"].isin(["inf", "nan"]).any() and (table["kind"] != "normal").all()):
+        which = labels(table, table["kind"].isin(["inf", "nan"]))
+        rest = labels(table, table["kind"] == "overflow")
+        beside = f"; {rest} has no infinity and takes its largest value" if rest else ""
+        return f"{number} is a value of its own in {which}{beside}."
+    parts = []
+    exact = table["abs_error"] == 0
+    parts.append(
+        f"exactly itself in {labels(table, exact)}" if exact.any() else "exactly itself in none of the formats"
+    )
+    for kind, said in (("underflow", "becomes 0 in"), ("subnormal", "subnormal in"), ("overflow", "too large for")):
+        if (table["kind"] == kind).any():
+            parts.append(f"{said} {labels(table, table['kind'] == kind)}")
+    half = table.loc[table["format"] == "fp16"].iloc[0]
+    off = f" FP16 is off by {words.percent(half['rel_error'])}." if 0 < half["rel_error"] < 1 else ""
+    return f"{number} is {'; '.join(parts)}.{off}"
+
+
+def labels(table: pd.DataFrame, where: "pd.Series[bool]") -> str:
+    """The formats of those rows, in words."""
+    return ", ".join(table.loc[where, "label"])
+
+
+def bit_rows(table: pd.DataFrame) -> str:
+    """Sign, exponent and mantissa of each format in a line, the fields under each other."""
+    widest = max(map(len, table["exponent"]))
+    lines = [f"{'':<10} {'±':<3} {'exponent':>{widest}}  mantissa"]
+    lines += [f"{r.label:<10} {r.sign:<3} {r.exponent:>{widest}}  {r.mantissa}" for r in table.itertuples()]
+    return "\n".join(lines)
+
+
+def table(found: pd.DataFrame) -> pd.DataFrame:
+    """Stored value, neighbours and errors as people read them."""
+    return pd.DataFrame(
+        {
+            "Format": found["label"],
+            "Class": [KINDS[k] for k in found["kind"]],
+            "Stored value": [words.exactly(v) for v in found["value"]],
+            "Next below": [words.exactly(v) for v in found["below"]],
+            "Next above": [words.exactly(v) for v in found["above"]],
+            "Absolute error": [words.number(v) for v in found["abs_error"]],
+            "Relative error": [words.percent(v) for v in found["rel_error"]],
+        }
+    )
+
+
+def trip(found: Scaling, power: int) -> pd.DataFrame:
+    """The stations of a gradient that is scaled, rounded and unscaled."""
+    scale = words.scale(2.0**power)
+    rows = [
+        (
+            "As it is, in FP16",
+            words.number(found.plain, digits=5),
+            f"{KINDS[found.plain_kind]}, {error(found.plain_rel_error)}",
+        ),
+        (f"Times {scale}", words.number(float(found.scaled), digits=5), "exactly"),
+        ("Rounded to FP16", words.number(found.stored, digits=5), KINDS[found.stored_kind]),
+        (f"Divided by {scale} in FP32", words.number(found.unscaled, digits=5), error(found.rel_error)),
+    ]
+    return pd.DataFrame(rows, columns=["Station", "Value", "What it is"])
+
+
+def trip_verdict(found: Scaling) -> str:
+    """Whether the scale helps this number."""
+    if math.isinf(found.stored):
+        return "Scaled, it **overflows**: the step would be skipped and the scale halved."
+    if not found.plain_rel_error > 0:
+        return "It needs no scale: FP16 holds it as it is."
+    if found.rel_error < found.plain_rel_error:
+        return "The scale **helps**: more of the number comes back after unscaling than FP16 keeps without it."
+    if found.rel_error > found.plain_rel_error:
+        return "The scale **hurts**: less of the number comes back than without it."
+    return "The scale **changes nothing** for it: a power of two moves the exponent alone."
+
+
+def error(value: float) -> str:
+    """A relative error in words."""
+    return (
+        "not defined"
+        if value != value
+        else "exact"
+        if value == 0
+        else "lost"
+        if math.isinf(value)
+        else f"off by {words.percent(value)}"
+    )
+
+
+def mark(label: str, number: Number) -> tuple[str, float] | None:
+    """A place on the axis of magnitudes; None for what has none there."""
+    return None if number == 0 or not math.isfinite(number) else (label, math.log2(abs(number)))
+
+
+def operation(found: Operation, sign: str, label: str) -> str:
+    """One sum or product, and what rounding did to it."""
+    exact = words.exactly(float(found.exact))
+    said = f"{words.exactly(found.a)} {sign} {words.exactly(found.b)} = {exact}; {label} keeps "
+    said = words.escape(f"{said}{words.exactly(found.stored)}")
+    if found.without_effect:
+        return f"{said}: the second number **rounds away**, as if it had not been added."
+    if found.kind in ("underflow", "overflow"):
+        return f"{said}: **{found.kind}**."
+    return f"{said}: rounded." if found.changed else f"{said}: exact."
+
+
+def claims(found: Sequence[Claim]) -> pd.DataFrame:
+    """The claims as a table."""
+    return pd.DataFrame(
+        {
+            "Said": [words.escape(words.raised(c.said)) for c in found],
+            "Verdict": [VERDICTS[c.verdict] for c in found],
+            "Precisely": [words.escape(words.raised(c.precisely)) for c in found],
+        }
+    )

@@ -1,0 +1,132 @@
+"""Format lab: any number in every format, what a loss scale does to it, sums that round away, claims."""
+
+import numpy as np
+import pytest
+
+from amp_core.analysis.claims import format_claims
+from amp_core.formats import FORMATS
+from tests.pages.conftest import titles, words
+
+LAB = "pages/format_lab.py"
+
+
+def field(app, name):
+    return next(
+        e for kind in ("text_input", "number_input", "selectbox") for e in app.get(kind) if e.key == f"lab.{name}"
+    )
+
+
+def pills(app, name):
+    return next(e for e in app.get("button_group") if e.key == f"lab.{name}")
+
+
+def row(app, label):
+    table = app.dataframe[0].value.set_index("Format")
+    return table.loc[label]
+
+
+def test_a_number_is_shown_in_every_format(open_app):
+    app = open_app(LAB)
+    assert "0.1 is exactly itself in none of the formats. FP16 is off by 0.0244 %." in words(app)
+    assert list(app.dataframe[0].value["Format"]) == [f.label for f in FORMATS.values()]
+    assert row(app, "FP16")["Stored value"] == repr(float(np.float16(0.1)))
+    assert row(app, "FP32")["Next above"] == repr(float(np.nextafter(np.float32(0.1), np.float32(1))))
+    bits = app.code[0].value.splitlines()
+    assert len(bits) == 1 + len(FORMATS)
+    assert next(b for b in bits if b.startswith("FP16")).split() == ["FP16", "0", "01011", "1001100110"]
+
+
+def test_bits_stand_under_each_other(open_app):
+    lines = open_app(LAB, number="1").code[0].value.splitlines()
+    start = lines[0].index("mantissa")
+    assert all(line[start] == "0" and line[start - 2 : start] == "  " for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("1e-8", "becomes 0 in FP16, FP8 E4M3, FP8 E5M2"),
+        ("2^-24", "subnormal in FP16"),
+        ("70000", "too large for FP16, FP8 E4M3, FP8 E5M2"),
+        ("65504", "exactly itself in FP64, FP32, TF32, FP16"),
+        ("inf", "inf is a value of its own in FP64, FP32, TF32, FP16, BF16, FP8 E5M2; FP8 E4M3 has no infinity"),
+        ("nan", "nan is a value of its own in FP64"),
+        ("0", "0 is exactly itself in FP64"),
+    ],
+)
+def test_the_verdict_names_what_becomes_of_it(open_app, typed, said):
+    app = open_app(LAB)
+    field(app, "number").set_value(typed).run()
+    assert not app.exception and said in words(app)
+    assert app.query_params["number"] == typed
+
+
+def test_a_link_carries_the_number(open_app):
+    assert "2^-25 is exactly itself in FP64" in words(open_app(LAB, number="2^-25"))
+
+
+def test_an_example_is_taken_over(open_app):
+    app = open_app(LAB)
+    pills(app, "example").set_value("6e-5").run()
+    assert field(app, "number").value == "6e-5" and row(app, "FP16")["Class"] == "subnormal"
+
+
+def test_what_is_no_number_is_a_sentence(open_app):
+    app = open_app(LAB, number="2^")
+    assert not app.exception and len(app.error) == 1
+    assert "is no number; give one such as" in app.error[0].value.replace("\\", "")
+    field(app, "number").set_value("1").run()
+    assert not app.error and app.dataframe
+
+
+def stations(app):
+    return [tuple(r) for r in app.table[0].value.itertuples(index=False)]
+
+
+def test_a_loss_scale_saves_or_ruins_it(open_app):
+    app = open_app(LAB, number="1e-8")
+    assert "The scale helps" in words(app).replace("*", "")
+    back = float(np.float16(1e-8 * 65536)) / 65536
+    assert stations(app)[0] == ("As it is, in FP16", "0", "underflow: becomes 0, off by 100 %")
+    assert stations(app)[3] == (
+        "Divided by 2¹⁶ in FP32",
+        f"{back * 1e9:.4f} × 10⁻⁹",
+        f"off by {abs(back - 1e-8) / 1e-8:.4%}".replace("%", " %"),
+    )
+    app.slider[0].set_value(40).run()
+    assert stations(app)[2][:2] == ("Rounded to FP16", "10,992")  # 1e-8 × 2^40, to a multiple of 8
+    field(app, "number").set_value("1").run()
+    assert "it overflows" in words(app).replace("*", "") and stations(app)[3][1:] == ("∞", "lost")
+    app.slider[0].set_value(0).run()
+    assert "It needs no scale" in words(app)
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("2048 + 1 in FP16", "2048 + 1 = 2049; FP16 keeps 2048: the second number rounds away"),
+        ("256 + 1 in BF16", "256 + 1 = 257; BF16 keeps 256: the second number rounds away"),
+        ("2⁻¹³ × 2⁻¹³ in FP16", "2⁻¹³ × 2⁻¹³ = 2⁻²⁶; FP16 keeps 0: underflow"),
+        ("300 × 300 in FP16", "300 × 300 = 90000; FP16 keeps ∞: overflow"),
+    ],
+)
+def test_sums_and_products(open_app, example, said):
+    app = open_app(LAB)
+    assert "1 + 2⁻¹¹ = 1.00048828125; FP16 keeps 1: the second number rounds away" in words(app).replace("*", "")
+    pills(app, "sum").set_value(example).run()
+    assert not app.exception and said in words(app).replace("*", "")
+
+
+def test_a_running_sum_is_drawn(open_app):
+    app = open_app(LAB)
+    field(app, "a").set_value("0")
+    field(app, "b").set_value("1").run()
+    assert titles(app) == ["Ranges of the formats", "1 added to 0 again and again"]
+    assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.spec
+
+
+def test_claims_are_all_there_with_their_verdicts(open_app):
+    table = open_app(LAB).table[1].value
+    assert len(table) == len(format_claims())
+    assert table["Verdict"].str.contains("false").sum() >= 3
+    assert "2⁻¹⁴" in "".join(table["Precisely"])
