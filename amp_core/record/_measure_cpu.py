@@ -29,15 +29,16 @@ from numba.extending import intrinsic
 from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.measure import LEADING, in_one_row, merged
 
-BLOCK = 4096
-"""Values a block: with what is derived from them they fit a core's first-level cache. At most 255 × LANES."""
-LANES = 64
+BLOCK = 2048
+"""Values a block: few enough for the cache, with what is derived from them. At most 255 × LANES."""
+LANES = 128
 """Fields compared at a time; LLVM cuts such a vector into as many as the processor needs."""
 SHARE = 1 << 17
 """A thread is given no fewer values than this: below, waking it costs more than it saves."""
 
 _DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")
 _HALF, _BFLOAT, _DOUBLE = 1, 2, 5
+_FP8 = frozenset((3, 4))
 _CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
 _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
 _SIZE = np.array([LEADING + form.powers_of_two for form in _FORMATS])
@@ -60,29 +61,25 @@ def measure_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The packed vectors of CPU tensors, one after another, as `amp_core.record.measure` describes them."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    rows = [_in_place(t) for t in tensors]  # held until all is measured: some may be copies
-    where = np.array([t.data_ptr() for t in rows])
-    length = np.array([t.numel() for t in rows])
-    code = np.array([_CODE[t.dtype] for t in tensors])
+    codes = [_CODE[t.dtype] for t in tensors]
+    rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
+    if not _FP8.isdisjoint(codes):
+        rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
+    lengths = [t.numel() for t in rows]
+    code = np.array(codes)
     size = _SIZE[code]
-    ends = np.cumsum(size)
+    ends = size.cumsum()
     packed = torch.zeros(int(ends[-1]), dtype=torch.float64)
-    tasks = _Tasks(where, length, code, packed.data_ptr() + 8 * (ends - size))
-    threads = min(torch.get_num_threads(), int(length.sum()) // SHARE)
+    out = ends - size
+    tasks = _Tasks(np.array([t.data_ptr() for t in rows]), np.array(lengths), code, packed.data_ptr() + 8 * out)
+    threads = min(torch.get_num_threads(), sum(lengths) // SHARE)
     if threads < 2:
         _run(tasks)
     else:
         for i, part in _share(tasks, threads):
-            whole = packed.numpy()[ends[i] - size[i] : ends[i]]
+            whole = packed.numpy()[out[i] : ends[i]]
             whole[:] = merged(whole, part)
     return packed
-
-
-def _in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """What the kernel can read: values without gaps, of 16 bits or more."""
-    if tensor.dtype.itemsize == 1:
-        return tensor.detach().to(torch.float32)
-    return tensor if tensor.is_contiguous() else in_one_row(tensor)
 
 
 def _share(tasks: _Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float64]]]:
@@ -116,14 +113,15 @@ def _share(tasks: _Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float6
 
 def _run(tasks: _Tasks) -> None:
     double = tasks.code == _DOUBLE
-    if not double.all():
-        single = _Tasks(*(column[~double] for column in tasks)) if double.any() else tasks
+    doubles = np.count_nonzero(double)
+    if doubles < len(double):
+        single = _Tasks(*(column[~double] for column in tasks)) if doubles else tasks
         real = np.empty(BLOCK, np.float32)
-        _kernel(*single, _SKIP, 23, real, real.view(np.uint32), np.empty(BLOCK, np.uint8))
-    if double.any():
+        _kernel(*single, _SKIP, real, real.view(np.uint32), np.empty(BLOCK, np.uint8))
+    if doubles:
         wide = _Tasks(*(column[double] for column in tasks))
         real = np.empty(BLOCK, np.float64)
-        _kernel(*wide, _SKIP, 52, real, real.view(np.uint64), np.empty(BLOCK, np.uint16))
+        _kernel(*wide, _SKIP, real, real.view(np.uint64), np.empty(BLOCK, np.uint16))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -190,19 +188,32 @@ def _kept(function: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _fields_of(bits: Any, mantissa: int, into: Any) -> Any:
+def _ones(uint: Any) -> Any:
+    return uint(uint(0) - uint(1))
+
+
+@numba.njit(nogil=True)
+def _mantissa(uint: Any) -> int:
+    """Stored bits of the mantissa; a constant once compiled."""
+    return 23 if _ones(uint) == 0xFFFFFFFF else 52
+
+
+@numba.njit(nogil=True)
+def _fields_of(bits: Any, into: Any) -> Any:
     """Write each value's exponent field; returns the largest magnitude's bits, and the smallest's less 1."""
     uint, field = bits.dtype.type, into.dtype.type
-    magnitude, down, one = ~uint(0) >> uint(1), uint(mantissa), uint(1)
-    top, bottom = uint(0), ~uint(0)
+    ones, one, down = _ones(uint), uint(1), uint(_mantissa(uint))
+    magnitude = uint(ones >> one)
+    top, bottom = uint(0), ones
     for i in range(bits.size):
         a = uint(bits[i] & magnitude)
         into[i] = field(a >> down)
         less = uint(a - one)  # zero wraps round and never is the smallest
         top = a if a > top else top
         bottom = less if less < bottom else bottom
+    others = field(field(0) - field(1))  # no finite value's field
     for i in range(bits.size, _padded(bits.size)):
-        into[i] = ~field(0)  # no finite value's field
+        into[i] = others
     return top, bottom
 
 
@@ -255,7 +266,7 @@ def _widen_bfloat(bits: Any, into_bits: Any) -> None:
 def _without_special(bits: Any, special: Any, into: Any) -> Any:
     """Copy with zeros for infinities and NaNs; returns how many there were of each."""
     uint = bits.dtype.type
-    magnitude = ~uint(0) >> uint(1)
+    magnitude = uint(_ones(uint) >> uint(1))
     infinite, unfit = 0, 0
     for i in range(bits.size):
         a = uint(bits[i] & magnitude)
@@ -269,27 +280,26 @@ def _without_special(bits: Any, special: Any, into: Any) -> Any:
 def _lift_subnormals(bits: Any, first_normal: Any, into: Any) -> None:
     """Subnormal values as so many times the smallest of them, everything else as zero."""
     uint, real = bits.dtype.type, into.dtype.type
-    magnitude = ~uint(0) >> uint(1)
+    magnitude = uint(_ones(uint) >> uint(1))
     for i in range(bits.size):
         a = uint(bits[i] & magnitude)
         into[i] = real(a if a < first_normal else uint(0))
 
 
 @_kept
-def _kernel(
-    where: Any, length: Any, code: Any, out: Any, skip: Any, mantissa: int, wide: Any, wide_bits: Any, found: Any
-) -> None:
+def _kernel(where: Any, length: Any, code: Any, out: Any, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
     """Measure every task.
 
     The columns of `_Tasks`; for each dtype by how many exponents its packed vector begins above the lowest of this
-    width; the mantissa's stored bits; and three buffers of one block: real numbers, the same as bits, and integers that
+    width; and three buffers of one block: real numbers, the same as bits, and integers that
     an exponent field fits in. An exponent field f >= 1 stands `mantissa - 1 + f` above the lowest subnormal exponent.
     """
     uint = wide_bits.dtype.type
     width = wide_bits.itemsize
-    down, one = uint(mantissa), uint(1)
-    first_normal = one << down
-    special = (~uint(0) >> one) >> down << down  # the bits of infinity; everything above is NaN
+    mantissa = _mantissa(uint)
+    ones, one, down = _ones(uint), uint(1), uint(mantissa)
+    first_normal = uint(one << down)
+    special = uint((ones >> one) >> down << down)  # the bits of infinity; everything above is NaN
     fields = np.int64(special >> down)
     for k in range(where.size):
         size = 2 if code[k] == _HALF or code[k] == _BFLOAT else width
@@ -299,7 +309,7 @@ def _kernel(
         lowest = out[k] + 8 * (LEADING - skipped)
         normals = numba.carray(_pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64)
         subnormals = numba.carray(_pointer(lowest - 8 * (fields // 2)), (fields,), np.float64)
-        top, bottom = uint(0), ~uint(0)
+        top, bottom = uint(0), ones
         for start in range(0, length[k], BLOCK):
             n = min(BLOCK, length[k] - start)
             address = where[k] + start * size
@@ -310,7 +320,7 @@ def _kernel(
                 _widen_bfloat(numba.carray(_pointer(address), (n,), np.uint16), wide_bits)
                 address = wide.ctypes.data
             bits = numba.carray(_pointer(address), (n,), uint)
-            high, low = _fields_of(bits, mantissa, found)
+            high, low = _fields_of(bits, found)
             unfit = 0
             if high >= special:
                 infinite, nan = _without_special(bits, special, wide_bits)
@@ -319,7 +329,7 @@ def _kernel(
                 unfit = infinite + nan
                 address = wide.ctypes.data
                 bits = numba.carray(_pointer(address), (n,), uint)
-                high, low = _fields_of(bits, mantissa, found)
+                high, low = _fields_of(bits, found)
             total, squares = _sums_of(numba.carray(_pointer(address), (n,), wide.dtype.type))
             row[5] += total
             row[6] += squares
@@ -327,7 +337,7 @@ def _kernel(
             rest = _count(found, n, np.int64(high >> down), max(1, np.int64(smallest >> down)), normals)
             if low < first_normal - one:
                 _lift_subnormals(bits, first_normal, wide)
-                high_units, low_units = _fields_of(wide_bits[:n], mantissa, found)
+                high_units, low_units = _fields_of(wide_bits[:n], found)
                 smallest = uint(low_units + one)
                 rest -= n - _count(found, n, np.int64(high_units >> down), np.int64(smallest >> down), subnormals)
             row[0] += rest - unfit
