@@ -156,14 +156,29 @@ def _no_autocast() -> Iterator[None]:
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    """Matrix products, convolutions and recurrent layers compute in full FP32.
+
+    PyTorch has two sets of switches for it, the older `allow_tf32` and, from 2.9 on, `fp32_precision`; it refuses to
+    tell the older ones where the two disagree. Both are set alike and put back, the older ones first.
+    """
+    older = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+    owners = [torch.backends.cuda.matmul]
+    for backend in (torch.backends.cudnn, torch.backends.mkldnn):
+        owners += [getattr(backend, op) for op in ("matmul", "conv", "rnn") if hasattr(backend, op)]
+    newer = [(owner, "fp32_precision") for owner in owners if hasattr(owner, "fp32_precision")]
     try:
+        before = [(owner, name, getattr(owner, name)) for owner, name in older]
+    except RuntimeError:  # the program uses the newer switches
+        before = []
+    off = [(owner, name, False) for owner, name, _ in before] + [(owner, name, "ieee") for owner, name in newer]
+    before += [(owner, name, getattr(owner, name)) for owner, name in newer]
+    try:
+        for owner, name, value in off:
+            setattr(owner, name, value)
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 @contextmanager

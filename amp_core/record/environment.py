@@ -4,7 +4,7 @@ import itertools
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ def environment() -> dict[str, Any]:
     """Versions, devices and the flags that decide precision and speed; no path and no name of a person in it."""
     cuda = torch.cuda.is_available()
     flags = {
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": _told(torch.get_float32_matmul_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if cuda:
         flags |= {
-            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
-            "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+            "tf32_matmul": tf32_matmul(),
+            "tf32_cudnn": _told(lambda: torch.backends.cudnn.allow_tf32),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
     return {
@@ -84,6 +84,20 @@ def computes(module: torch.nn.Module) -> bool:
 
 def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     return itertools.islice(named, MOST_NAMED)
+
+
+def tf32_matmul() -> bool:
+    """Whether FP32 matrix products on CUDA may use TF32."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
+    return bool(torch.backends.cuda.matmul.allow_tf32) if newer is None else newer == "tf32"
+
+
+def _told(read: Callable[[], Any]) -> Any:
+    """A flag, or None where torch refuses to tell it: it does where a program sets both its older and newer flags."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 def _gpu(index: int) -> dict[str, Any]:

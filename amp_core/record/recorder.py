@@ -26,6 +26,7 @@ from amp_core.record._patch import Patches
 from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row, tensor_rows
 from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
+from amp_core.record.environment import tf32_matmul
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measurable, measure
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
@@ -467,5 +468,4 @@ class Recorder:
             return "fp16-pure"
         if torch.bfloat16 in stored:
             return "bf16-pure"
-        tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        return "tf32" if tf32 else "fp32"
+        return "tf32" if self._device.type == "cuda" and tf32_matmul() else "fp32"

@@ -10,11 +10,17 @@ from amp_core import Run, load_run
 from amp_core.analysis import (
     class_shares,
     exponent_shares,
+    headroom_bits,
+    layer_advice,
     loss_curves,
     overview,
     phase_times,
+    safe_window,
+    safe_window_over_time,
     scale_trace,
     skip_episodes,
+    what_if,
+    whole_model,
 )
 from amp_core.analysis import thin as thinned
 from tests.synthetic import write_rows
@@ -67,3 +73,16 @@ def test_a_deep_model_is_analysed_quickly(large: Run) -> None:
     assert time.process_time() - began < 3.0
     assert len(classes) == LAYERS and shares["name"].nunique() == LAYERS
     assert np.allclose(shares.groupby("name")["share"].sum(), 1.0)
+
+
+def test_predictions_for_a_deep_model_are_quick(large: Run) -> None:
+    began = time.process_time()
+    predictions = what_if(large, step=500)
+    found = whole_model(predictions)
+    assert time.process_time() - began < 3.0
+    assert len(predictions) == LAYERS * 2 * 51 and len(found) == 2 * 51
+    began = time.process_time()
+    window, over_time, advice = safe_window(large), safe_window_over_time(large), layer_advice(large)
+    assert len(headroom_bits(large)) == 0  # the largest values were not recorded
+    assert time.process_time() - began < 5.0
+    assert window.lowest in set(over_time["lowest"]) and len(over_time) == 10 and len(advice) == LAYERS

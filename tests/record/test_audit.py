@@ -116,6 +116,76 @@ def test_pure_fp16_weights_are_replayed_in_fp32_and_given_back(tmp_path):
     assert (audits.rel_error > 0).all() and (audits.rel_error < 0.01).all()
 
 
+def test_an_audit_between_forward_and_backward(tmp_path):
+    """Autograd refuses buffers that were written to in between: BatchNorm's are put back as if they never had been."""
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 6)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        loss = model(x).square().mean()
+        before = model.norm.running_mean.clone()
+        rec.audit(lambda: model(x).square().mean())
+        assert torch.equal(model.norm.running_mean, before)
+        loss.backward()
+        optimizer.step()
+    assert len(load_run(tmp_path / "run").audits) == len(list(model.parameters()))
+
+
+FLAGS = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.mkldnn.matmul]
+
+
+@pytest.mark.parametrize("set_by", ["nobody", "older flags", "newer flags", "matmul precision"])
+def test_tf32_is_off_in_fp32_and_every_flag_is_put_back(tmp_path, set_by):
+    originally = [f.fp32_precision for f in FLAGS]
+    older = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
+    try:
+        if set_by == "older flags":
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+        elif set_by == "newer flags":
+            for flag in FLAGS[:2]:
+                flag.fp32_precision = "tf32"
+        elif set_by == "matmul precision":
+            torch.set_float32_matmul_precision("medium")
+        before = [f.fp32_precision for f in FLAGS]
+        model = nn.Linear(5, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inside = []
+
+        def loss():
+            inside.append({f.fp32_precision for f in FLAGS})
+            return model(torch.ones(1, 5)).sum()
+
+        with watch(model, optimizer, into=tmp_path / "run") as rec:
+            loss().backward()
+            rec.audit(loss)
+            optimizer.step()
+        assert inside[1] == {"ieee"}, "first call: the loop's own; second: FP32; third: the recipe"
+        assert [f.fp32_precision for f in FLAGS] == before
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = older
+        for flag, value in zip(FLAGS, originally, strict=True):
+            flag.fp32_precision = value
+
+
+def test_another_precision_than_the_runs_can_be_measured(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 5)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        model(x).square().sum().backward()
+        for precision in ("fp16", "bf16"):
+            rec.audit(lambda: model(x).float().square().sum(), precision=precision)
+        with pytest.raises(RunError, match="precision='fp8' cannot be audited; choose one of fp16, bf16"):
+            rec.audit(lambda: model(x).sum(), precision="fp8")
+        optimizer.step()
+    audits = load_run(tmp_path / "run").audits.groupby("precision")["rel_error"].max()
+    assert 0 < audits["fp16"] < audits["bf16"] < 0.02
+
+
 def test_counts_and_shares_in_closed_form():
     g = torch.tensor([0.0, 1.0, -2.0, 4.0, 8.0])
     r = torch.tensor([0.0, 0.0, -4.0, 8.0, float("inf")])

@@ -1,7 +1,7 @@
 """Output gradients and activations: seen in every shape a module's output can have."""
 
 import dataclasses
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 import pytest
 import torch
@@ -166,3 +166,114 @@ def test_a_compiled_graph_says_once_what_it_hides(tmp_path):
     warnings = run.events[run.events.kind == "warning"]
     assert len(warnings) == 1 and "compiled graph" in warnings.detail.iloc[0]
     assert set(run.tensors().kind) == {"weight_grad"}
+
+
+def capped_of(tmp_path, model, x, **options):
+    """The weight gradients of one step as recorded: row, and its two histograms by exponent."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, into=tmp_path / "run", every=1, **options):
+        (model(x).square().sum() / 7).backward()
+        optimizer.step()
+    rows = load_run(tmp_path / "run").tensors(kind="weight_grad").set_index("name")
+
+    def histogram(name, which):
+        first, counts = rows.loc[name, f"{which}_min"], rows.loc[name, f"{which}_counts"]
+        return None if counts is None else {int(first) + i: int(n) for i, n in enumerate(counts) if n}
+
+    return histogram
+
+
+def counted(values):
+    exponents = torch.frexp(values[values != 0]).exponent - 1
+    return dict(sorted(Counter(exponents.tolist()).items()))
+
+
+class Conv1D(nn.Module):
+    """As transformers has it for GPT-2: a linear layer with its weight the other way round."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "channel", "row"),
+    [
+        (nn.Linear(6, 4), (9, 6), -1, 0),
+        (nn.Linear(6, 4), (3, 5, 6), -1, 0),
+        (nn.Conv2d(3, 5, 3), (2, 3, 6, 6), 1, 0),
+        (nn.Conv1d(4, 6, 2, groups=2), (2, 4, 9), 1, 0),
+        (nn.Conv2d(3, 5, 3), (3, 6, 6), 0, 0),
+        (Conv1D(), (9, 6), -1, 1),
+    ],
+)
+def test_a_weight_gradient_is_capped_by_its_channels_output_gradients(tmp_path, layer, shape, channel, row):
+    torch.manual_seed(0)
+    model = nn.Sequential(layer)
+    x = torch.randn(shape)
+    x[0] *= 20  # weight gradients larger than output gradients
+    out = model(x).detach()
+    dims = [d for d in range(out.dim()) if d != channel % out.dim()]
+    cap = (2 * out / 7).abs().amax(dims)
+    histogram = capped_of(tmp_path, model, x)
+    grad = layer.weight.grad
+    view = [1] * grad.dim()
+    view[row] = len(cap)
+    assert histogram("0.weight", "exp") == counted(grad)
+    assert histogram("0.weight", "capped") == counted(torch.minimum(grad.abs(), cap.view(view)))
+    assert histogram("0.weight", "exp") != histogram("0.weight", "capped")
+
+
+def test_the_largest_of_all_uses_of_a_layer_caps_it_and_others_have_no_cap(tmp_path):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.LayerNorm(4), layer)
+    histogram = capped_of(tmp_path, model, torch.randn(5, 4))
+    assert sum(histogram("0.weight", "capped").values()) == 16
+    assert histogram("0.bias", "capped") is None and histogram("1.weight", "capped") is None
+
+
+def test_without_output_gradients_nothing_is_capped(tmp_path):
+    histogram = capped_of(tmp_path, nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4), kinds=("weight_grad",))
+    assert histogram("0.weight", "capped") is None
+
+
+def test_under_a_loss_scale_both_are_multiplied_by_it(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with watch(model, optimizer, scaler=scaler, into=tmp_path / "run", every=1):
+        for _ in range(2):
+            scaler.scale(model(torch.randn(5, 4)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    rows = load_run(tmp_path / "run").tensors(kind="weight_grad", name="0.weight")
+    assert (rows.loss_scale == 1024.0).all() and rows.capped_counts.notna().all()
+
+
+def test_the_head_tells_class_and_shape_of_every_layer(tmp_path):
+    class OwnLSTM(nn.LSTM):
+        pass
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(7, 4)
+            self.mix = OwnLSTM(4, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, x):
+            return self.head(self.mix(self.words(x))[0])
+
+    model = Model()
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
+        pass
+    about = load_run(tmp_path / "run").head.model
+    assert about["layers"] == {"words": "Embedding", "mix": "LSTM", "head": "Linear"}
+    assert about["shapes"]["words.weight"] == [7, 4] and about["shapes"]["mix.bias_ih_l0"] == [16]
+    assert about["tied"] == {"head.weight": "words.weight"}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import pandas as pd
 import pytest
 import torch
 
@@ -263,3 +264,23 @@ def test_clipping_acts_on_unscaled_gradients(tmp_path):
     still = run_of(tmp_path / "still", precision="fp32", clip_norm=1e-6, **settings).steps["loss"]
     assert reference.iloc[1] != pytest.approx(still.iloc[1], rel=2e-2)
     assert scaled.iloc[1] == pytest.approx(reference.iloc[1], rel=5e-3)
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+def test_audits_measure_every_so_many_steps_and_change_nothing(tmp_path, precision):
+    settings = {"workload": "digits-cnn", "precision": precision, "steps": 5, "batch_size": 8, "accumulate": 2}
+    plain = run_of(tmp_path / "plain", **settings)
+    run = run_of(tmp_path / "audited", audit_every=2, clip_norm=1.0, **settings)
+    assert run.head.config["audit_every"] == 2
+    audits = run.audits
+    assert audits["step"].unique().tolist() == [0, 2, 4]
+    assert set(audits["precision"]) == {precision}
+    scales = {1.0, 65536.0} if RECIPES[precision].scaler else {1.0}
+    assert set(audits["loss_scale"]) == scales
+    matrices = audits[audits["name"].str.startswith("head.weight") & (audits["loss_scale"] == max(scales))]
+    rounds = precision not in ("fp32", "tf32")
+    assert ((matrices["rel_error"].iloc[:1] > 0) == rounds).all()
+    # the first loss is that of the same weights on the same batch; clipping may change those after it
+    assert plain.steps["loss"].iloc[0] == run.steps["loss"].iloc[0]
+    unclipped = run_of(tmp_path / "unclipped", audit_every=2, **settings)
+    pd.testing.assert_series_equal(plain.steps["loss"], unclipped.steps["loss"], check_exact=True)
