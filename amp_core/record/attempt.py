@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from amp_core.record.clock import Phases
-from amp_core.record.measure import Measured, merged, unpack
+from amp_core.record.measure import merged, unpack_together
 from amp_core.record.parcel import Parcel
 
 _NAMED = 8
@@ -141,34 +141,33 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
         packed = attempt.parcel.values(key)
         before = together.get((name, kind, dtype))
         together[name, kind, dtype] = packed if before is None else merged(before, packed)
-    found = [unpack(packed, dtype) for (_, _, dtype), packed in together.items()]
-    capped = [_capped(attempt, name) if kind == "weight_grad" else None for name, kind, _ in together]
+    names = [name for name, kind, _ in together if kind == "weight_grad" and name in attempt.capped]
+    dtypes = [dtype for _, _, dtype in together] + [attempt.capped[name][0] for name in names]
+    vectors = [*together.values(), *(attempt.parcel.values(attempt.capped[name][1]) for name in names)]
+    columns, counts = unpack_together(np.concatenate(vectors), dtypes)
+    rows = len(together)
+    place = {name: rows + i for i, name in enumerate(names)}
+    capped = [place.get(name) if kind == "weight_grad" else None for name, kind, _ in together]
+    first = columns["exp_min"]
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
     return {
-        "step": [attempt.step] * len(found),
+        "step": [attempt.step] * rows,
         "name": [name for name, _, _ in together],
         "kind": [kind for _, kind, _ in together],
         "dtype": [dtype for _, _, dtype in together],
         "loss_scale": [attempt.multiplied_by(kind) for _, kind, _ in together],
-        "exp_counts": _histograms(found),
-        "capped_min": [one.exp_min if one is not None else None for one in capped],
-        "capped_counts": _histograms(capped),
-    } | {column: [getattr(one, column) for one in found] for column in same}
+        "exp_counts": _histograms(counts[:rows]),
+        "capped_min": [int(first[at]) if at is not None else None for at in capped],
+        "capped_counts": _histograms([counts[at] if at is not None else None for at in capped]),
+    } | {column: columns[column][:rows] for column in same}
 
 
-def _capped(attempt: Attempt, name: str) -> Measured | None:
-    if name not in attempt.capped:
-        return None
-    dtype, key = attempt.capped[name]
-    return unpack(attempt.parcel.values(key), dtype)
-
-
-def _histograms(found: Sequence[Measured | None]) -> pa.Array:
-    """The exponent counts of each, null where there is none."""
-    offsets = np.cumsum([0, *(len(one.exp_counts) if one is not None else 0 for one in found)], dtype=np.int32)
-    counts = np.concatenate([one.exp_counts for one in found if one is not None] or [np.zeros(0, np.int64)])
-    missing = pa.array([one is None for one in found])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(counts, pa.int64()), mask=missing)
+def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
+    """A list column of histograms, null where there is none."""
+    offsets = np.cumsum([0, *(len(one) if one is not None else 0 for one in counts)], dtype=np.int32)
+    values = np.concatenate([np.zeros(0, np.int64), *(one for one in counts if one is not None)])
+    missing = pa.array([one is None for one in counts])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=missing)
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record.clock import Phases
 from amp_core.record.environment import computes
+from amp_core.record.gradients import local_values
 from amp_core.record.measure import dtype_name, measurable, measure
 
 
@@ -59,19 +60,17 @@ class Outputs:
         measured, self._measured = self._measured, []
         return measured
 
-    def capped(self, weight: torch.Tensor, grad: torch.Tensor) -> torch.Tensor | None:
+    def capped(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Magnitudes of the gradient of `weight`, none above the largest output gradient of its channel in this step.
 
         None where that was not seen or does not fit, as with a weight that is sharded.
         """
         largest = self._largest.get(id(weight))
-        if (
-            largest is None
-            or largest.dim() != grad.dim()
-            or any(n not in (1, m) for n, m in zip(largest.shape, grad.shape, strict=True))
-        ):
+        if largest is None or weight.grad is None:
             return None
-        return torch.minimum(grad.abs(), largest)
+        grad = local_values(weight.grad)
+        fits = largest.dim() == grad.dim() and all(n in (1, m) for n, m in zip(largest.shape, grad.shape, strict=True))
+        return torch.minimum(grad.abs(), largest) if fits else None
 
     def _hook(self, name: str) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -368,12 +368,11 @@ class Recorder:
         if "weight_grad" not in self._kinds or attempt.scaled != scaling.is_active(self._scaler):
             return  # unscaled by the loop itself: the two no longer have the same factor
         found: list[tuple[str, torch.Tensor]] = []
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            capped = self._outputs.capped(parameter)
             name = self._names.get(id(parameter))
-            if name is not None and self._wanted(name):
-                capped = self._outputs.capped(parameter, local_values(parameter.grad))
-                if capped is not None:
-                    found.append((name, capped))
+            if capped is not None and name is not None and self._wanted(name):
+                found.append((name, capped))
         for (name, tensor), packed in zip(found, measure([t for _, t in found]), strict=True):
             attempt.add_capped(name, dtype_name(tensor.dtype), packed)
 
