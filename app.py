@@ -17,6 +17,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
         st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
         st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),
         st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
+        st.Page("pages/layer_detail.py", title="Layer detail", url_path="layer-detail"),
     ],
     "All runs": [
         st.Page("pages/compare_runs.py", title="Compare", url_path="compare"),

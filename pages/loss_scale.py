@@ -4,14 +4,18 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes, thin
+from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
-from pages.parts import cards, charts, head, loaders, words
+from pages.parts import cards, charts, head, loaders, tensor, words
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
     "skips": st.column_config.NumberColumn("Skipped in a row"),
     "before": st.column_config.TextColumn("Scale before"),
     "after": st.column_config.TextColumn("Scale after"),
+    "origin": st.column_config.TextColumn(
+        "Arose in", help="Forward: the loss was not finite already. Backward: it was, and a gradient overflowed."
+    ),
     "tensors": st.column_config.TextColumn("Gradients that were not finite", width="large"),
 }
 
@@ -38,11 +42,19 @@ def table(episodes: pd.DataFrame) -> pd.DataFrame:
             "skips": e.skips,
             "before": words.scale(e.scale_before),
             "after": words.scale(e.scale_after),
+            "origin": e.origin or words.NONE,
             "tensors": e.tensors or words.NONE,
         }
         for e in episodes.itertuples()
     ]
     return pd.DataFrame(rows, columns=list(EPISODE_COLUMNS))
+
+
+def tensors_of(episodes: pd.DataFrame, rows: list[int]) -> list[str]:
+    """Names of the tensors of the chosen episode; none without one."""
+    if not rows or rows[0] >= len(episodes):
+        return []
+    return str(episodes["tensors"].iloc[rows[0]]).partition(" and ")[0].split(", ")
 
 
 head.title("Loss scale")
@@ -74,6 +86,19 @@ charts.show(figure, "loss_scale.norm")
 
 if len(episodes):
     st.subheader("Skipped steps, one line per episode", anchor=False)
-    st.dataframe(
-        table(episodes), column_config=EPISODE_COLUMNS, hide_index=True, alt="Episodes of skipped steps with scales."
+    opening = st.container()
+    event = st.dataframe(
+        table(episodes),
+        column_config=EPISODE_COLUMNS,
+        hide_index=True,
+        key="loss_scale.episodes",
+        on_select="rerun",
+        selection_mode="single-row",
+        alt="Episodes of skipped steps with scales.",
     )
+    with opening:
+        names = tensors_of(episodes, event["selection"]["rows"])
+        for name in [n for n in names if n in loaders.analysed(tensor_names, run, "weight_grad")]:
+            tensor.link(st.session_state["run"], "weight_grad", name)
+        if not names:
+            st.caption("Click the start of a row to open the tensors of an episode and see them over time.")

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, words
+from pages.parts import charts, empty, head, loaders, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
@@ -100,10 +100,19 @@ heatmap = exponent_heatmap(shares, tuple(formats), dark, title=title, values=val
 charts.show(heatmap, "ranges.heatmap")
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
     charts.show(class_bars(classes, dark=dark), "ranges.classes")
-st.dataframe(
+opening = st.container()
+event = st.dataframe(
     classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
     column_config=CLASS_COLUMNS,
     column_order=list(CLASS_COLUMNS),
     hide_index=True,
+    key=f"ranges.table.{kind}",
+    on_select="rerun",
+    selection_mode="single-row",
     alt="Class shares and magnitudes per tensor.",
 )
+with opening:
+    if rows := [row for row in event["selection"]["rows"] if row < len(classes)]:
+        tensor.link(st.session_state["run"], kind, classes["name"].iloc[rows[0]])
+    else:
+        st.caption("Click the start of a row to open a tensor and see it over time.")

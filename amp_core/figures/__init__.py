@@ -11,6 +11,7 @@ Each figure names its subject in the title, has units on its axes and a sentence
 
 from amp_core.figures.classes import class_bars
 from amp_core.figures.formats import accumulation_figure, format_range_figure
+from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
@@ -19,12 +20,15 @@ from amp_core.figures.style import colour, recipe_colour
 __all__ = [
     "accumulation_figure",
     "class_bars",
+    "classes_over_time",
     "colour",
     "compare_bars",
     "exponent_heatmap",
+    "exponents_over_time",
     "format_range_figure",
     "grad_norm_figure",
     "loss_figure",
+    "magnitude_figure",
     "memory_figure",
     "phase_figure",
     "recipe_colour",

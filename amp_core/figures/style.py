@@ -57,6 +57,9 @@ SHARES = (
 )
 """Colour scale of shares, light and dark: one hue, more is further from the background."""
 
+PAGE = ("#FCFCFA", "#11181B")
+"""The page's own background, light and dark: behind a label that stands on data."""
+
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Tell runs of one recipe apart, which all have its colour."""
 

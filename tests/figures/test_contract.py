@@ -16,6 +16,7 @@ import amp_core.analysis as analysis
 import amp_core.figures as figures
 from amp_core import Run
 from amp_core.analysis.formatlab import accumulated, format_ranges
+from amp_core.analysis.layers import layer_exponents, layer_trace, tensor_names
 from amp_core.formats import FORMATS
 from tests.synthetic import SAMPLES, SCENARIOS
 
@@ -28,6 +29,11 @@ def of_steps(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
     return frame if len(run.steps) else frame.iloc[:0]
 
 
+def of_a_tensor(function: Callable[..., pd.DataFrame], run: Run, columns: list[str]) -> pd.DataFrame:
+    names = tensor_names(run, kind(run))
+    return function(run, kind(run), names[-1]) if names else pd.DataFrame(columns=columns)
+
+
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
@@ -37,6 +43,9 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
     "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
+    "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
+    "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
+    "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
     "accumulation_figure": lambda run: (
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),

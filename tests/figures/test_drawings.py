@@ -19,15 +19,19 @@ from amp_core.analysis import (
     skip_episodes,
 )
 from amp_core.analysis.formatlab import accumulated, format_ranges
+from amp_core.analysis.layers import layer_exponents, layer_trace
 from amp_core.figures import (
     accumulation_figure,
     class_bars,
     classes,
+    classes_over_time,
     compare_bars,
     exponent_heatmap,
+    exponents_over_time,
     format_range_figure,
     grad_norm_figure,
     loss_figure,
+    magnitude_figure,
     memory_figure,
     phase_figure,
     ranges,
@@ -300,3 +304,36 @@ def test_a_sum_is_drawn_beside_the_exact_one() -> None:
     figure = accumulation_figure(accumulated(Fraction(0), Fraction(1), 300, FORMATS["bf16"]), "BF16")
     assert trace(figure, "in BF16").y.max() == 256 and trace(figure, "exact").y[-1] == 300
     assert "256 in BF16, exactly 300" in figure.layout.meta["alt"]
+
+
+# one tensor over time ------------------------------------------------------------------------------------------------
+
+
+def test_a_tensors_exponents_stand_at_their_steps(runs: dict[str, Run]) -> None:
+    shares = layer_exponents(runs["healthy"], "output_grad", "head")
+    figure = exponents_over_time(shares)
+    heat = figure.data[0]
+    assert heat.x.tolist() == list(range(0, 120, 10))
+    for step, exponent, share in shares[["step", "exponent", "share"]].itertuples(index=False):
+        z = heat.z[int(exponent - heat.y[0] + 0.5), heat.x.tolist().index(step)]
+        assert 10.0**z == pytest.approx(max(share, 1e-5), rel=1e-4)
+    assert [s.y0 for s in figure.layout.shapes] == pytest.approx([-24, -14, np.log2(65504)])
+    assert texts(figure)[2] == "FP16 max. 65504"
+
+
+def test_steps_with_infinities_are_crosses_however_few_there_are(runs: dict[str, Run]) -> None:
+    bad = layer_trace(runs["overflowing"], "output_grad", "head").query("inf_frac + nan_frac > 0")["step"].tolist()
+    found = layer_trace(runs["overflowing"], "output_grad", "head")
+    for figure in (classes_over_time(found), magnitude_figure(found)):
+        crosses = trace(figure, "∞ or NaN")
+        assert crosses.x.tolist() == bad and crosses.marker.symbol == "x"
+    clean = layer_trace(runs["healthy"], "output_grad", "head")
+    assert [t.name for t in classes_over_time(clean).data] == ["normal", "exactly zero"]
+
+
+def test_magnitudes_are_held_against_the_format(runs: dict[str, Run]) -> None:
+    found = layer_trace(runs["healthy"], "output_grad", "head")
+    figure = magnitude_figure(found)
+    assert trace(figure, "largest").y == pytest.approx(found["absmax"].to_numpy())
+    assert [s.y0 for s in figure.layout.shapes] == [65504.0, 2.0**-14]
+    assert figure.layout.yaxis.type == "log" and not magnitude_figure(found, ("bf16",)).layout.shapes

@@ -59,6 +59,33 @@ def test_ranges_of_another_kind_and_one_step(home, open_app):
     assert not app.exception
 
 
+def link_of(app):
+    """Page and address of the link on the page that opens a tensor."""
+    links = [(p.proto.page, p.proto.query_string) for p in app.get("page_link") if p.proto.label.startswith("Open")]
+    return [(page, query) for page, query in links]
+
+
+def test_a_row_of_the_ranges_opens_its_tensor(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    assert "Click the start of a row" in words(app) and not link_of(app)
+    app.session_state["ranges.table.output_grad"] = {"selection": {"rows": [2]}}
+    app.run()
+    name = app.dataframe[0].value["name"].iloc[2]
+    assert [(page, query) for page, query in link_of(app)] == [
+        ("layer-detail", f"run=run%2Fa&kind=output_grad&layer={name}")
+    ]
+
+
+def test_an_episode_of_skips_opens_its_tensors(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    app.session_state["loss_scale.episodes"] = {"selection": {"rows": [0]}}
+    app.run()
+    assert [q for _, q in link_of(app)] == ["run=run%2Fa&kind=weight_grad&layer=head.weight"]
+    assert app.dataframe[0].value["origin"].iloc[0] == "backward"
+
+
 def test_ranges_without_samples_say_so(home, open_app):
     write(home.runs / "a", "bare")
     app = open_app("pages/number_ranges.py", run="run/a")

@@ -8,7 +8,7 @@ import pytest
 from tests.pages.conftest import pages, words
 from tests.synthetic import SCENARIOS, live, write
 
-OF_A_RUN = ["pages/run_overview.py", "pages/loss_scale.py", "pages/number_ranges.py"]
+OF_A_RUN = ["pages/run_overview.py", "pages/loss_scale.py", "pages/number_ranges.py", "pages/layer_detail.py"]
 
 
 def bad_head(folder: Path) -> None:

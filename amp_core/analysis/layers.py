@@ -1,0 +1,135 @@
+"""One tensor over the steps at which it was sampled: its classes, its magnitudes, its exponents.
+
+>>> trace = layer_trace(run, "weight_grad", "head.weight")
+>>> layer_health(trace).first_nonfinite
+40
+>>> layer_exponents(run, "weight_grad", "head.weight")  # step, exponent, share, count
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis.ranges import CLASSES, _floats, _histograms, _rows
+from amp_core.run import Run
+from amp_core.schema import RunError
+
+MOST_STEPS = 1500
+"""So many columns a histogram over time has at most; neighbouring steps are added up beyond."""
+
+SUBNORMAL_LIMIT = 0.05
+"""Share of nonzero values from which on subnormal ones are called many: at 5 %, much below them was lost."""
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """What first went wrong with a tensor. Steps are None where it never did."""
+
+    samples: int
+    """Steps at which it was sampled."""
+    first_nonfinite: int | None
+    """First sampled step with an infinite or NaN value."""
+    nonfinite_samples: int
+    first_subnormal: int | None
+    """First with more than `SUBNORMAL_LIMIT` of its nonzero values subnormal in its own dtype."""
+    subnormal_samples: int
+    worst_subnormal_frac: float
+    """Largest such share (0–1)."""
+    first_all_zero: int | None
+    """First at which every value was zero."""
+    all_zero_samples: int
+
+    @property
+    def first_bad(self) -> int | None:
+        """The first step at which any of this was so."""
+        steps = [s for s in (self.first_nonfinite, self.first_subnormal, self.first_all_zero) if s is not None]
+        return min(steps, default=None)
+
+
+def tensor_names(run: Run, kind: str) -> list[str]:
+    """Names of the tensors of a kind, in the order in which the run has them. Raises `RunError` for another kind."""
+    return [str(name) for name in pc.unique(_rows(run, kind, None).column("name")).to_pylist()]
+
+
+def layer_trace(run: Run, kind: str, name: str) -> pd.DataFrame:
+    """One row per sampled step, ranks taken together: step; dtype; loss_scale; numel; zero_frac, subnormal_frac,
+    normal_frac, inf_frac, nan_frac (of all elements); subnormal_nonzero_frac (of the finite nonzero ones); absmax, rms
+    (of the finite values, as stored; NaN where none is or not recorded). Raises `RunError` for an unknown tensor.
+    """
+    table = _of_tensor(run, kind, name)
+    columns = {c: _floats(table, c) for c in ("step", "loss_scale", "numel", "absmax", "rms", *CLASSES)}
+    frame = pd.DataFrame(columns).astype({"step": np.int64})
+    finite = frame["zero"] + frame["subnormal"] + frame["normal"]
+    frame["squares"] = frame["rms"] ** 2 * finite
+    frame["finite"] = finite
+    frame["dtype"] = table.column("dtype").to_pylist()
+    by_step = frame.groupby("step", sort=True)
+    sums = by_step[["numel", "squares", "finite", *CLASSES]].sum(min_count=1)
+    found = by_step.agg(dtype=("dtype", "first"), loss_scale=("loss_scale", "first"), absmax=("absmax", "max"))
+    for column in CLASSES:
+        found[f"{column}_frac"] = sums[column] / sums["numel"].where(sums["numel"] > 0)
+    nonzero = sums["subnormal"] + sums["normal"]
+    found["subnormal_nonzero_frac"] = sums["subnormal"] / nonzero.where(nonzero > 0)
+    found["rms"] = np.sqrt(sums["squares"] / sums["finite"].where(sums["finite"] > 0))
+    found["absmax"] = found["absmax"].where(sums["finite"] > 0)
+    found["numel"] = sums["numel"]
+    return found.reset_index()
+
+
+def layer_health(trace: pd.DataFrame) -> LayerHealth:
+    """What first went wrong, from `layer_trace`."""
+    nonfinite = trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0
+    subnormal = trace["subnormal_nonzero_frac"].fillna(0.0)
+    all_zero = trace["zero_frac"].fillna(0.0) == 1.0
+
+    def first(where: "pd.Series[bool]") -> int | None:
+        return int(trace["step"][where].iloc[0]) if where.any() else None
+
+    return LayerHealth(
+        samples=len(trace),
+        first_nonfinite=first(nonfinite),
+        nonfinite_samples=int(nonfinite.sum()),
+        first_subnormal=first(subnormal > SUBNORMAL_LIMIT),
+        subnormal_samples=int((subnormal > SUBNORMAL_LIMIT).sum()),
+        worst_subnormal_frac=float(subnormal.max()) if len(trace) else 0.0,
+        first_all_zero=first(all_zero),
+        all_zero_samples=int(all_zero.sum()),
+    )
+
+
+def layer_exponents(
+    run: Run, kind: str, name: str, true_exponents: bool = False, most: int = MOST_STEPS
+) -> pd.DataFrame:
+    """The tensor's histogram over time: step, exponent, share (of the finite nonzero values of that step), count.
+
+    `true_exponents` divides by the loss scale of each step. Of more than `most` sampled steps neighbouring ones are
+    added up under the first of them. Raises `RunError` for an unknown tensor.
+    """
+    table = _of_tensor(run, kind, name)
+    first, bins = _histograms(table, true_exponents)
+    steps, code = np.unique(_floats(table, "step").astype(np.int64), return_inverse=True)
+    together = max(1, -(-len(steps) // most))
+    column = np.repeat(code // together, bins)
+    place = np.arange(bins.sum()) - np.repeat(np.cumsum(bins) - bins, bins)
+    counts = pc.fill_null(pc.list_flatten(table.column("exp_counts").combine_chunks()), 0)
+    frame = pd.DataFrame(
+        {
+            "step": steps[::together][column],
+            "exponent": np.repeat(first, bins) + place,
+            "count": counts.to_numpy(zero_copy_only=False).astype(np.int64),
+        }
+    )
+    summed: pd.DataFrame = frame[frame["count"] > 0].groupby(["step", "exponent"])[["count"]].sum().reset_index()
+    summed["share"] = summed["count"] / summed.groupby("step")["count"].transform("sum")
+    return summed[["step", "exponent", "share", "count"]]
+
+
+def _of_tensor(run: Run, kind: str, name: str) -> pa.Table:
+    table = _rows(run, kind, None)
+    table = table.filter(pc.equal(table.column("name"), name))
+    if not table.num_rows:
+        raise RunError(f"name={name!r} was not sampled as {kind} in this run")
+    return table

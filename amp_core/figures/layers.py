@@ -1,0 +1,217 @@
+"""One tensor over the steps at which it was sampled.
+
+>>> exponents_over_time(layer_exponents(run, "output_grad", "head"), formats=("fp16",))
+>>> classes_over_time(layer_trace(run, "output_grad", "head"))
+>>> magnitude_figure(layer_trace(run, "output_grad", "head"), formats=("fp16",))
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import (
+    PAGE,
+    SHARES,
+    colour,
+    empty,
+    faded,
+    finished,
+    log2_axis,
+    numbers,
+    raised,
+    span,
+)
+from amp_core.formats import FORMATS, Format
+
+_FEWEST_DECADES = -5
+
+_CLASSES = (
+    ("normal_frac", "normal", "healthy"),
+    ("zero_frac", "exactly zero", "zero"),
+    ("subnormal_frac", "subnormal", "underflow"),
+    ("nan_frac", "NaN", "nan"),
+    ("inf_frac", "infinite", "overflow"),
+)
+
+
+def exponents_over_time(
+    shares: pd.DataFrame,
+    formats: Sequence[str] = ("fp16",),
+    dark: bool = False,
+    *,
+    title: str = "Exponents over time",
+    values: str = "value as stored",
+) -> go.Figure:
+    """Exponents × steps, from `layer_exponents`: how large a share of the values has which exponent at which step.
+
+    The limits of `formats` (names from `amp_core.formats.FORMATS`) are horizontal lines with labels.
+    """
+    if not len(shares):
+        return empty(title, "No finite nonzero value of this tensor was sampled yet.")
+    steps, column = np.unique(shares["step"].to_numpy(), return_inverse=True)
+    lowest = int(shares["exponent"].min())
+    grid = np.zeros((int(shares["exponent"].max()) - lowest + 1, len(steps)))
+    grid[shares["exponent"].to_numpy() - lowest, column] = shares["share"].to_numpy()
+    limits = [FORMATS[f] for f in formats]
+    low, high = lowest - 2, lowest + grid.shape[0] + 2
+    for fmt in limits:
+        if fmt.powers_of_two < 64:
+            low, high = min(low, fmt.min_subnormal_exponent - 3), max(high, fmt.max_exponent + 3)
+    with np.errstate(divide="ignore"):
+        decades = np.log10(grid)
+    ticks = list(range(_FEWEST_DECADES, 1))
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=numbers(steps),
+        y=np.arange(lowest, lowest + grid.shape[0], dtype=np.float32) + 0.5,
+        z=np.where(grid > 0, np.maximum(decades, _FEWEST_DECADES), np.nan).astype(np.float32),
+        zmin=_FEWEST_DECADES,
+        zmax=0,
+        colorscale=[list(stop) for stop in SHARES[dark]],
+        colorbar={
+            "title": {"text": "share of nonzero values", "side": "right"},
+            "tickvals": ticks,
+            "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
+            "thickness": 12,
+            "len": 1,
+            "outlinewidth": 0,
+        },
+        customdata=grid.astype(np.float32),
+        hovertemplate="step %{x:,}, near 2<sup>%{y:.0f}</sup>: %{customdata:.2%} of the nonzero values<extra></extra>",
+    )
+    for row, fmt in enumerate(limits):
+        _limit_lines(figure, fmt, low, high, row, dark)
+    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if (high - low) / s <= 12)
+    at = list(range(math.ceil(low / stride) * stride, high + 1, stride))
+    figure.update_xaxes(title="step", zeroline=False, showgrid=False)
+    figure.update_yaxes(
+        title=f"magnitude ({values})", range=[low, high], tickvals=at, ticktext=[raised(k) for k in at], zeroline=False
+    )
+    alt = (
+        f"Heatmap of the exponents of one tensor over {len(steps):,} sampled steps, from 2^{lowest} to "
+        f"2^{lowest + grid.shape[0]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
+    )
+    return finished(figure, title, alt, 420, margin={"l": 64, "r": 24, "t": 52, "b": 56})
+
+
+def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
+    """How the elements divide into classes at each sampled step, from `layer_trace`; steps with infinite or NaN values
+    are crosses as well, however few those are."""
+    if not len(trace):
+        return empty(title, "This tensor was not sampled yet.")
+    figure = go.Figure()
+    for column, label, meaning in _CLASSES:
+        if column != "normal_frac" and not (trace[column] > 0).any():
+            continue  # a line of zero thickness would only look like a border
+        hue = colour(meaning, dark)
+        figure.add_scatter(
+            x=numbers(trace["step"]),
+            y=numbers(trace[column].fillna(0.0)),
+            mode="lines+markers" if len(trace) < 3 else "lines",
+            line={"color": hue, "width": 0.8},
+            marker={"color": hue, "size": 7},
+            fillcolor=faded(hue, 0.85),
+            stackgroup="classes",
+            name=label,
+            hovertemplate="%{y:.3%}",
+        )
+    bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
+    if len(bad):
+        figure.add_scatter(
+            x=numbers(bad["step"]),
+            y=np.full(len(bad), 1.04, dtype=np.float32),
+            mode="markers",
+            marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
+            name="∞ or NaN",
+            hoverinfo="skip",
+        )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="share of all elements", tickformat=".0%", range=[0, 1.08], fixedrange=True)
+    alt = f"Classes of values over {len(trace):,} sampled steps; {len(bad):,} of them hold infinities or not-a-number."
+    return finished(
+        figure,
+        title,
+        alt,
+        340,
+        hovermode="x unified",
+        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
+        margin={"l": 64, "r": 24, "t": 52, "b": 104},
+    )
+
+
+def magnitude_figure(
+    trace: pd.DataFrame,
+    formats: Sequence[str] = ("fp16",),
+    dark: bool = False,
+    title: str = "Magnitudes",
+    values: str = "value as stored",
+) -> go.Figure:
+    """Largest magnitude and root mean square at each sampled step on a log2 axis, from `layer_trace`, with the largest
+    and the smallest normal value of `formats`. A step with infinite or NaN values is a cross on the upper edge."""
+    limits = span(np.concatenate([trace["absmax"], trace["rms"]])) if len(trace) else None
+    if limits is None:
+        return empty(title, "No finite nonzero value of this tensor was sampled yet.")
+    low, high = limits
+    for fmt in (FORMATS[f] for f in formats):
+        if fmt.powers_of_two < 64:
+            low, high = min(low, fmt.min_normal_exponent), max(high, math.log2(fmt.max_value))
+    room = max(1.0, 0.06 * (high - low))
+    figure = go.Figure()
+    hue = colour("norm", dark)
+    for column, name, line in (
+        ("absmax", "largest", {"color": hue, "width": 2}),
+        ("rms", "root mean square", {"color": hue, "width": 1.6, "dash": "dot"}),
+    ):
+        figure.add_scatter(
+            x=numbers(trace["step"]),
+            y=numbers(trace[column].where(trace[column] > 0)),
+            mode="lines+markers" if len(trace) < 3 else "lines",
+            line=line,
+            marker={"color": hue, "size": 7},
+            name=name,
+            hovertemplate="%{y:.3g}",
+        )
+    bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
+    if len(bad):
+        figure.add_scatter(
+            x=numbers(bad["step"]),
+            y=np.full(len(bad), 2.0 ** (high + room), dtype=np.float32),
+            mode="markers",
+            marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
+            name="∞ or NaN",
+            hoverinfo="skip",
+        )
+    for row, fmt in enumerate(FORMATS[f] for f in formats):
+        dash = ("solid", "dash", "dot")[row % 3]
+        for value, label in ((fmt.max_value, f"max. {fmt.max_value:.5g}"), (fmt.min_normal, "min. normal")):
+            if low <= math.log2(value) <= high:
+                figure.add_hline(y=value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash})
+                _beside(figure, math.log10(value), f"{fmt.label} {label}", dark, right=True)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=f"magnitude ({values})", **log2_axis(low - room, high + 2 * room))
+    alt = f"Magnitudes over {len(trace):,} sampled steps, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
+    return finished(figure, title, alt, 340, hovermode="x unified")
+
+
+def _limit_lines(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
+    dash = ("solid", "dash", "dot")[row % 3]
+    marks = (
+        (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}"),
+        (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}"),
+        (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}"),
+    )
+    for at, label in marks:
+        if low <= at <= high:
+            figure.add_hline(y=at, line={"color": colour("limit", dark), "width": 1.4, "dash": dash})
+            _beside(figure, at, f"{fmt.label} {label}", dark)
+
+
+def _beside(figure: go.Figure, y: float, text: str, dark: bool, right: bool = False) -> None:
+    """A label on a horizontal line, at one end of it, readable over what is drawn there."""
+    figure.add_annotation(
+        x=float(right), xref="paper", y=y, text=text, showarrow=False, xanchor="right" if right else "left",
+        yanchor="bottom", font={"size": 11}, bgcolor=faded(PAGE[dark], 0.75), borderpad=1,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""What happened to this tensor?"""
+
+import streamlit as st
+
+from amp_core.analysis import kinds_present, what_if
+from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
+from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
+from amp_core.formats import FORMATS
+from pages.parts import charts, empty, head, loaders, tensor, words
+
+LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
+
+head.title("Layer detail")
+run = head.run()
+kinds = loaders.analysed(kinds_present, run)
+if not kinds:
+    empty.nothing("This run sampled no tensors. `watch(…, every=10)` samples them.")
+
+answer = st.container()
+kind, name = tensor.pick(run, kinds)
+with st.container(horizontal=True, vertical_alignment="bottom"):
+    formats = st.pills(
+        "Limits of",
+        LIMITS,
+        selection_mode="multi",
+        default=["fp16"],
+        format_func=lambda form: FORMATS[form].label,
+        key="layer.formats",
+    )
+    unscaled = st.toggle(
+        "Without the loss scale",
+        key="layer.unscaled",
+        help="Moves the histogram of each step by its loss scale: where the true gradient lies.",
+    )
+
+trace = loaders.analysed(layer_trace, run, kind, name)
+health = layer_health(trace)
+with answer:
+    head.verdict(tensor.verdict(name, kind, health, trace["dtype"].iloc[-1]))
+dark = charts.dark()
+shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unscaled)
+values = "loss scale taken out" if unscaled else "as stored"
+over_time = exponents_over_time(shares, tuple(formats), dark, values=values)
+charts.show(over_time, "layer.exponents")
+left, right = st.columns(2)
+with left:
+    charts.show(classes_over_time(trace, dark=dark), "layer.classes")
+with right:
+    charts.show(magnitude_figure(trace, tuple(formats), dark, values="as stored"), "layer.magnitudes")
+
+st.subheader("What another format or loss scale would do to it", anchor=False)
+scales = tensor.SCALES if kind in tensor.SCALED else (0,)
+predicted = [
+    loaders.analysed(what_if, run, ("fp16", "bf16"), scales, (kind,)),
+    loaders.analysed(what_if, run, ("fp8-e4m3", "fp8-e5m2"), (0,), (kind,)),
+]
+table = tensor.predictions(predicted, name)
+if table.empty:
+    empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")
+st.caption(tensor.about_predictions(predicted, name, kind, health))
+st.dataframe(
+    table,
+    column_config=tensor.COLUMNS,
+    hide_index=True,
+    alt=f"Predicted losses of {words.KIND_LABELS[kind].lower()} by format and loss scale.",
+)

@@ -1,0 +1,123 @@
+"""One tensor: choosing it, kept in the address, what became of it in words, and what was predicted for it."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, tensor_names
+from amp_core.formats import FORMATS
+from pages.parts import loaders, words
+
+PAGE = "pages/layer_detail.py"
+SCALED = ("weight_grad", "output_grad")
+"""Kinds that a loss scale multiplies."""
+SCALES = (0, 4, 8, 12, 16, 20, 24)
+"""log2 of the loss scales that the table predicts for."""
+
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
+COLUMNS = {
+    "format": st.column_config.TextColumn("Format", pinned=True),
+    "scale": st.column_config.TextColumn("Loss scale"),
+    "underflow_frac": st.column_config.ProgressColumn("Underflow, of elements", help="Nonzero that become 0", **SHARE),
+    "underflow_mass_frac": st.column_config.ProgressColumn("Underflow, of mass", help="Their share of Σ|x|", **SHARE),
+    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", help="Nonzero that lose bits", **SHARE),
+    "overflow_frac": st.column_config.ProgressColumn("Overflow", help="Nonzero that become infinite or NaN", **SHARE),
+}
+
+
+def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
+    """Kind and name of the tensor: from the address when it brings new ones, else as chosen here."""
+    asked = (st.query_params.get("kind"), st.query_params.get("layer"))
+    new = asked != (None, None) and asked != st.session_state.get("layer.address")
+    kind, name = asked if new else (st.session_state.get("layer.kind"), st.session_state.get("layer.name"))
+    order = [k for k in words.KIND_LABELS if k in kinds]
+    st.session_state["layer.kind"] = kind if kind in order else order[0]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        kind = st.segmented_control(
+            "Values of",
+            order,
+            required=True,
+            format_func=words.KIND_LABELS.__getitem__,
+            key="layer.kind",
+            persist_state="session",
+        )
+        names = loaders.analysed(tensor_names, run, kind)
+        st.session_state["layer.name"] = same(name, names)
+        name = st.selectbox("Tensor", names, key="layer.name", persist_state="session")
+    st.query_params["kind"], st.query_params["layer"] = st.session_state["layer.address"] = (kind, name)
+    return kind, name
+
+
+def same(name: str | None, names: Sequence[str]) -> str:
+    """The tensor of that name; where there is none of this kind, the one of the same module, else the first."""
+    if name in names:
+        return str(name)
+    near = [n for n in names if name and (n.startswith(f"{name}.") or name.startswith(f"{n}."))]
+    return (near or names)[0]
+
+
+def link(run_key: str, kind: str, name: str) -> None:
+    """A link that opens this tensor."""
+    st.page_link(
+        PAGE,
+        label=f"Open {words.escape(name)}",
+        icon=":material/query_stats:",
+        query_params={"run": run_key, "kind": kind, "layer": name},
+    )
+
+
+def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
+    """What first went wrong with it, and at which step."""
+    what = f"{words.escape(name)} ({words.KIND_LABELS[kind].lower()}, {words.escape(dtype)})"
+    sampled = words.plural(health.samples, "sampled step")
+    said = []
+    if health.first_nonfinite is not None:
+        said.append(
+            f"held infinities or NaN first at step {health.first_nonfinite:,}, in all at {health.nonfinite_samples:,} "
+            f"of {sampled}"
+        )
+    if health.first_subnormal is not None:
+        said.append(
+            f"had more than {words.number(100 * SUBNORMAL_LIMIT, '%', 1)} subnormal values first at step "
+            f"{health.first_subnormal:,}, {words.percent(health.worst_subnormal_frac)} at worst"
+        )
+    if health.first_all_zero is not None:
+        said.append(f"was all zeros first at step {health.first_all_zero:,}")
+    if not said:
+        worst = health.worst_subnormal_frac
+        few = f"at most {words.percent(worst)} of its values subnormal" if worst > 0 else "none of its values subnormal"
+        return f"{what} was finite at all {sampled}, {few}."
+    return f"{what} {'; it '.join(said)}."
+
+
+def predictions(found: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
+    """The rows of `what_if` for this tensor, as people read them."""
+    rows = pd.concat([frame[frame["name"] == name] for frame in found], ignore_index=True)
+    scales = zip(rows["format"], rows["log2_scale"], rows["own_log2_scale"], strict=True)
+    own = [
+        f"its own, {power_of_two(shift)}" if form.startswith("fp8") else power_of_two(power)
+        for form, power, shift in scales
+    ]
+    shown = rows.assign(format=[FORMATS[f].label for f in rows["format"]], scale=own)
+    return shown[list(COLUMNS)]
+
+
+def power_of_two(exponent: int) -> str:
+    """A loss scale given as its exponent."""
+    return words.raised(f"2^{exponent}")
+
+
+def about_predictions(found: Sequence[pd.DataFrame], name: str, kind: str, health: LayerHealth) -> str:
+    """What kind of statement the table is, and what makes it doubtful."""
+    said = "Predicted from the recorded histograms, all sampled steps together; FP8 with a scale for each tensor."
+    if kind not in SCALED:
+        said += " A loss scale does not multiply these values."
+    rows = pd.concat([frame[frame["name"] == name] for frame in found])
+    if not rows["rounded"].all():
+        said += " Autocast leaves this one in FP32, so nothing of it is lost."
+    if health.first_subnormal is not None:
+        worst = words.percent(health.worst_subnormal_frac)
+        said += f" Up to {worst} of it was subnormal when recorded: what lay below was lost before it could be counted."
+    return said

@@ -1,0 +1,92 @@
+"""Layer detail: choosing the tensor, the first bad step, what was predicted for it."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import what_if
+from amp_core.analysis.layers import layer_health, layer_trace, tensor_names
+from pages.parts.tensor import same
+from tests.pages.conftest import titles, words
+from tests.synthetic import write
+
+DETAIL = "pages/layer_detail.py"
+
+
+def chosen(app):
+    return app.session_state["layer.kind"], app.session_state["layer.name"]
+
+
+def test_an_address_opens_its_tensor_and_names_the_first_bad_step(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app(DETAIL, run="run/a", kind="output_grad", layer="blocks.1.feedforward.up")
+    run = load_run(home.runs / "a")
+    health = layer_health(layer_trace(run, "output_grad", "blocks.1.feedforward.up"))
+    assert chosen(app) == ("output_grad", "blocks.1.feedforward.up")
+    assert health.first_nonfinite is not None
+    said = words(app)
+    assert f"blocks.1.feedforward.up (output gradients, float16) held infinities or NaN first at step "\
+           f"{health.first_nonfinite}, in all at {health.nonfinite_samples} of 12 sampled steps" in said  # fmt: skip
+    assert titles(app) == ["Exponents over time", "Classes of values", "Magnitudes"]
+
+
+def test_a_sound_tensor_is_called_so(home, open_app):
+    write(home.runs / "a", "fp32")
+    app = open_app(DETAIL, run="run/a", kind="weight_grad", layer="head.weight")
+    assert "head.weight (weight gradients, float32) was finite at all 12 sampled steps, none of its values" in words(
+        app
+    )
+
+
+def test_subnormal_values_are_told_and_make_predictions_doubtful(home, open_app):
+    write(home.runs / "a", "underflowing")
+    app = open_app(DETAIL, run="run/a", kind="output_grad", layer="embed")
+    assert "embed (output gradients, float16) had more than 5 % subnormal values first at step 0" in words(app)
+    assert "what lay below was lost before it could be counted" in words(app)
+
+
+def test_another_tensor_goes_into_the_address_and_another_kind_keeps_the_layer(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(DETAIL, run="run/a")
+    first = tensor_names(load_run(home.runs / "a"), "output_grad")[0]
+    assert chosen(app) == ("output_grad", first) == (app.query_params["kind"], app.query_params["layer"])
+    next(s for s in app.selectbox if s.key == "layer.name").set_value("head").run()
+    assert app.query_params["layer"] == "head"
+    app.get("button_group")[0].set_value("weight_grad").run()
+    assert not app.exception and chosen(app) == ("weight_grad", "head.weight")
+    app.query_params["kind"], app.query_params["layer"] = "output_grad", "embed"  # a link, or the browser's Back
+    app.run()
+    assert chosen(app) == ("output_grad", "embed")
+
+
+@pytest.mark.parametrize("address", [{"layer": "no.such"}, {"kind": "gradient"}, {"kind": "weight", "layer": "head"}])
+def test_what_is_not_there_falls_back(home, open_app, address):
+    write(home.runs / "a", "healthy")
+    app = open_app(DETAIL, run="run/a", **address)
+    assert not app.exception and len(titles(app)) == 3
+    assert chosen(app)[1] in tensor_names(load_run(home.runs / "a"), chosen(app)[0])
+
+
+def test_predictions_are_those_of_what_if(home, open_app):
+    write(home.runs / "a", "fp32")
+    app = open_app(DETAIL, run="run/a", kind="output_grad", layer="embed")
+    table = app.dataframe[0].value
+    expected = what_if(load_run(home.runs / "a"), ("fp16",), (0, 8), ("output_grad",)).query("name == 'embed'")
+    shown = table[table["format"] == "FP16"].set_index("scale")
+    for row, scale in zip(expected.itertuples(), ("2⁰", "2⁸"), strict=True):
+        assert shown.loc[scale, "underflow_frac"] == pytest.approx(row.underflow_frac)
+        assert shown.loc[scale, "underflow_mass_frac"] == pytest.approx(row.underflow_mass_frac)
+    assert shown.loc["2⁰", "underflow_frac"] >= 0 and len(table) == 16
+    assert table["scale"].str.startswith("its own, 2").sum() == 2
+    assert "Predicted from the recorded histograms" in words(app)
+
+
+def test_without_samples_it_says_so(home, open_app):
+    write(home.runs / "a", "bare")
+    app = open_app(DETAIL, run="run/a")
+    assert "sampled no tensors" in words(app) and not app.get("plotly_chart")
+
+
+def test_the_same_layer_is_found_under_another_kind():
+    assert same("head", ["embed.weight", "head.weight"]) == "head.weight"
+    assert same("head.weight", ["embed", "head"]) == "head"
+    assert same("gone", ["embed", "head"]) == same(None, ["embed", "head"]) == "embed"
