@@ -30,6 +30,9 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 KEPT_WIDE = ("LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm", "Embedding", "Loss", "Softmax", "Softplus")
 """Classes with one of these in their name give FP32 out."""
 
+ASSUMED_ROWS = 256.0
+"""Samples times positions that a weight gradient is summed over, where no output gradients were recorded."""
+
 _NARROW = ("float16", "bfloat16")
 
 
@@ -109,6 +112,8 @@ class Rounding:
         return np.where(rows >= 1, np.rint(0.5 * np.log2(np.maximum(rows, 1))), -1).astype(np.int64)
 
     def _hidden_rows(self, name: str, numel: Mapping[str, float]) -> float:
+        if not numel:
+            return ASSUMED_ROWS if self._matrix(name) and self._weight(name) else 0.0
         shape = self._shapes.get(name)
         owners = [n.rpartition(".")[0] for n in (name, *self._aliases.get(name, ()))]
         kinds = [str(self._layers.get(owner, "")) for owner in owners]

@@ -194,8 +194,10 @@ def _interval_in_words(interval: int, rise: float) -> str:
 
 
 def _caveat(run: Run) -> str | None:
-    """Whether the recording itself had lost what the prediction would need."""
+    """What the recording lacks of what the prediction would need, or had itself lost."""
     table = run.table("tensors")
+    if not pc.any(pc.equal(table.column("kind"), "output_grad")).as_py():
+        return "no output gradients were recorded, so the lowest scale is a guess from the weight gradients alone"
     for form in (FORMATS["fp16"], FORMATS["fp8-e5m2"], FORMATS["fp8-e4m3"]):
         chosen = pc.and_(
             pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)

@@ -15,6 +15,10 @@ MODEL = {
 }
 
 
+SEEN = row("norm", [10], 0, kind="output_grad")
+"""Tells that output gradients were recorded; that of a norm stays in FP32 and does not count."""
+
+
 def window(tmp_path, rows, model=None, **config):
     return safe_window(run_of(tmp_path / "run", rows, model or MODEL, **config))
 
@@ -25,7 +29,7 @@ def test_the_limit_leaves_room_below_the_cosine():
 
 def test_both_ends_in_closed_form(tmp_path):
     # All values in one octave, 2^e … 2^(e+1), rounded to multiples of u = 2^-24: error² = u²/12 / (7/3 · 4^(e+k)).
-    found = window(tmp_path, [row("fc.weight", [1000], -20, absmax=1.9 * 2.0**-20)])
+    found = window(tmp_path, [SEEN, row("fc.weight", [1000], -20, absmax=1.9 * 2.0**-20)])
     error = 2.0 ** (-24 - (-20 + np.log2(found.lowest))) / np.sqrt(28)
     assert error <= ERROR_LIMIT < 2 * error
     assert found.highest == 2.0 ** np.floor(np.log2(65520 / (1.9 * 2.0**-20)) - 0.5)
@@ -40,7 +44,8 @@ def test_rounding_real_values_errs_as_much_as_the_lower_end_says(tmp_path, lowes
     values = np.exp2(random.normal(lowest_exponent + 5, 2, 100_000))
     exponents = np.frexp(values)[1] - 1
     low = int(exponents.min())
-    found = window(tmp_path, [row("fc.weight", np.bincount(exponents - low).tolist(), low, absmax=values.max())])
+    counts = np.bincount(exponents - low).tolist()
+    found = window(tmp_path, [SEEN, row("fc.weight", counts, low, absmax=values.max())])
 
     def error(scale):
         stored = (values * scale).astype(np.float16).astype(np.float64) / scale
@@ -80,7 +85,7 @@ def test_biases_and_noise_count_upwards_only(tmp_path):
 
 
 def test_recurrent_layers_hide_gradients_that_are_smaller_by_the_root_of_what_is_summed(tmp_path):
-    hidden = [row("lstm.weight_hh_l0", [10], -10)]
+    hidden = [SEEN, row("lstm.weight_hh_l0", [10], -10)]
     alone = window(tmp_path / "a", hidden)
     # 2 sequences of 128 positions and 8 units: the weight gradient is a sum of 256 products.
     seen = window(tmp_path / "b", [*hidden, row("lstm", [2048], 0, kind="output_grad")])
@@ -147,6 +152,14 @@ def test_a_recording_that_had_lost_values_says_so(tmp_path):
     assert "17% of what was recorded of fc lies at the bottom of FP16" in str(window(tmp_path / "b", bottom).caveat)
     wide = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="bfloat16")]
     assert window(tmp_path / "c", wide).caveat is None
+
+
+def test_without_output_gradients_the_lower_end_is_a_guess_that_says_so(tmp_path):
+    weights = [row("fc.weight", [10], -10)]
+    guessed = window(tmp_path / "a", weights)
+    seen = window(tmp_path / "b", [*weights, row("fc", [10], -10, kind="output_grad")])
+    assert np.log2(guessed.lowest) == np.log2(seen.lowest) + 4
+    assert "no output gradients were recorded" in str(guessed.caveat) and seen.caveat is None
 
 
 def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
