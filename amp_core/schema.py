@@ -232,7 +232,8 @@ class Head:
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Versions, devices, flags."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """Class, number of parameters, their bytes and dtypes."""
+    """Class, number of parameters, their bytes and dtypes; `layers` (class of each module by name), `shapes` (of each
+    parameter by name) and `tied` (further names of shared parameters): what autocast rounds follows from them."""
     world_size: int = 1
     """Number of processes that train together."""
     process: Mapping[str, Any] = field(default_factory=dict)

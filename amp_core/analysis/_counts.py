@@ -20,6 +20,7 @@ from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.run import Run
 from amp_core.schema import RunError
 
+_FLOAT = 1000  # exponents that leave room for sums of many values in float64; float64 gradients alone go beyond
 _AT_ONCE = 50_000  # rows expanded together, which bounds the memory
 _BLOCK = 20_000  # rows of `blocks_of_steps`
 
@@ -49,9 +50,15 @@ class TrueCounts:
         return self.low + np.arange(self.counts.shape[1])
 
     @property
+    def magnitudes(self) -> np.ndarray:
+        """[R, E] sum of magnitudes of the values in each bin: 3/2 · 2^e is the mean of |x| over an octave."""
+        magnitudes: np.ndarray = self.counts * np.ldexp(3 / 2, np.clip(self.exponents, -_FLOAT, _FLOAT))
+        return magnitudes
+
+    @property
     def squares(self) -> np.ndarray:
         """[R, E] sum of squares of the values in each bin: 7/3 · 4^e is the mean of x² spread evenly over an octave."""
-        squares: np.ndarray = self.counts * np.ldexp(7 / 3, 2 * self.exponents)
+        squares: np.ndarray = self.counts * np.ldexp(7 / 3, np.clip(2 * self.exponents, -_FLOAT, _FLOAT))
         return squares
 
 
@@ -159,7 +166,7 @@ class _Bins:
 
 def _true_absmax(table: pa.Table, scale: np.ndarray, narrowed: bool) -> np.ndarray:
     """For each row of the table the largest true magnitude that it tells of."""
-    absmax = np.nan_to_num(_floats(table, "absmax"))
+    absmax = np.nan_to_num(_floats(table, "absmax"), posinf=0.0, neginf=0.0)
     burst = (np.nan_to_num(_floats(table, "inf")) > 0) | (np.nan_to_num(_floats(table, "nan")) > 0)
     if burst.any():
         # What overflowed was at least as large as what its format cannot hold; of its true size nothing more is known.

@@ -33,9 +33,6 @@ GRADIENTS = ("weight_grad", "output_grad")
 """The kinds that a loss scale multiplies. Under FP16 autocast both are rounded to FP16: output gradients as they flow
 back, weight gradients as they leave their matrix product."""
 
-MEAN_IN_OCTAVE = 1.5
-"""Mean of values spread evenly from 2^e to 2^(e+1), over 2^e."""
-
 HEALTHY_SOURCE = 0.05
 """Up to this `source_underflow_frac` predictions of weight gradients agreed with audits to within 0.01 of all values;
 above it to within some 0.2."""
@@ -106,7 +103,7 @@ def what_if(
                 "log2_scale": np.tile(scales, len(names)),
                 **{c: v.ravel() for c, v in _fractions(form, found, scales, own, rounded).items()},
                 "nonzero": np.repeat(np.rint(nonzero).astype(np.int64), len(scales)),
-                "mass": np.repeat((found.counts @ _mean(found)), len(scales)),
+                "mass": np.repeat(found.magnitudes.sum(axis=1), len(scales)),
                 "rounded": np.repeat(rounded, len(scales)),
                 "own_log2_scale": np.repeat(own, len(scales)),
                 "source_underflow_frac": _source(form, found, outputs, rounding, scales).ravel()
@@ -185,15 +182,16 @@ def _fractions(
 ) -> dict[str, np.ndarray]:
     """The four fractions, each [tensors, scales]; tensors with the same scale of their own are taken together."""
     nonzero = np.maximum(found.counts.sum(axis=1), 1e-300)
-    total = np.maximum(found.counts @ _mean(found), 1e-300)
+    total = np.maximum(found.magnitudes.sum(axis=1), 1e-300)
     names = ("underflow_frac", "underflow_mass_frac", "subnormal_frac", "overflow_frac")
     result = {c: np.zeros((len(nonzero), len(scales))) for c in names}
     for shift in np.unique(own):
         some = rounded & (own == shift)
         zero, subnormal, over = becomes(form, found.exponents[None, :] + scales[:, None] + shift)
         lost = found.capped[some] @ zero.T
-        fits = found.absmax[some, None] * np.exp2((scales + shift).astype(float)) < form.overflow_threshold
         known = found.absmax[some, None] > 0
+        with np.errstate(divide="ignore"):
+            fits = np.log2(found.absmax[some, None]) + scales + shift < np.log2(form.overflow_threshold)
         result["underflow_frac"][some] = lost / nonzero[some, None]
         result["underflow_mass_frac"][some] = _mass_of_smallest(found, np.flatnonzero(some), lost) / total[some, None]
         result["subnormal_frac"][some] = found.capped[some] @ subnormal.T / nonzero[some, None]
@@ -225,11 +223,5 @@ def _mass_of_smallest(found: TrueCounts, rows: np.ndarray, lost: np.ndarray) -> 
     below = np.zeros((len(rows), found.counts.shape[1] + 1))
     mass = np.zeros_like(below)
     np.cumsum(found.counts[rows], axis=1, out=below[:, 1:])
-    np.cumsum(found.counts[rows] * _mean(found), axis=1, out=mass[:, 1:])
+    np.cumsum(found.magnitudes[rows], axis=1, out=mass[:, 1:])
     return np.array([np.interp(n, b, m) for n, b, m in zip(lost, below, mass, strict=True)]).reshape(lost.shape)
-
-
-def _mean(found: TrueCounts) -> np.ndarray:
-    """[E] mean magnitude of the values of each bin."""
-    mean: np.ndarray = np.ldexp(MEAN_IN_OCTAVE, found.exponents)
-    return mean

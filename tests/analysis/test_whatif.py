@@ -1,6 +1,9 @@
 """What-if: closed forms, one bin at a time, and what it says of layers."""
 
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from amp_core import Run, RunError, load_run
@@ -8,6 +11,8 @@ from amp_core.analysis import (
     headroom_bits,
     layer_advice,
     predicted_and_audited,
+    safe_window,
+    safe_window_over_time,
     what_if,
     whole_model,
 )
@@ -248,3 +253,34 @@ def test_audits_stand_beside_what_was_predicted_for_their_step(tmp_path):
     assert frame["audited_frac"].tolist() == pytest.approx([0.24, 0.1, 0.24, 0.24])
     assert frame["predicted_frac"].tolist() == pytest.approx([0.25, 0.125, np.nan, np.nan], nan_ok=True)
     assert frame["at_best"].tolist() == pytest.approx([0.01, 0.01, np.nan, np.nan], nan_ok=True)
+
+
+STRANGE = {
+    "tiny": row("w", [1], -1000, absmax=1e308),
+    "huge": row("w", [1], 1000),
+    "empty tensor": row("w", [], 0, absmax=0.0),
+    "infinite largest value": row("w", [5], 0, absmax=float("inf"), inf=3),
+    "no scale": row("w", [5], 0, absmax=float("nan"), scale=0.0),
+    "infinite scale": row("w", [5], 0, scale=float("inf")),
+    "tiny scale": row("w", [5], 0, scale=1e-300),
+    "no dtype": row("w", [5], 0, dtype=None),
+    "dtype of another program": row("w", [5], 0, kind="output_grad", dtype="posit16"),
+    "zeros alone": row("w", [0, 0], -5, absmax=0.0),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+@pytest.mark.parametrize("analysis", [what_if, safe_window, safe_window_over_time, layer_advice, headroom_bits])
+def test_strange_rows_give_numbers_or_a_sentence(tmp_path, case, analysis):
+    run = run_of(tmp_path / "run", [STRANGE[case]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if analysis is safe_window and case in ("empty tensor", "zeros alone"):
+            with pytest.raises(RunError, match="no recorded gradients"):
+                analysis(run)
+            return
+        found = analysis(run)
+    if isinstance(found, pd.DataFrame):
+        for column in found.columns[found.columns.str.contains("frac") & (found.columns != "source_underflow_frac")]:
+            known = found[column].dropna()
+            assert known.between(0, 1).all(), column
