@@ -1,5 +1,6 @@
 """One attempted optimizer step: what was gathered for it, and the rows it becomes."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from amp_core.record.clock import Phases
-from amp_core.record.measure import merged, unpack_together
+from amp_core.record.measure import merged, packed_length, unpack_together
 from amp_core.record.parcel import Parcel
 
 _NAMED = 8
@@ -33,10 +34,12 @@ class Attempt:
     """Names of the optimizer's gradients, in the model's order."""
     norm_order: list[int] = field(default_factory=list)
     """Which of `gradients` each entry of `norms` in the parcel is of."""
-    measured: list[tuple[str, str, str, str]] = field(default_factory=list)
-    """Name, kind, dtype and key in the parcel of each measurement; a module that ran twice has two."""
-    capped: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """By name the dtype and the key of the measurement of a capped weight gradient."""
+    measured: list[tuple[str, str, str]] = field(default_factory=list)
+    """Name, kind and dtype of each measurement, in the order they were put in; a module that ran twice has two."""
+    capped: list[tuple[str, str]] = field(default_factory=list)
+    """Name and dtype of each measurement of a capped weight gradient, likewise."""
+    vectors: dict[str, list[str]] = field(default_factory=lambda: {"measured": [], "capped": []})
+    """In which parts of the parcel they lie, one after another."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -52,17 +55,24 @@ class Attempt:
         if tensor is not None:
             self.parcel.put(key, tensor)
 
-    def add(self, name: str, kind: str, dtype: str, packed: torch.Tensor) -> None:
-        """Keep a measurement of a tensor."""
-        key = f"measured:{len(self.measured)}"
-        self.measured.append((name, kind, dtype, key))
-        self.parcel.put(key, packed)
+    def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
+        """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
+        self.measured += [(name, kind, dtype) for name, dtype in named]
+        self._keep("measured", packed)
 
-    def add_capped(self, name: str, dtype: str, packed: torch.Tensor) -> None:
-        """Keep the measurement of a weight gradient capped by channel."""
-        key = f"capped:{name}"
-        self.capped[name] = dtype, key
-        self.parcel.put(key, packed)
+    def add_capped(self, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
+        """Keep measurements of weight gradients capped by channel, likewise."""
+        self.capped += named
+        self._keep("capped", packed)
+
+    def _keep(self, what: str, packed: torch.Tensor) -> None:
+        keys = self.vectors[what]
+        keys.append(f"{what}:{len(keys)}")
+        self.parcel.put(keys[-1], packed)
+
+    def packed(self, what: str) -> npt.NDArray[np.float64]:
+        """The packed vectors of all `measured`, or all `capped`."""
+        return np.concatenate([self.parcel.values(key) for key in self.vectors[what]])
 
     def send(self) -> None:
         """Nothing more comes: start the one copy to the host."""
@@ -136,38 +146,59 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
 
 def tensor_rows(attempt: Attempt) -> dict[str, Any]:
     """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
-    together: dict[tuple[str, str, str], npt.NDArray[np.float64]] = {}
-    for name, kind, dtype, key in attempt.measured:
-        packed = attempt.parcel.values(key)
-        before = together.get((name, kind, dtype))
-        together[name, kind, dtype] = packed if before is None else merged(before, packed)
-    names = [name for name, kind, _ in together if kind == "weight_grad" and name in attempt.capped]
-    dtypes = [dtype for _, _, dtype in together] + [attempt.capped[name][0] for name in names]
-    vectors = [*together.values(), *(attempt.parcel.values(attempt.capped[name][1]) for name in names)]
-    columns, counts = unpack_together(np.concatenate(vectors), dtypes)
-    rows = len(together)
-    place = {name: rows + i for i, name in enumerate(names)}
-    capped = [place.get(name) if kind == "weight_grad" else None for name, kind, _ in together]
-    first = columns["exp_min"]
+    keys, packed = _together(attempt.measured, attempt.packed("measured"))
+    found, counts = unpack_together(packed, [dtype for _, _, dtype in keys])
+    rows: dict[str, Any] = {
+        "step": np.full(len(keys), attempt.step),
+        "name": _texts(tuple(name for name, _, _ in keys)),
+        "kind": _texts(tuple(kind for _, kind, _ in keys)),
+        "dtype": _texts(tuple(dtype for _, _, dtype in keys)),
+        "loss_scale": np.array([attempt.multiplied_by(kind) for _, kind, _ in keys]),
+        "exp_counts": _histograms(counts),
+    }
+    if attempt.capped:
+        caps, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
+        place = {name: i for i, (name, _) in enumerate(attempt.capped)}
+        at = [place.get(name) if kind == "weight_grad" else None for name, kind, _ in keys]
+        rows["capped_min"] = [int(caps["exp_min"][i]) if i is not None else None for i in at]
+        rows["capped_counts"] = _histograms([histograms[i] if i is not None else None for i in at])
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
-    return {
-        "step": [attempt.step] * rows,
-        "name": [name for name, _, _ in together],
-        "kind": [kind for _, kind, _ in together],
-        "dtype": [dtype for _, _, dtype in together],
-        "loss_scale": [attempt.multiplied_by(kind) for _, kind, _ in together],
-        "exp_counts": _histograms(counts[:rows]),
-        "capped_min": [int(first[at]) if at is not None else None for at in capped],
-        "capped_counts": _histograms([counts[at] if at is not None else None for at in capped]),
-    } | {column: columns[column][:rows] for column in same}
+    return rows | {column: found[column] for column in same}
+
+
+def _together(
+    measured: list[tuple[str, str, str]], packed: npt.NDArray[np.float64]
+) -> tuple[list[tuple[str, str, str]], npt.NDArray[np.float64]]:
+    """One measurement for each name, kind and dtype, in the order of their first."""
+    if len(set(measured)) == len(measured):
+        return measured, packed
+    vectors: dict[tuple[str, str, str], npt.NDArray[np.float64]] = {}
+    end = 0
+    for key in measured:
+        start, end = end, end + packed_length(key[2])
+        before = vectors.get(key)
+        vectors[key] = packed[start:end] if before is None else merged(before, packed[start:end])
+    return list(vectors), np.concatenate(list(vectors.values()))
+
+
+@functools.lru_cache(maxsize=64)
+def _texts(values: tuple[str, ...]) -> pa.Array:
+    """A column of words: the same at every sampled step, so made once."""
+    encoded = [value.encode("utf-8", "replace") for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
 def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
-    """A list column of histograms, null where there is none."""
+    """A column of exponent counts, null where there are none."""
+    given = [one for one in counts if one is not None]
+    missing = None
+    if len(given) < len(counts):
+        missing = pa.py_buffer(np.packbits([one is not None for one in counts], bitorder="little"))
     offsets = np.cumsum([0, *(len(one) if one is not None else 0 for one in counts)], dtype=np.int32)
-    values = np.concatenate([np.zeros(0, np.int64), *(one for one in counts if one is not None)])
-    missing = pa.array([one is None for one in counts])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=missing)
+    values = np.concatenate(given) if given else np.zeros(0, np.int64)
+    items = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    return pa.Array.from_buffers(pa.list_(pa.int64()), len(counts), [missing, pa.py_buffer(offsets)], children=[items])
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:

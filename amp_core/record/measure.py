@@ -135,7 +135,7 @@ def _unpack_mixed(
     packed: npt.NDArray[np.float64], dtypes: Sequence[str]
 ) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
     """`unpack_together`, dtype by dtype."""
-    ends = np.cumsum([LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two for dtype in dtypes])
+    ends = np.cumsum([packed_length(dtype) for dtype in dtypes])
     vectors = np.split(packed, ends[:-1])
     columns: dict[str, npt.NDArray[Any]] = {}
     counts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(dtypes)
@@ -160,7 +160,12 @@ def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.
 @cache
 def packed_size(dtype: torch.dtype) -> int:
     """Length of the packed vector of a tensor of `dtype`."""
-    return LEADING + FORMAT_OF_DTYPE[dtype_name(dtype)].powers_of_two
+    return packed_length(dtype_name(dtype))
+
+
+def packed_length(dtype: str) -> int:
+    """The same by the dtype's name, such as `float16`."""
+    return LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two
 
 
 @cache

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record.clock import Phases
 from amp_core.record.environment import computes
 from amp_core.record.gradients import local_values
-from amp_core.record.measure import dtype_name, measurable, measure
+from amp_core.record.measure import dtype_name, measurable, measure_together
 
 
 class Outputs:
@@ -111,7 +111,7 @@ class Outputs:
         self._largest[id(weight)] = largest if before is None else torch.maximum(before, largest)
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
-        self._measured.append((name, kind, dtype_name(tensor.dtype), measure([tensor])[0]))
+        self._measured.append((name, kind, dtype_name(tensor.dtype), measure_together([tensor])))
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ that the training goes on using is copied before it is kept.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import tf32_matmul
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
-from amp_core.record.measure import dtype_name, measurable, measure
+from amp_core.record.measure import dtype_name, measurable, measure_together
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
 from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
@@ -84,7 +84,7 @@ class Recorder:
         self._patches = Patches()
         self._handles: list[Any] = []
         if kinds:  # kernels compile at their first use, which no step should have to pay for
-            measure([torch.zeros(1, device=self._device)])
+            measure_together([torch.zeros(1, device=self._device)])
         self._install(model)
         writer.before_end = self._drain_all
         writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
@@ -361,7 +361,7 @@ class Recorder:
             named = [(self._names[id(p)], local_values(p)) for p in weights if id(p) in self._names]
             self._measure(attempt, "weight", [(n, w) for n, w in named if self._wanted(n)])
         for name, kind, dtype, packed in self._outputs.take():
-            attempt.add(name, kind, dtype, packed)
+            attempt.add(kind, [(name, dtype)], packed)
 
     def _sample_capped(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """Measure weight gradients once more, capped by the output gradients of their channels; see `outputs`."""
@@ -373,13 +373,12 @@ class Recorder:
             name = self._names.get(id(parameter))
             if capped is not None and name is not None and self._wanted(name):
                 found.append((name, capped))
-        for (name, tensor), packed in zip(found, measure([t for _, t in found]), strict=True):
-            attempt.add_capped(name, dtype_name(tensor.dtype), packed)
+        for named, packed in _measured(found):
+            attempt.add_capped(named, packed)
 
     def _measure(self, attempt: Attempt, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        chosen = [(name, tensor) for name, tensor in tensors if measurable(tensor)]
-        for (name, tensor), packed in zip(chosen, measure([t for _, t in chosen]), strict=True):
-            attempt.add(name, kind, dtype_name(tensor.dtype), packed)
+        for named, packed in _measured([(name, tensor) for name, tensor in tensors if measurable(tensor)]):
+            attempt.add(kind, named, packed)
 
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
@@ -468,3 +467,10 @@ class Recorder:
         if torch.bfloat16 in stored:
             return "bf16-pure"
         return "tf32" if self._device.type == "cuda" and tf32_matmul() else "fp32"
+
+
+def _measured(named: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[tuple[str, str]], torch.Tensor]]:
+    """Device by device: names and dtypes of the tensors there, and their packed vectors one after another."""
+    for device in {tensor.device: None for _, tensor in named}:
+        here = [(name, tensor) for name, tensor in named if tensor.device == device]
+        yield [(name, dtype_name(t.dtype)) for name, t in here], measure_together([t for _, t in here])
