@@ -3,10 +3,10 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import ScaleSummary, scale_summary, scale_trace, skip_episodes, thin
+from amp_core.analysis import ScaleSummary, safe_window_over_time, scale_summary, scale_trace, skip_episodes, thin
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
-from pages.parts import cards, charts, head, loaders, tensor, words
+from pages.parts import cards, charts, head, loaders, prediction, tensor, words
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
@@ -63,7 +63,11 @@ about = loaders.analysed(scale_summary, run)
 trace = loaders.analysed(scale_trace, run)
 episodes = loaders.analysed(skip_episodes, run)
 
-head.verdict(verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run")))
+window = prediction.window(run)
+said = verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
+head.verdict(
+    f"{said} {prediction.window_verdict(window, about.last if about.has_scaler else None)}" if window else said
+)
 if about.has_scaler:
     now, skipped, down, up = st.columns(4)
     with now:
@@ -77,8 +81,10 @@ if about.has_scaler:
         clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
         cards.card("Grew", f"{about.growths:,} ×", clean)
     shown = thin(trace, "step", "loss_scale", keep="skipped")
-    figure = scale_figure(shown, episodes, dark=charts.dark())
+    figure = scale_figure(shown, episodes, charts.dark(), window=loaders.analysed(safe_window_over_time, run))
     charts.show(figure, "loss_scale.scale")
+if window:
+    st.caption(prediction.about_window(window))
 
 norms = thin(trace, "step", "grad_norm", keep="skipped")
 figure = grad_norm_figure(norms, dark=charts.dark())

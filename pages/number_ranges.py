@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, tensor, words
+from pages.parts import charts, empty, head, loaders, prediction, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
@@ -116,3 +116,4 @@ with opening:
         tensor.link(st.session_state["run"], kind, classes["name"].iloc[rows[0]])
     else:
         st.caption("Click the start of a row to open a tensor and see it over time.")
+prediction.show(run, kind, formats[0] if formats else "fp16")

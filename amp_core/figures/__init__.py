@@ -13,6 +13,7 @@ from amp_core.figures.classes import class_bars
 from amp_core.figures.formats import accumulation_figure, format_range_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
+from amp_core.figures.lost import lost_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.style import colour, recipe_colour
@@ -28,6 +29,7 @@ __all__ = [
     "format_range_figure",
     "grad_norm_figure",
     "loss_figure",
+    "lost_figure",
     "magnitude_figure",
     "memory_figure",
     "phase_figure",

@@ -24,6 +24,9 @@ from amp_core.figures.style import (
     span,
 )
 
+_BEYOND = 24
+"""Octaves of the safe window that are shown beyond the loss scale itself: some windows have no end."""
+
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 
 
@@ -158,16 +161,23 @@ def _crosses(figure: go.Figure, steps: "pd.Series[Any]", y: float, name: str, da
 
 
 def scale_figure(
-    trace: pd.DataFrame, episodes: pd.DataFrame, dark: bool = False, title: str = "Loss scale"
+    trace: pd.DataFrame,
+    episodes: pd.DataFrame,
+    dark: bool = False,
+    title: str = "Loss scale",
+    window: pd.DataFrame | None = None,
 ) -> go.Figure:
     """The loss scale in effect at each step on a log2 axis, skipped steps as crosses; from `scale_trace` and
-    `skip_episodes`. Hovering over a cross tells its episode and which gradient was not finite."""
+    `skip_episodes`. Hovering over a cross tells its episode and which gradient was not finite. `window`, from
+    `safe_window_over_time`, is a band behind the trace."""
     limits = span(trace["loss_scale"].to_numpy()) if len(trace) else None
     if limits is None:
         return empty(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
     low, high = limits
-    room = max(1.0, 0.06 * (high - low))
     figure = go.Figure()
+    if window is not None and len(window):
+        low, high = _band(figure, window, low, high, dark)
+    room = max(1.0, 0.06 * (high - low))
     hue = colour("scale", dark)
     scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
     figure.add_scatter(
@@ -194,7 +204,30 @@ def scale_figure(
     figure.update_yaxes(title="loss scale", **log2_axis(low - room, high + room))
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
-    return finished(figure, title, alt)
+    return finished(figure, title, alt, legend_traceorder="normal")
+
+
+def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
+    """The safe window as a band, and the axis that shows it, but no more than `_BEYOND` octaves of it."""
+    floor, ceiling = 2.0 ** (low - _BEYOND), 2.0 ** (high + _BEYOND)
+    there = window["lowest"] <= window["highest"]
+    ends = [window[c].clip(floor, ceiling).where(there) for c in ("lowest", "highest")]
+    hue = colour("healthy", dark)
+    for values, name, fill in zip(ends, ("lowest safe", "safe for FP16, predicted"), (None, "tonexty"), strict=True):
+        figure.add_scatter(
+            x=numbers(window["step"]),
+            y=numbers(values),
+            mode="lines+markers" if len(window) < 3 else "lines",
+            line={"color": faded(hue, 0.55), "width": 1, "shape": "hv"},
+            marker={"color": hue, "size": 5},
+            fill=fill,
+            fillcolor=faded(hue, 0.24),
+            name=name,
+            showlegend=fill is not None,
+            hovertemplate=f"step %{{x:,}}: {'highest' if fill else 'lowest'} safe %{{y:,.4g}}<extra></extra>",
+        )
+    limits = span(np.concatenate(ends))
+    return (min(low, limits[0]), max(high, limits[1])) if limits else (low, high)
 
 
 def _steps_shown(trace: pd.DataFrame) -> list[float]:

@@ -46,6 +46,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
+    "lost_figure": lambda run: (analysis.what_if(run, ("fp16",), (8,), (kind(run),)),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
     "accumulation_figure": lambda run: (
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),

@@ -15,8 +15,10 @@ from amp_core.analysis import (
     loss_curves,
     memory_trace,
     phase_times,
+    safe_window_over_time,
     scale_trace,
     skip_episodes,
+    what_if,
 )
 from amp_core.analysis.formatlab import accumulated, format_ranges
 from amp_core.analysis.layers import layer_exponents, layer_trace
@@ -31,6 +33,8 @@ from amp_core.figures import (
     format_range_figure,
     grad_norm_figure,
     loss_figure,
+    lost,
+    lost_figure,
     magnitude_figure,
     memory_figure,
     phase_figure,
@@ -337,3 +341,44 @@ def test_magnitudes_are_held_against_the_format(runs: dict[str, Run]) -> None:
     assert trace(figure, "largest").y == pytest.approx(found["absmax"].to_numpy())
     assert [s.y0 for s in figure.layout.shapes] == [65504.0, 2.0**-14]
     assert figure.layout.yaxis.type == "log" and not magnitude_figure(found, ("bf16",)).layout.shapes
+
+
+# predictions ---------------------------------------------------------------------------------------------------------
+
+
+def test_predicted_losses_are_bars_on_an_axis_that_stands_still(runs: dict[str, Run]) -> None:
+    found = what_if(runs["fp32"], ("fp16",), (-10, 30), ("output_grad",))
+    low, high = (lost_figure(found[found["log2_scale"] == k]) for k in (-10, 30))
+    assert low.layout.xaxis.range == high.layout.xaxis.range == (-6, 0)
+    under, mass, over = low.data
+    expected = found[found["log2_scale"] == -10]["underflow_frac"].to_numpy()
+    drawn = expected > 1e-6
+    assert drawn.any() and under.x[drawn] == pytest.approx(expected[drawn]) and np.isnan(under.x[~drawn]).all()
+    assert np.isnan(over.x).all() and not np.isnan(high.data[2].x).all()
+    assert mass.marker.pattern.shape and not texts(low)
+
+
+def test_where_nothing_would_be_lost_it_says_so(runs: dict[str, Run]) -> None:
+    figure = lost_figure(what_if(runs["fp32"], ("bf16",), (0,), ("output_grad",)))
+    assert texts(figure) == ["Nothing of what was recorded would be lost."]
+
+
+def test_the_tensors_that_lose_most_are_drawn() -> None:
+    frame = pd.DataFrame({"name": [f"l{i}" for i in range(200)], "underflow_frac": np.linspace(0, 0.5, 200)})
+    figure = lost_figure(frame.assign(underflow_mass_frac=0.0, overflow_frac=np.where(frame.index == 3, 1e-3, 0.0)))
+    assert len(figure.data[0].y) == lost.MOST_BARS and {"l3", "l199"} <= set(figure.data[0].y)
+    assert "60 of 200 tensors" in figure.layout.title.text
+
+
+def test_the_safe_window_is_a_band_behind_the_scale(runs: dict[str, Run]) -> None:
+    run = runs["overflowing"]
+    window = safe_window_over_time(run)
+    window.loc[1, "lowest"] = 2.0**60  # no scale is safe at this step
+    figure = scale_figure(scale_trace(run), skip_episodes(run), window=window)
+    bottom, top = figure.data[:2]
+    assert (top.fill, top.name, bottom.showlegend) == ("tonexty", "safe for FP16, predicted", False)
+    assert top.x.tolist() == window["step"].tolist() and np.isnan(top.y[1]) and np.isnan(bottom.y[1])
+    known = np.arange(len(window)) != 1
+    assert top.y[known] == pytest.approx(window["highest"].to_numpy()[known])
+    assert figure.layout.yaxis.range[1] > np.log10(top.y[known].max())
+    assert [t.name for t in figure.data[2:]] == ["loss scale", "skipped step"]

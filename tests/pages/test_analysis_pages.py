@@ -2,11 +2,15 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis import class_shares, scale_summary
+from amp_core.analysis import class_shares, safe_window, scale_summary, what_if, whole_model
 from amp_core.figures.style import percent
+from pages.parts.words import percent as percent_
+from pages.parts.words import scale
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import write
 
@@ -42,7 +46,7 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     shares = class_shares(load_run(home.runs / "a"), "output_grad")
     worst = shares.loc[(shares["inf_frac"] + shares["nan_frac"]).idxmax(), "name"]
     assert f"most of all {worst}" in words(app)
-    assert titles(app) == ["Output gradients by tensor and exponent", "Classes of values"]
+    assert titles(app)[:2] == ["Output gradients by tensor and exponent", "Classes of values"]
     assert list(app.dataframe[0].value["name"]) == list(shares["name"])
     heatmap = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
     assert any(t.get("name") == "not finite" and f"∞ {percent(0.069)} " in t["text"] for t in heatmap)
@@ -91,6 +95,70 @@ def test_ranges_without_samples_say_so(home, open_app):
     app = open_app("pages/number_ranges.py", run="run/a")
     assert "sampled no tensors" in words(app)
     assert not app.get("plotly_chart")
+
+
+def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
+    write(home.runs / "a", "fp32")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    found = what_if(load_run(home.runs / "a"), ("fp16",), (-10, 30), ("output_grad",))
+    total = whole_model(found).set_index("log2_scale")
+    slider = next(s for s in app.slider if s.label.startswith("Loss scale"))
+    assert slider.value == 0 and "Predicted: at 2⁰, FP16 would turn" in words(app)
+    slider.set_value(-10).run()
+    worst = found.loc[found["underflow_frac"].idxmax()]
+    assert titles(app)[-1] == "Predicted for FP16 at a loss scale of 2⁻¹⁰"
+    assert f"would turn {percent_(total.loc[-10, 'underflow_frac'])} of all nonzero output gradients to 0" in words(app)
+    assert f"carrying {percent_(total.loc[-10, 'underflow_mass_frac'])} of their mass" in words(app)
+    assert f"most becomes 0 in {worst['name']}, {percent_(worst['underflow_frac'])}" in words(app)
+    next(s for s in app.slider if s.label.startswith("Loss scale")).set_value(30).run()
+    assert "tensors would overflow" in words(app)
+
+
+def test_a_run_that_lost_values_itself_makes_predictions_doubtful(home, open_app):
+    write(home.runs / "a", "underflowing")
+    caveat = safe_window(load_run(home.runs / "a")).caveat
+    assert caveat and f"Doubtful: {caveat}" in words(open_app("pages/number_ranges.py", run="run/a"))
+
+
+def test_the_slider_begins_at_the_runs_own_scale(home, open_app):
+    write(home.runs / "a", "static")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    assert next(s for s in app.slider if s.label.startswith("Loss scale")).value == 7
+
+
+def test_audits_stand_beside_predictions(home, open_app):
+    folder = write(home.runs / "a", "healthy")
+    audits = pa.table({"step": [50], "name": ["head.weight"], "loss_scale": [256.0], "precision": ["fp16"]}
+        | {"numel": [1500], "lost": [15], "nonzero": [1350], "lost_mass_frac": [0.01], "cosine": [0.5]})  # fmt: skip
+    (folder / "audits").mkdir(exist_ok=True)
+    pq.write_table(audits, folder / "audits" / "00000.parquet")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    app.get("button_group")[0].set_value("weight_grad").run()
+    assert not app.exception and "Prediction beside measurement" in words(app)
+    row = app.dataframe[-1].value.iloc[0]
+    assert (row["name"], row["scale"], row["cosine"]) == ("head.weight", "2⁸", 0.5)
+    assert row["predicted_frac"] == row["predicted_frac"] and 0 <= row["audited_frac"] <= 1
+
+
+@pytest.mark.parametrize("scenario", ["overflowing", "fp32", "underflowing"])
+def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
+    write(home.runs / "a", scenario)
+    app = open_app("pages/loss_scale.py", run="run/a")
+    window = safe_window(load_run(home.runs / "a"))
+    assert window.exists
+    said = words(app)
+    assert f"FP16 is safe from {scale(window.lowest)} to {scale(window.highest)}" in said
+    assert f"{scale(window.recommended)} is recommended" in said
+    assert f"its upper end from {window.highest_by}" in said
+    assert ("Doubtful:" in said) == (window.caveat is not None)
+    if scenario == "overflowing":
+        band = json.loads(app.get("plotly_chart")[0].proto.spec)["data"][1]
+        assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in said
+
+
+def test_without_gradients_there_is_no_window(home, open_app):
+    write(home.runs / "a", "bare")
+    assert "safe" not in words(open_app("pages/loss_scale.py", run="run/a"))
 
 
 @pytest.fixture

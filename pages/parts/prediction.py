@@ -1,0 +1,125 @@
+"""What other loss scales would do, predicted from the recorded counts, beside what audits measured."""
+
+import math
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.analysis import (
+    SafeWindow,
+    predicted_and_audited,
+    safe_window,
+    scale_summary,
+    what_if,
+    whole_model,
+)
+from amp_core.analysis.whatif import HEALTHY_SOURCE
+from amp_core.figures import lost_figure
+from amp_core.formats import FORMATS
+from pages.parts import charts, loaders, tensor, words
+
+LOWEST, HIGHEST = -10, 40
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
+AUDIT_COLUMNS = {
+    "step": st.column_config.NumberColumn("Step", format="localized"),
+    "name": st.column_config.TextColumn("Tensor", pinned=True),
+    "scale": st.column_config.TextColumn("Loss scale"),
+    "predicted_frac": st.column_config.ProgressColumn("Predicted, of elements", **SHARE),
+    "audited_frac": st.column_config.ProgressColumn("Measured, of elements", **SHARE),
+    "predicted_mass_frac": st.column_config.ProgressColumn("Predicted, of mass", **SHARE),
+    "audited_mass_frac": st.column_config.ProgressColumn("Measured, of mass", **SHARE),
+    "cosine": st.column_config.NumberColumn("Cosine to FP32", format="%.5f"),
+}
+
+
+def show(run: Run, kind: str, form: str) -> None:
+    """A slider for the loss scale, and what would be lost at it."""
+    st.subheader("What would be lost at another loss scale", anchor=False)
+    if kind not in tensor.SCALED:
+        st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
+        return
+    every = loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
+    power = st.slider(
+        "Loss scale, as a power of two", LOWEST, HIGHEST, starting(run), format="2^%d", key=f"ranges.scale.{run.name}"
+    )
+    chosen = every[every["log2_scale"] == power]
+    st.markdown(sentence(chosen, kind, form, power))
+    if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > HEALTHY_SOURCE).sum())):
+        st.caption(
+            f"Rough for {words.plural(rough, 'tensor')}: so much of the output gradients behind them would underflow "
+            "that what is left is noise."
+        )
+    if (safe := window(run)) is not None and safe.caveat:
+        st.caption(f"Doubtful: {words.escape(words.sentence(safe.caveat))}")
+    title = f"Predicted for {FORMATS[form].label} at a loss scale of {tensor.power_of_two(power)}"
+    charts.show(lost_figure(chosen, charts.dark(), title), "ranges.lost")
+    audits = loaders.analysed(predicted_and_audited, run)
+    if kind == "weight_grad" and len(audits):
+        st.subheader("Prediction beside measurement", anchor=False)
+        st.caption("Measured: the same batch, weights and random numbers replayed in FP32 and in the run's recipe.")
+        shown = audits.assign(scale=[words.scale(s) for s in audits["loss_scale"]])
+        st.dataframe(
+            shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), hide_index=True, alt="Audits."
+        )
+
+
+def starting(run: Run) -> int:
+    """The run's own last loss scale as a power of two, within the slider."""
+    last = loaders.analysed(scale_summary, run).last
+    power = round(math.log2(last)) if last and math.isfinite(last) else 0
+    return min(max(power, LOWEST), HIGHEST)
+
+
+def sentence(chosen: pd.DataFrame, kind: str, form: str, power: int) -> str:
+    """What would be lost of all tensors together, and of which most."""
+    label = words.KIND_LABELS[kind].lower()
+    if chosen.empty:
+        return f"Nothing can be predicted: no finite nonzero {label} were recorded."
+    total = whole_model(chosen).iloc[0]
+    worst = chosen.loc[chosen["underflow_frac"].idxmax()]
+    said = (
+        f"Predicted: at {tensor.power_of_two(power)}, {FORMATS[form].label} would turn "
+        f"{words.percent(total['underflow_frac'])} of all nonzero {label} to 0, carrying "
+        f"{words.percent(total['underflow_mass_frac'])} of their mass, and leave "
+        f"{words.percent(total['subnormal_frac'])} subnormal"
+    )
+    if worst["underflow_frac"] > 0:
+        said += f"; most becomes 0 in {words.escape(worst['name'])}, {words.percent(worst['underflow_frac'])}"
+    over = chosen[chosen["overflow_frac"] > 0]
+    if len(over):
+        said += f". **{words.plural(len(over), 'tensor')} would overflow**, {words.escape(over['name'].iloc[0])} first"
+    return f"{said}."
+
+
+def window(run: Run) -> SafeWindow | None:
+    """The loss scales that are safe in FP16; None where no gradients were recorded."""
+    try:
+        return loaders.analysed(safe_window, run)
+    except RunError:  # the run sampled no gradients, and nothing can be predicted
+        return None
+
+
+def window_verdict(found: SafeWindow, last: float | None) -> str:
+    """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
+    if not found.exists:
+        return (
+            f"No loss scale serves all gradients in FP16: {words.escape(found.lowest_by)} needs at least "
+            f"{words.scale(found.lowest)}, {words.escape(found.highest_by)} at most {words.scale(found.highest)}."
+        )
+    doubt = ", with doubt" if found.caveat else ""
+    span = f"Predicted{doubt}: FP16 is safe from {words.scale(found.lowest)} to {words.scale(found.highest)}"
+    place = ""
+    if last is not None:
+        where = "above" if last > found.highest else "below" if last < found.lowest else "within"
+        place = f", the last scale lies {where}"
+    return f"{span}{place}; {words.scale(found.recommended)} is recommended."
+
+
+def about_window(found: SafeWindow) -> str:
+    """What the window rests on, and what makes it doubtful."""
+    steps = f"steps {found.first_step:,}–{found.last_step:,}" if found.first_step < found.last_step else "one step"
+    said = f"The window is predicted from the gradients recorded at {steps}. "
+    said += f"Its lower end comes from {found.lowest_by}, its upper end from {found.highest_by}."
+    doubt = f" Doubtful: {words.sentence(found.caveat)}" if found.caveat else ""
+    return words.escape(f"{said}{doubt}")
