@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from pages.parts import form, head, live, picker, queue
+from pages.parts import ablation, form, head, live, picker, queue
 
 head.title("Start a run")
 entry = picker.chosen()
@@ -12,6 +12,7 @@ if entry is not None and entry.under_way and entry.key not in followed and queue
 if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
+        ablation.show()
     if not entry.under_way:
         together = sorted(followed, key=lambda key: "fp32" not in key)  # the reference first
         with st.container(horizontal=True):
@@ -29,4 +30,5 @@ else:
         "Runs for one device wait for each other in a queue."
     )
     form.show()
+    ablation.show()
     live.show(None, with_queue=True)

@@ -1,6 +1,7 @@
 """Start a run: the form, its refusals, the queue and the live view. Training itself is a stand-in here."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -161,6 +162,58 @@ def test_an_unwritable_runs_folder_is_a_sentence(home, open_app):
     app = submit(open_app(START))
     assert not app.exception
     assert app.error[0].value.replace("\\", "").startswith("runs_dir=")
+
+
+def press_ablation(app):
+    return next(b for b in app.button if b.key == "ablation.go").click().run()
+
+
+def test_the_loss_scale_ablation_queues_four_runs_that_differ_in_scaling_alone(started, open_app):
+    configs, _ = started
+    app = press_ablation(open_app(START))
+    assert not app.exception
+    assert [(c.precision, c.loss_scale) for c in configs] == [
+        ("fp32", "dynamic"),
+        ("fp16-unscaled", "dynamic"),
+        ("fp16", 128.0),
+        ("fp16", "dynamic"),
+    ]
+    settings = [{k: v for k, v in c.to_dict().items() if k not in ("precision", "loss_scale")} for c in configs]
+    assert all(s == settings[0] for s in settings) and settings[0]["workload"] == "text-lstm"
+    names = ["ablation-fp32", "ablation-fp16-unscaled", "ablation-fp16-static-128", "ablation-fp16-dynamic"]
+    assert app.session_state["run"] == f"run/{names[0]}"
+    assert all(name in words(app) for name in names)
+    link = next(p.proto for p in app.get("page_link") if p.proto.label == "Compare the latest four")
+    assert link.page == "compare"
+    assert link.query_string == "&".join(f"with=run%2F{name}" for name in names)
+
+
+def test_the_ablation_takes_the_seed_of_the_form(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "seed").set_value(7)
+    field(app, "precisions").set_value([])
+    app = submit(app)  # refused, but what was typed counts
+    press_ablation(app)
+    assert {c.seed for c in configs} == {7} and len(configs) == 4
+
+
+def test_an_ablation_that_cannot_start_is_a_sentence(home, open_app):
+    home.runs.write_text("a file stands where the folder should be")
+    app = press_ablation(open_app(START))
+    assert not app.exception and app.error[0].value.replace("\\", "").startswith("runs_dir=")
+
+
+def test_compare_tells_the_four_of_an_ablation_apart(home, open_app):
+    names = {"fp32": "fp32", "fp16-unscaled": "underflowing", "fp16-static-128": "static", "fp16-dynamic": "healthy"}
+    for name, scenario in names.items():
+        write(home.runs / f"ablation-{name}", scenario)
+    keys = [f"run/ablation-{name}" for name in names]
+    app = open_app("pages/compare_runs.py", **{"with": keys})
+    curves = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    lines = [(t["line"]["color"], t["line"]["dash"]) for t in curves if t.get("name")]
+    assert [t["name"] for t in curves if t.get("name")] == [f"ablation-{name}" for name in names]
+    assert len(set(lines)) == 4
 
 
 def test_stop_is_asked_of_the_job(started, open_app, monkeypatch):

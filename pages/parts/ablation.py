@@ -1,0 +1,68 @@
+"""The loss-scale ablation of Micikevicius et al. 2017 as one button: the same training four times, scaled four ways.
+
+FP32 is the reference; FP16 runs without a scaler, with a static scale of 128 and with a dynamic one. Everything else,
+the seed included, is the same, so that the four loss curves can be laid over each other.
+"""
+
+from typing import Any
+
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.train.config import WORKLOADS, TrainConfig
+from pages.parts import devices, library, picker, words
+
+WORKLOAD = "text-lstm"
+STEPS = 300
+FOUR: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "fp16-unscaled": {"precision": "fp16-unscaled"},
+    "fp16-static-128": {"precision": "fp16", "loss_scale": 128.0},
+    "fp16-dynamic": {"precision": "fp16"},
+}
+"""What each run is called, and what it does differently."""
+
+
+def show() -> None:
+    """What the preset does, and its button."""
+    with st.container(border=True):
+        st.markdown("**Loss-scale ablation**")
+        st.markdown(
+            f"Trains {WORKLOADS[WORKLOAD].label} four times with one seed: in FP32, in FP16 without scaling, with a "
+            f"static scale of 128, and with a dynamic one, {STEPS} steps each. In the paper (Micikevicius et al. 2017, "
+            "“Mixed Precision Training”) a large LSTM diverged without scaling. Whether a small one needs it, the four "
+            "curves show, and Number ranges how much of its gradients was lost."
+        )
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Queue the four runs", key="ablation.go", icon=":material/stacked_line_chart:", on_click=begin)
+            if keys := queued():
+                st.page_link(
+                    "pages/compare_runs.py",
+                    label="Compare the latest four",
+                    icon=":material/compare_arrows:",
+                    query_params={"with": keys},
+                )
+
+
+def begin() -> None:
+    """The button was pressed: start the four jobs and choose the first, or keep the refusal."""
+    st.session_state["start.refused"] = None
+    found, _ = devices.available()
+    device = st.session_state.get("start.device", found[0][0])
+    seed = st.session_state.get("start.seed", TrainConfig().seed)
+    started: list[str] = []
+    try:
+        for name, differs in FOUR.items():
+            config = TrainConfig(workload=WORKLOAD, steps=STEPS, seed=seed, device=device, **differs)
+            started.append(f"run/{jobs.start(config, library.runs_dir(), f'ablation-{name}').name}")
+    except RunError as error:
+        st.session_state["start.refused"] = ("", words.sentence(error))
+    if started:
+        st.session_state["start.followed"] = st.session_state["ablation.started"] = started
+        picker.choose(started[0])
+
+
+def queued() -> list[str]:
+    """Keys of the four runs that this session queued last, the reference first; empty once one of them is gone."""
+    keys: list[str] = st.session_state.get("ablation.started", [])
+    return keys if len(keys) == len(FOUR) and all(key in st.session_state["entries"] for key in keys) else []
