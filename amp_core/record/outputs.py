@@ -69,6 +69,8 @@ class Outputs:
         if largest is None or weight.grad is None:
             return None
         grad = local_values(weight.grad)
+        if grad.device != largest.device:  # gradients that are kept elsewhere
+            return None
         fits = largest.dim() == grad.dim() and all(n in (1, m) for n, m in zip(largest.shape, grad.shape, strict=True))
         return torch.minimum(grad.abs(), largest) if fits else None
 
@@ -101,7 +103,8 @@ class Outputs:
     def _keep_largest(self, weight: Any, grad: torch.Tensor, channel: int, row: int) -> None:
         """Dimension `channel` of an output gradient, counted from the end, is dimension `row` of its weight."""
         channel += grad.dim()
-        if grad.dim() < 2 or not 0 <= channel < grad.dim():
+        # Of no values there is no largest, and FP8 has no arithmetic.
+        if grad.dim() < 2 or not 0 <= channel < grad.dim() or not grad.numel() or grad.element_size() < 2:
             return
         largest = grad.detach().abs().amax([d for d in range(grad.dim()) if d != channel])
         shape = [1] * weight.dim()

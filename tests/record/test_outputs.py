@@ -236,6 +236,19 @@ def test_the_largest_of_all_uses_of_a_layer_caps_it_and_others_have_no_cap(tmp_p
     assert histogram("0.bias", "capped") is None and histogram("1.weight", "capped") is None
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4,)])
+def test_outputs_of_no_rows_and_of_one_dimension_cap_nothing(tmp_path, shape):
+    histogram = capped_of(tmp_path, nn.Sequential(nn.Linear(4, 4)), torch.ones(shape))
+    assert histogram("0.weight", "capped") is None
+
+
+def test_a_layer_frozen_or_without_gradient_is_left_out(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight.requires_grad_(False)
+    histogram = capped_of(tmp_path, model, torch.randn(5, 4))
+    assert sum(histogram("1.weight", "capped").values()) == 16
+
+
 def test_without_output_gradients_nothing_is_capped(tmp_path):
     histogram = capped_of(tmp_path, nn.Sequential(nn.Linear(4, 4)), torch.randn(5, 4), kinds=("weight_grad",))
     assert histogram("0.weight", "capped") is None
