@@ -367,6 +367,8 @@ class Recorder:
         """Measure weight gradients once more, capped by the output gradients of their channels; see `outputs`."""
         if "weight_grad" not in self._kinds or attempt.scaled != scaling.is_active(self._scaler):
             return  # unscaled by the loop itself: the two no longer have the same factor
+        if "output_grad" not in self._kinds:
+            return  # nothing to cap by was looked at
         found: list[tuple[str, torch.Tensor]] = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             capped = self._outputs.capped(parameter)
