@@ -94,7 +94,7 @@ with st.container(horizontal=True, vertical_alignment="center"):
 dark = charts.dark()
 curves = loaders.analysed(loss_curves, runs, x, most=2000)
 charts.show(loss_figure(curves, dark=dark, log=log), "compare.loss")
-bars = st.columns(3)
-for place, column in zip(bars, ("speed_ratio", "memory_ratio", "loss_ratio"), strict=True):
-    with place:
+row = st.container(horizontal=True)  # wraps: bars with names beside them want their width
+for column in ("speed_ratio", "memory_ratio", "loss_ratio"):
+    with row.container(width=300):
         charts.show(compare_bars(found.table, column, dark=dark), f"compare.{column}")
