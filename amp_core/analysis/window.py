@@ -52,10 +52,10 @@ GROWTH_INTERVAL = 2000
 FASTEST_GROWTH = 100
 """A shorter interval skips more than one step in a hundred once the scale is at the top."""
 
-SERVED = 0.9
+SERVED = 0.75
 """Share of the sampled steps whose need for a high scale is met. An overflow costs a step, so none is risked; that a
-tenth of the steps loses a little more than `ERROR_LIMIT` costs nothing, and the worst of many would narrow the window
-for all."""
+quarter of the steps loses a little more than `ERROR_LIMIT` is within the room which that leaves, and the worst of many
+steps would narrow the window for all."""
 
 LEAST_STEPS = 4
 """Sampled steps from which on a trend of the window is looked for."""
@@ -72,7 +72,7 @@ class SafeWindow:
     format: str
     lowest: float
     """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient, at more than
-    a tenth of the steps."""
+    a quarter of the steps."""
     highest: float
     """Above it, at least one gradient overflows at one of the steps."""
     recommended: float
