@@ -41,7 +41,12 @@ def show(run: Run, kind: str, form: str) -> None:
         return
     every = loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
     power = st.slider(
-        "Loss scale, as a power of two", LOWEST, HIGHEST, starting(run), format="2^%d", key=f"ranges.scale.{run.name}"
+        "Loss scale, as a power of two",
+        LOWEST,
+        HIGHEST,
+        starting(run),
+        format="2^%d",
+        key=f"ranges.scale.{st.session_state['run']}",
     )
     chosen = every[every["log2_scale"] == power]
     st.markdown(sentence(chosen, kind, form, power))
