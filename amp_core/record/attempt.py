@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from amp_core.record.clock import Phases
-from amp_core.record.measure import merged, packed_length, unpack_together
+from amp_core.record.measure import INFINITIES, NANS, SQUARES, merged, packed_length, unpack_together
 from amp_core.record.parcel import Parcel
 
 _NAMED = 8
@@ -68,6 +68,26 @@ class Attempt:
         keys = self.vectors[what]
         keys.append(f"{what}:{len(keys)}")
         self.parcel.put(keys[-1], packed)
+
+    @property
+    def all_measured(self) -> bool:
+        """Whether every gradient was measured, in order and on one device, so that their norms are known too."""
+        named = [(name, kind) for name, kind, _ in self.measured[: len(self.gradients)]]
+        return len(named) > 0 and named == [(name, "weight_grad") for name in self.gradients]
+
+    def norms(self) -> tuple[list[int], npt.NDArray[np.float64]]:
+        """2-norms of gradients as they were looked at, and which of `gradients` each is of."""
+        if self.parcel.has("norms"):
+            return self.norm_order, self.parcel.values("norms")
+        if not self.all_measured:
+            return [], np.zeros(0)
+        lengths = [packed_length(dtype) for _, _, dtype in self.measured[: len(self.gradients)]]
+        starts = np.cumsum([0, *lengths[:-1]])
+        packed = self.packed("measured")
+        found = np.sqrt(packed[starts + SQUARES])
+        found[packed[starts + INFINITIES] > 0] = np.inf
+        found[packed[starts + NANS] > 0] = np.nan
+        return list(range(len(starts))), found
 
     def packed(self, what: str) -> npt.NDArray[np.float64]:
         """The packed vectors of all `measured`, or all `capped`."""
@@ -234,17 +254,15 @@ def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
 
 def _nonfinite(attempt: Attempt) -> list[str]:
     """Names of gradients that hold an infinity or a NaN, in the model's order."""
-    if not attempt.parcel.has("norms"):
-        return []
-    norms = attempt.parcel.values("norms")
+    order, norms = attempt.norms()
     if np.isfinite(norms).all():
         return []
-    bad = sorted(i for i, norm in zip(attempt.norm_order, norms, strict=True) if not math.isfinite(norm))
-    return [attempt.gradients[i] for i in bad]
+    return [
+        attempt.gradients[i] for i in sorted(i for i, norm in zip(order, norms, strict=True) if not np.isfinite(norm))
+    ]
 
 
 def _grad_norm(attempt: Attempt) -> float | None:
-    if not attempt.parcel.has("norms"):
-        return None
-    norms = attempt.parcel.values("norms") / attempt.multiplied_by("weight_grad")
-    return float(math.sqrt(float((norms * norms).sum())))
+    _, norms = attempt.norms()
+    norms = norms / attempt.multiplied_by("weight_grad")
+    return float(math.sqrt(float((norms * norms).sum()))) if len(norms) else None

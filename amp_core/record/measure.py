@@ -28,6 +28,8 @@ from amp_core.formats import FORMAT_OF_DTYPE
 
 LEADING = 7
 """Packed values before the exponent counts: zero, inf, nan, absmax, absmin, abs_sum, sq_sum."""
+INFINITIES, NANS, SQUARES = 1, 2, 6
+"""Where three of them stand."""
 
 
 @dataclass(frozen=True)

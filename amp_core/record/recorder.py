@@ -342,12 +342,12 @@ class Recorder:
             if p.grad is not None
         ]
         attempt.gradients = [name for name, _ in named]
-        if named:
-            found, attempt.norm_order = norms([grad for _, grad in named])
-            attempt.put("norms", found)
         if attempt.sampled:
             self._sample(attempt, [(n, g) for n, g in named if self._wanted(n)])
             self._sample_capped(attempt, optimizer)
+        if named and not attempt.all_measured:
+            found, attempt.norm_order = norms([grad for _, grad in named])
+            attempt.put("norms", found)
         self._open[index] = attempt
         return attempt
 
