@@ -91,7 +91,7 @@ class Attempt:
 
     def packed(self, what: str) -> npt.NDArray[np.float64]:
         """The packed vectors of all `measured`, or all `capped`."""
-        return np.concatenate([self.parcel.values(key) for key in self.vectors[what]])
+        return self.parcel.joined(self.vectors[what])
 
     def send(self) -> None:
         """Nothing more comes: start the one copy to the host."""

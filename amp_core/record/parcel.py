@@ -9,6 +9,9 @@ On CUDA the copy goes to pinned memory on the current stream and nobody waits fo
 event has passed. On the CPU it is ready at once.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,6 +24,7 @@ class Parcel:
         self._parts: dict[str, torch.Tensor] = {}
         self._slices: dict[str, slice] = {}
         self._host: torch.Tensor | None = None
+        self._numbers: npt.NDArray[np.float64] | None = None
         self._event: torch.cuda.Event | None = None
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
@@ -59,8 +63,20 @@ class Parcel:
 
     def values(self, key: str) -> npt.NDArray[np.float64]:
         """The tensor of that name, flat."""
-        assert self._host is not None, "send() comes before values()"
-        return self._host.numpy()[self._slices[key]]
+        return self._all()[self._slices[key]]
+
+    def joined(self, keys: Sequence[str]) -> npt.NDArray[np.float64]:
+        """The tensors of those names, flat, one after another."""
+        parts = [self._slices[key] for key in keys]
+        if all(one.stop == two.start for one, two in pairwise(parts)):  # put in one after another: nothing to copy
+            return self._all()[parts[0].start : parts[-1].stop]
+        return np.concatenate([self._all()[part] for part in parts])
+
+    def _all(self) -> npt.NDArray[np.float64]:
+        if self._numbers is None:
+            assert self._host is not None, "send() comes before values()"
+            self._numbers = self._host.numpy()
+        return self._numbers
 
     def value(self, key: str) -> float | None:
         """The one number of that name; None where nothing was put in."""
