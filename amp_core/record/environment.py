@@ -12,6 +12,7 @@ import torch
 
 from amp_core._machine import cpu_name
 from amp_core._version import __version__
+from amp_core.record import scaler as scaling
 from amp_core.record.measure import dtype_name
 
 
@@ -84,6 +85,22 @@ def computes(module: torch.nn.Module) -> bool:
 
 def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     return itertools.islice(named, MOST_NAMED)
+
+
+def recipe_found(
+    optimizers: Iterable[torch.optim.Optimizer], scaler: Any, autocast_dtype: str | None, device: torch.device
+) -> str:
+    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`."""
+    stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"]}
+    if autocast_dtype == "float16":
+        return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
+    if autocast_dtype == "bfloat16":
+        return "bf16"
+    if torch.float16 in stored:
+        return "fp16-pure"
+    if torch.bfloat16 in stored:
+        return "bf16-pure"
+    return "tf32" if device.type == "cuda" and tf32_matmul() else "fp32"
 
 
 def tf32_matmul() -> bool:

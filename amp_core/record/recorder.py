@@ -13,7 +13,7 @@ that the training goes on using is copied before it is kept.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from amp_core.record._patch import Patches
 from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row, tensor_rows
 from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
-from amp_core.record.environment import tf32_matmul
+from amp_core.record.environment import recipe_found
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
-from amp_core.record.measure import dtype_name, measurable, measure_together
+from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
 from amp_core.record.sampling import Sampling
+from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
@@ -63,11 +64,11 @@ class Recorder:
         self._scaler = scaler
         self._sampling = sampling
         self._kinds = kinds
-        self._wanted = wanted
         self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
         self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
+        self._tensors = Tensors(self._names, kinds, wanted, self._outputs)
         self._step = 0
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
@@ -343,44 +344,14 @@ class Recorder:
         ]
         attempt.gradients = [name for name, _ in named]
         if attempt.sampled:
-            self._sample(attempt, [(n, g) for n, g in named if self._wanted(n)])
-            self._sample_capped(attempt, optimizer)
+            # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
+            alike = attempt.scaled == scaling.is_active(self._scaler)
+            self._tensors.sample(attempt, optimizer, named, alike=alike)
         if named and not attempt.all_measured:
             found, attempt.norm_order = norms([grad for _, grad in named])
             attempt.put("norms", found)
         self._open[index] = attempt
         return attempt
-
-    def _sample(self, attempt: Attempt, gradients: list[tuple[str, torch.Tensor]]) -> None:
-        """Measure tensor by tensor."""
-        if "weight_grad" in self._kinds:
-            self._measure(attempt, "weight_grad", gradients)
-        if "weight" in self._kinds:
-            optimizer = self._optimizers[attempt.optimizer]
-            weights = [p for group in optimizer.param_groups for p in group["params"]]
-            named = [(self._names[id(p)], local_values(p)) for p in weights if id(p) in self._names]
-            self._measure(attempt, "weight", [(n, w) for n, w in named if self._wanted(n)])
-        for name, kind, dtype, packed in self._outputs.take():
-            attempt.add(kind, [(name, dtype)], packed)
-
-    def _sample_capped(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
-        """Measure weight gradients once more, capped by the output gradients of their channels; see `outputs`."""
-        if "weight_grad" not in self._kinds or attempt.scaled != scaling.is_active(self._scaler):
-            return  # unscaled by the loop itself: the two no longer have the same factor
-        if "output_grad" not in self._kinds:
-            return  # nothing to cap by was looked at
-        found: list[tuple[str, torch.Tensor]] = []
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            capped = self._outputs.capped(parameter)
-            name = self._names.get(id(parameter))
-            if capped is not None and name is not None and self._wanted(name):
-                found.append((name, capped))
-        for named, packed in _measured(found):
-            attempt.add_capped(named, packed)
-
-    def _measure(self, attempt: Attempt, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for named, packed in _measured([(name, tensor) for name, tensor in tensors if measurable(tensor)]):
-            attempt.add(kind, named, packed)
 
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
@@ -454,25 +425,5 @@ class Recorder:
         config = dict(self.writer.head.config)
         config["autocast_dtype"] = dtype
         config.setdefault("device", str(self._device))
-        config.setdefault("precision", self._precision(dtype))
+        config.setdefault("precision", recipe_found(self._optimizers, self._scaler, dtype, self._device))
         self.writer.update_head(config=config)
-
-    def _precision(self, autocast_dtype: str | None) -> str:
-        """The recipe's name for what was found."""
-        stored = {p.dtype for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        if autocast_dtype == "float16":
-            return "fp16" if scaling.is_active(self._scaler) else "fp16-unscaled"
-        if autocast_dtype == "bfloat16":
-            return "bf16"
-        if torch.float16 in stored:
-            return "fp16-pure"
-        if torch.bfloat16 in stored:
-            return "bf16-pure"
-        return "tf32" if self._device.type == "cuda" and tf32_matmul() else "fp32"
-
-
-def _measured(named: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[tuple[str, str]], torch.Tensor]]:
-    """Device by device: names and dtypes of the tensors there, and their packed vectors one after another."""
-    for device in {tensor.device: None for _, tensor in named}:
-        here = [(name, tensor) for name, tensor in named if tensor.device == device]
-        yield [(name, dtype_name(t.dtype)) for name, t in here], measure_together([t for _, t in here])
