@@ -12,14 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+REST_S = 0.02
+
 
 def by_turns(competitors: Mapping[str, Callable[[], object]], turns: int) -> dict[str, np.ndarray]:
-    """Seconds each competitor took in each turn; who begins changes from turn to turn."""
+    """Seconds each competitor took in each turn; who begins changes from turn to turn.
+
+    Between two of them everybody rests: torch's OpenMP threads keep a core busy for some milliseconds after they have
+    worked, which would be charged to whoever comes next.
+    """
     names = list(competitors)
     seconds = {name: np.zeros(turns) for name in names}
     for turn in range(turns):
         for k in range(len(names)):
             name = names[(turn + k) % len(names)]
+            time.sleep(REST_S)
             start = time.perf_counter()
             competitors[name]()
             seconds[name][turn] = time.perf_counter() - start

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import amp_core
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record import _measure_cpu
 from amp_core.record import measure as measuring
 
 DTYPES = {
@@ -110,7 +111,14 @@ def test_sums_are_not_rounded_to_float32(path):
     assert_same(torch.cat([torch.full((1,), 2.0**24), torch.ones(3000)]), path)
 
 
-def test_large_tensors_are_shared_between_threads_without_losing_any():
+@pytest.fixture
+def small_shares(monkeypatch):
+    """Threads are given work where they would not be worth it."""
+    monkeypatch.setattr(_measure_cpu, "SHARE", 1 << 14)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
+
+def test_large_tensors_are_shared_between_threads_without_losing_any(small_shares):
     torch.manual_seed(0)
     tensors = [torch.randn(300_001), torch.randn(700_000) * 1e-30, torch.zeros(1000), torch.randn(400_000).double()]
     tensors[1][5] = float("nan")
@@ -123,7 +131,7 @@ def test_large_tensors_are_shared_between_threads_without_losing_any():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tensors_of_many_blocks_cut_between_threads(dtype):
+def test_tensors_of_many_blocks_cut_between_threads(dtype, small_shares):
     """Random bits: every exponent, many subnormals, infinities and NaNs in every block, and an odd length."""
     size = 4 * 4096 * 17 + 4099
     bits = torch.randint(
@@ -138,7 +146,7 @@ def test_tensors_of_many_blocks_cut_between_threads(dtype):
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
 
-def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch):
+def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch, small_shares):
     torch.manual_seed(0)
     kinds = list(DTYPES.values())
     tensors = [
@@ -306,7 +314,7 @@ def test_what_cannot_be_measured_is_known():
     assert not measuring.measurable(torch.ones(1, dtype=torch.complex64))
 
 
-def test_a_forked_worker_can_measure_too():
+def test_a_forked_worker_can_measure_too(small_shares):
     """Numba's OpenMP layer kills forked workers; plain threads survive, and each process has its own."""
     import multiprocessing
 
