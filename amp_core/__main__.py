@@ -4,8 +4,8 @@
     ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --steps 200 --out runs/cmp
 
 Exit codes: 0 fine, 1 findings (or a failed training), 2 bad input (one line on stderr says what would be right), 130
-interrupted. A subcommand is a module of `amp_core.cli` with `add(subparsers)` and `run(arguments)`; none of them imports
-torch before it needs it.
+interrupted. A subcommand is a module of `amp_core.cli` with `add(subparsers)` and `run(arguments)`; none of them
+imports torch before it needs it.
 """
 
 import argparse
