@@ -51,6 +51,8 @@ class Phases:
     def __init__(self, clock: HostClock | CudaClock) -> None:
         self.clock = clock
         self.present = "data"
+        self.changed: Callable[[str], None] | None = None
+        """Called with the phase that was entered, for who wants to follow along."""
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
 
@@ -62,11 +64,16 @@ class Phases:
         if self.present == "after_backward":
             self.present = "data" if phase == "forward" else "optimizer"
         self._spans.append((self.present, self._since, now))
-        self.present, self._since = phase, now
+        self._be_in(phase, now)
 
     def watching(self) -> "_Watching":
         """While this context lasts the time is watching's own; afterwards the step is in its phase again."""
         return _Watching(self)
+
+    def _be_in(self, phase: str, now: Any) -> None:
+        self.present, self._since = phase, now
+        if self.changed is not None:
+            self.changed(phase)
 
     def take(self) -> list[tuple[str, Any, Any]]:
         """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read."""
@@ -93,10 +100,10 @@ class _Watching:
         if self._before != "watch":
             now = self._phases.clock.mark()
             self._phases._spans.append((self._before, self._phases._since, now))
-            self._phases.present, self._phases._since = "watch", now
+            self._phases._be_in("watch", now)
 
     def __exit__(self, *_: object) -> None:
         if self._before != "watch":
             now = self._phases.clock.mark()
             self._phases._spans.append(("watch", self._phases._since, now))
-            self._phases.present, self._phases._since = self._before, now
+            self._phases._be_in(self._before, now)

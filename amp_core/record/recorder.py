@@ -12,6 +12,7 @@ Nothing here changes what is watched: hooks return nothing, random number genera
 that the training goes on using is copied before it is kept.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import recipe_found
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measure_together
+from amp_core.record.observers import Observer, Observers
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
 from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
@@ -57,6 +59,7 @@ class Recorder:
         sampling: Sampling,
         kinds: frozenset[str],
         wanted: Callable[[str], bool],
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.writer = writer
         self._model = model
@@ -69,7 +72,11 @@ class Recorder:
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
         self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
         self._tensors = Tensors(self._names, kinds, wanted, self._outputs)
+        self._observers = Observers(writer, observers, lambda: self._auditing or self._phases.present == "watch")
+        if self._observers.has("phase_entered"):
+            self._phases.changed = functools.partial(self._observers.tell, "phase_entered")
         self._step = 0
+        self._began = False  # whether the present step's begin was seen
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
@@ -210,6 +217,7 @@ class Recorder:
                 self._describe_precision()
             if self._sampling.due(self._step) and self._kinds & {"output_grad", "activation"}:
                 self._outputs.put_on()
+            self._begin()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self._auditing or not torch.is_grad_enabled():
@@ -217,6 +225,7 @@ class Recorder:
         for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(self._on_backward)
+        self._tell("forward_ended", output)
 
     def _on_backward(self, grad: torch.Tensor) -> None:
         if self._phases.present == "backward" or self.writer.closed:
@@ -225,14 +234,17 @@ class Recorder:
         self._seen.add("backward")
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
+        self._tell("backward_began")
 
     def _on_backward_end(self) -> None:
         self._phases.enter("after_backward")
+        self._tell("backward_ended")
 
     def _on_clip(self) -> None:
         if not self._seen:  # clipping elsewhere in the program, before any step of ours began
             return
         self._phases.enter("optimizer")
+        self._tell("called", "clip", None)
         with self._phases.watching():
             for index in range(len(self._optimizers)):
                 if self._has_gradients(index):
@@ -240,6 +252,7 @@ class Recorder:
 
     def _before_optimizer(self, index: int) -> Callable[..., None]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._tell("called", "optimizer.step", index)
             if not self._inside_scaler_step:
                 self._phases.enter("optimizer")
                 with self._phases.watching():
@@ -257,6 +270,9 @@ class Recorder:
     def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(outputs: Any) -> Any:
             self._finish_pending()
+            with self._phases.watching():
+                self._begin()
+            self._tell("called", "scale", None)
             result = original(outputs)
             with self._phases.watching():
                 if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
@@ -273,6 +289,7 @@ class Recorder:
             index = self._index(optimizer)
             if index is not None:
                 self._phases.enter("optimizer")
+                self._tell("called", "unscale_", index)
                 with self._phases.watching():
                     self._observe(index)
             return original(optimizer)
@@ -285,6 +302,7 @@ class Recorder:
             if index is None:
                 return original(optimizer, *args, **kwargs)
             self._phases.enter("optimizer")
+            self._tell("called", "scaler.step", index)
             with self._phases.watching():
                 self._observe(index)
             self._inside_scaler_step = True
@@ -301,6 +319,7 @@ class Recorder:
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(*args: Any, **kwargs: Any) -> Any:
             self._phases.enter("optimizer")
+            self._tell("called", "update", None)
             result = original(*args, **kwargs)
             if self._pending:
                 self._pending[-1].spans += self._phases.take()
@@ -318,10 +337,23 @@ class Recorder:
     def _has_gradients(self, index: int) -> bool:
         return any(p.grad is not None for g in self._optimizers[index].param_groups for p in g["params"])
 
+    def _tell(self, moment: str, *values: Any) -> None:
+        if self._observers.has(moment):
+            with self._phases.watching():
+                self._observers.tell(moment, *values)
+
+    def _begin(self) -> None:
+        """Something of a step is about to happen: its first forward, or in loops without one what comes first."""
+        if not self._began:
+            self._began = True
+            self._observers.tell("step_began", self._step)
+
     def _next_number(self) -> None:
         if self._stepped:
+            self._tell("step_ended", self._step)
             self._step += 1
             self._stepped.clear()
+            self._began = False
 
     def _observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
@@ -330,6 +362,7 @@ class Recorder:
         self._finish_pending()
         if index in self._stepped:
             self._next_number()
+        self._begin()
         optimizer = self._optimizers[index]
         attempt = Attempt(self._step, index, sampled=self._sampling.due(self._step))
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
@@ -414,6 +447,7 @@ class Recorder:
         except RuntimeError as error:  # the device has failed: what it still held is lost, and the run says so
             lost = len(self._waiting)
             self.writer.event("warning", name="steps lost", detail=f"the last {lost} steps stayed on it: {error}")
+        self._observers.tell("close")
 
     def _describe_precision(self) -> None:
         """Once, in the first forward: what autocast really does here."""

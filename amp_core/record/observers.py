@@ -1,0 +1,97 @@
+"""What may look on while a `Recorder` finds the steps of a training loop: profiler windows, traces, samplers, checks.
+
+    >>> class Printer(Observer):
+    ...     def step_ended(self, step: int) -> None:
+    ...         print("made step", step)
+
+An observer overrides the moments it cares for; the others cost nothing. It is given to `Recorder(observers=[…])` and is
+called on the training thread, its time is counted as `watch_ms`. One that raises is dropped: the run says so once, and
+the training goes on.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amp_core.runlog import RunWriter
+
+MOMENTS = (
+    "step_began",
+    "phase_entered",
+    "forward_ended",
+    "backward_began",
+    "backward_ended",
+    "called",
+    "step_ended",
+    "close",
+)
+
+
+class Observer:
+    """All moments, doing nothing. `step` is the number of the step as `steps.step` has it."""
+
+    at_own_work: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
+
+    def step_began(self, step: int) -> None:
+        """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
+
+        Loading the step's data is over by then.
+        """
+
+    def phase_entered(self, phase: str) -> None:
+        """The training thread is in `phase` now: one of `clock.PHASES`, or `after_backward`. Called very often."""
+
+    def forward_ended(self, output: Any) -> None:
+        """The model returned `output`, with gradients enabled; once per micro-batch."""
+
+    def backward_began(self) -> None:
+        """The first gradient of a backward pass arrived."""
+
+    def backward_ended(self) -> None:
+        """A backward pass is over; on CUDA its kernels may still be running."""
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        """The loop is about to call `what` of the optimizer so numbered.
+
+        One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
+        where `scaler.step` makes the call. `optimizer` is None for `scale`, `update` and `clip`.
+        """
+
+    def step_ended(self, step: int) -> None:
+        """The step is made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""
+
+    def close(self) -> None:
+        """The run is about to end: write what is held back, take off what was put on. Called once."""
+
+
+class Observers:
+    """Calls each observer's own moments, and lets none of them harm the training."""
+
+    def __init__(self, writer: RunWriter, observers: Sequence[Observer], at_own_work: Callable[[], bool]) -> None:
+        self._writer = writer
+        for observer in observers:
+            observer.at_own_work = at_own_work
+        self._calls: dict[str, list[tuple[Observer, Callable[..., None]]]] = {
+            moment: [
+                (o, getattr(o, moment)) for o in observers if getattr(type(o), moment) is not getattr(Observer, moment)
+            ]
+            for moment in MOMENTS
+        }
+
+    def has(self, moment: str) -> bool:
+        """Whether any observer cares for that moment."""
+        return bool(self._calls[moment])
+
+    def tell(self, moment: str, *values: Any) -> None:
+        """Call `moment` of every observer that has it."""
+        for observer, call in list(self._calls[moment]):
+            try:
+                call(*values)
+            except Exception as error:
+                self._drop(observer)
+                what = f"{type(observer).__name__} stopped at {moment}: {type(error).__name__}: {error}"
+                self._writer.event("warning", name="not recorded", detail=what)
+
+    def _drop(self, observer: Observer) -> None:
+        for moment, calls in self._calls.items():
+            self._calls[moment] = [(o, c) for o, c in calls if o is not observer]
