@@ -105,6 +105,11 @@ class Run:
         return self._frame("kernels")
 
     @property
+    def windows(self) -> "pd.DataFrame":
+        """Profiled windows as wholes: busy, idle, waiting."""
+        return self._frame("windows")
+
+    @property
     def ops(self) -> "pd.DataFrame":
         """Operators of traced steps."""
         return self._frame("ops")

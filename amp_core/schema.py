@@ -145,18 +145,62 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "kernels",
-            "one row per kernel × profiled window",
+            "one row per kernel × op × module × phase × shapes × profiled window",
             ("step", "rank"),
             (
-                _column("step", "i", "first step of the profiled window"),
-                _column("name", "s", "kernel name as the profiler gives it", required=True),
+                _column("step", "i", "first step of the profiled window; null where the trace marks no steps"),
+                _column("name", "s", "kernel name as the profiler gives it; on a CPU the operator", required=True),
                 _column("count", "i", "launches in the window"),
-                _column("total_us", "f", "time of all launches, microseconds"),
-                _column("tensor_core", "s", "yes, no or unknown", "unknown"),
+                _column(
+                    "total_us", "f", "time of all launches, microseconds; on a CPU the operator's own, without others"
+                ),
+                _column("tensor_core", "s", "yes, no or unknown; null on a CPU", "unknown"),
                 _column("precision", "s", "precision of its inputs where the name or the op tells"),
-                _column("op", "s", "operator that launched it"),
-                _column("module", "s", "module in which that happened"),
-                _column("phase", "s", "forward, backward or optimizer"),
+                _column("op", "s", "innermost operator that launched it, e.g. aten::addmm"),
+                _column("module", "s", "module in which that happened; in backward the module of the forward operator"),
+                _column("phase", "s", "data, forward, backward, optimizer, or watch for AMPscope's own"),
+                _RANK,
+                _column("device", "s", "cuda:0, cpu, …"),
+                _column("steps", "i", "steps in the window; null where the trace marks none"),
+                _column(
+                    "category",
+                    "s",
+                    "gemm, conv, attention, norm, elementwise, reduction, cast, layout, optimizer, embedding, memcpy, "
+                    "memset, communication or other",
+                ),
+                _column("in_shapes", "s", "shapes of the operator's inputs, a JSON list as the profiler gives it"),
+                _column("in_dtypes", "s", "types of the operator's inputs, a JSON list as the profiler gives it"),
+                _column("top_op", "s", "outermost operator around it, e.g. aten::linear or AddmmBackward0"),
+            ),
+        ),
+        Table(
+            "windows",
+            "one row per profiled window × device",
+            ("step", "rank"),
+            (
+                _column("step", "i", "first step of the window; null where the trace marks no steps"),
+                _column("steps", "i", "whole steps in it; null where the trace marks none"),
+                _column("device", "s", "cuda:0, cpu, …", required=True),
+                _column("device_name", "s", "what the device calls itself"),
+                _column(
+                    "wall_us", "f", "from the start of the first step to the end of the last and of its last kernel"
+                ),
+                _column(
+                    "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"
+                ),
+                _column("idle_us", "f", "the rest of wall_us: busy_us + idle_us = wall_us"),
+                _column("data_us", "f", "host time spent loading data; null where nothing marks it"),
+                _column("idle_data_us", "f", "part of idle_us that falls into data_us"),
+                _column(
+                    "watch_us", "f", "part of wall_us that only watching took: its kernels alone, or idle during it"
+                ),
+                _column("kernel_us", "f", "sum over kernels, copies and fills; above busy_us where streams overlap"),
+                _column("launches", "i", "kernels, copies and fills; null on a CPU"),
+                _column("cast_us", "f", "sum over kernels of category cast"),
+                _column("communication_us", "f", "part of busy_us with a communication kernel running"),
+                _column("communication_alone_us", "f", "part of communication_us with nothing else running"),
+                _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
+                _column("syncs", "i", "such calls"),
                 _RANK,
             ),
         ),
@@ -210,7 +254,7 @@ TABLES: dict[str, Table] = {
         ),
     )
 }
-"""The seven tables of a run folder, by name."""
+"""The eight tables of a run folder, by name."""
 
 
 @dataclass(frozen=True)

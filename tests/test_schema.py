@@ -16,6 +16,7 @@ PROMISED = {
     "device": "time_s index gpu_util_frac memory_used_bytes power_w temperature_c sm_active_frac tensor_active_frac "
     "dram_active_frac",
     "kernels": "step name count total_us tensor_core precision op module phase",
+    "windows": "step steps device device_name wall_us busy_us idle_us data_us launches cast_us sync_us syncs",
     "ops": "step module op policy in_dtypes out_dtype count cast_bytes",
     "audits": "step name loss_scale precision numel lost lost_mass_frac rel_error cosine",
     "events": "step time_s kind name detail",
