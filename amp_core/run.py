@@ -100,6 +100,11 @@ class Run:
         return self._frame("device")
 
     @property
+    def memory(self) -> "pd.DataFrame":
+        """What memory held at each moment of sampled steps."""
+        return self._frame("memory")
+
+    @property
     def kernels(self) -> "pd.DataFrame":
         """Kernels of profiled windows."""
         return self._frame("kernels")
