@@ -2,16 +2,22 @@
 
     >>> record_batch("steps", {"step": [0], "loss": [2.5]}, rank=0).num_rows
     1
+    >>> message("steps", {"step": [0], "loss": [2.5]}, rank=0)      # the same, as a stream holds it
 
 `pa.array` would do, but it imports pandas the first time it sees a list. A training process should not pay that, and a
 signal that comes in the middle of that import would find the import locked while it writes the end of the run. So the
 buffers are laid out here, as the Arrow columnar format has them: values, offsets, and a bit per row for validity.
+
+One row of numbers, which is what every step writes, is dearest in this form: thirty arrays of one value. In a stream
+it is a head that depends only on which values are null, and eight bytes a value. So the first such row keeps its head,
+and the next is that head with other bytes behind it.
 """
 
+import contextlib
 import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +52,57 @@ def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.Record
             raise RunError(f"column {name!r} of table {table!r} has {len(array)} rows where others have {rows}")
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def message(table: str, columns: Mapping[str, Any], rank: int) -> bytes:
+    """The record batch of these rows as an Arrow IPC stream holds it. Raises `RunError` as `record_batch` does."""
+    row = _single(table, columns, rank)
+    if row is not None:
+        form = _form(table, tuple(v is None for v in row))
+        if all(type(row[i]) is bool for i in form.flags):  # `struct` would take anything for true or false
+            with contextlib.suppress(struct.error, TypeError):  # what does not fit its column is named below
+                return form.head + form.body.pack(*(v for v in row if v is not None))
+    return bytes(record_batch(table, columns, rank).serialize())
+
+
+def _single(table: str, columns: Mapping[str, Any], rank: int) -> list[Any] | None:
+    """The values of the only row, in the order of the table; None where there are several or any is not a number."""
+    defaults = _numeric(table)
+    if defaults is None or not columns or not columns.keys() <= defaults.keys():
+        return None
+    row: dict[str, Any] = {**defaults, **columns, "rank": [rank]}
+    if any(type(values) is not list or len(values) != 1 for values in row.values()):
+        return None
+    return [values[0] for values in row.values()]
+
+
+@functools.cache
+def _numeric(table: str) -> dict[str, list[Any]] | None:
+    """Each column's default, of a table that has nothing but numbers."""
+    if table not in TABLES or not all(c.type in _WORDS for c in TABLES[table].columns):
+        return None
+    return {c.name: [c.default] for c in TABLES[table].columns}
+
+
+class _Form(NamedTuple):
+    """How a row with certain values null is written."""
+
+    head: bytes
+    body: struct.Struct
+    flags: tuple[int, ...]
+    """Where the values stand that are true or false."""
+
+
+@functools.cache
+def _form(table: str, null: tuple[bool, ...]) -> _Form:
+    columns = TABLES[table].columns
+    # A bit for validity where the value is null, then the value; each fills eight bytes.
+    words = "".join("16x" if absent else _WORDS[c.type] for c, absent in zip(columns, null, strict=True))
+    body = struct.Struct(f"<{words}")
+    blank = {c.name: [None if n else c.type == pa.bool_()] for c, n in zip(columns, null, strict=True)}
+    whole = bytes(record_batch(table, blank, 0).serialize())
+    flags = tuple(i for i, c in enumerate(columns) if c.type == pa.bool_() and not null[i])
+    return _Form(whole[: len(whole) - body.size], body, flags)
 
 
 @functools.cache
@@ -163,3 +220,6 @@ _MAKERS: dict[pa.DataType, Callable[[Any], pa.Array]] = {
     pa.string(): _maker(pa.string(), "", _texts),
     pa.list_(pa.int64()): _maker(pa.list_(pa.int64()), (), _lists, _list_items),
 }
+
+_WORDS = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "?7x"}
+"""How `struct` writes the value of a column in eight bytes, for the types of fixed width."""

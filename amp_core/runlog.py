@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amp_core import _ending
-from amp_core._columns import record_batch
+from amp_core._columns import message
 from amp_core._machine import this_process
 from amp_core.schema import TABLES, Head, RunError
 
@@ -103,7 +103,7 @@ class RunWriter:
         """
         with self._writing() as may_write:
             if may_write:
-                batch = record_batch(table, columns, self.rank)
+                batch = message(table, columns, self.rank)
                 self._segment(table).write(batch)
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None) -> None:
@@ -265,9 +265,9 @@ class _Segment:
         self._size = 0
         self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write(self, batch: bytes) -> None:
         try:
-            self._put(self._start + bytes(batch.serialize()))
+            self._put(self._start + batch)
         except BaseException:  # a full disk, Ctrl-C between two writes: the next batch goes into a segment of its own
             self.torn = True
             raise

@@ -75,6 +75,7 @@ class Attempt:
         named = [(name, kind) for name, kind, _ in self.measured[: len(self.gradients)]]
         return len(named) > 0 and named == [(name, "weight_grad") for name in self.gradients]
 
+    @functools.cached_property
     def norms(self) -> tuple[list[int], npt.NDArray[np.float64]]:
         """2-norms of gradients as they were looked at, and which of `gradients` each is of."""
         if self.parcel.has("norms"):
@@ -254,7 +255,7 @@ def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
 
 def _nonfinite(attempt: Attempt) -> list[str]:
     """Names of gradients that hold an infinity or a NaN, in the model's order."""
-    order, norms = attempt.norms()
+    order, norms = attempt.norms
     if np.isfinite(norms).all():
         return []
     return [
@@ -263,6 +264,6 @@ def _nonfinite(attempt: Attempt) -> list[str]:
 
 
 def _grad_norm(attempt: Attempt) -> float | None:
-    _, norms = attempt.norms()
+    _, norms = attempt.norms
     norms = norms / attempt.multiplied_by("weight_grad")
     return float(math.sqrt(float((norms * norms).sum()))) if len(norms) else None
