@@ -106,12 +106,10 @@ class RunWriter:
                 batch = message(table, columns, self.rank)
                 self._segment(table).write(batch)
 
-    def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None) -> None:
-        """Record that something happened now; `kind` is one of the words in the schema's description of events."""
-        self.append(
-            "events",
-            {"step": [step], "time_s": [self.time_s()], "kind": [kind], "name": [name], "detail": [detail]},
-        )
+    def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None, **more: Any) -> None:
+        """Record that something happened now; `kind` is one of `schema.EVENT_KINDS`, `more` further columns."""
+        row = {"step": step, "time_s": self.time_s(), "kind": kind, "name": name, "detail": detail} | more
+        self.append("events", {column: [value] for column, value in row.items()})
 
     def update_head(self, **changes: Any) -> None:
         """Replace fields of the head, e.g. `update_head(results={"eval_loss": 2.1})`. Rank 0 writes it, others keep
