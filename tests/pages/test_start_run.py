@@ -179,7 +179,8 @@ def test_the_loss_scale_ablation_queues_four_runs_that_differ_in_scaling_alone(s
         ("fp16", "dynamic"),
     ]
     settings = [{k: v for k, v in c.to_dict().items() if k not in ("precision", "loss_scale")} for c in configs]
-    assert all(s == settings[0] for s in settings) and settings[0]["workload"] == "text-lstm"
+    assert all(s == settings[0] for s in settings)
+    assert (settings[0]["workload"], settings[0]["size"]) == ("text-lstm", "logistic")
     names = ["ablation-fp32", "ablation-fp16-unscaled", "ablation-fp16-static-128", "ablation-fp16-dynamic"]
     assert app.session_state["run"] == f"run/{names[0]}"
     assert all(name in words(app) for name in names)

@@ -83,7 +83,7 @@ def language_model(model: nn.Module, config: TrainConfig, limit_bytes: int) -> W
             config.seed,
             lambda chosen: _windows(corpus.train, chosen * context, context),
         ),
-        loss_fn=loss,
+        loss_fn=OBJECTIVES[size.objective],
         held_out=_held_out(corpus.held_out, context, size.batch_size),
         accuracy_fn=accuracy,
         data={
@@ -112,6 +112,26 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     """Mean cross-entropy of the next byte, in nats."""
     tokens, following = batch
     return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+
+
+def logistic_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Mean over all positions and byte values of the binary cross-entropy, in nats: is this the byte that follows?
+
+    One classifier for each class, as in multi-label models and in the negative sampling that spares large vocabularies
+    their softmax, with the default reduction of `BCEWithLogitsLoss`. So each logit's gradient is its error divided by
+    batch × time × 256, and a probability below batch × time × 256 / 2^25 has one that FP16 rounds to zero: half its
+    smallest subnormal is 2^-25. With 256 windows of 32 bytes that is 1/16. Nothing then tells the 255 wrong answers to
+    become less likely than that, and the loss rises; what the head hands down to the layers before it is as small. A
+    loss scale of 128 lowers the bound to 1/2048, well below the 1/256 that every answer begins with. A softmax hides
+    the like of it: its classes share one normaliser, so that pushing the right one up pushes the others down.
+    """
+    tokens, following = batch
+    logits = model(tokens)
+    return F.binary_cross_entropy_with_logits(logits, F.one_hot(following, VOCABULARY).to(logits.dtype))
+
+
+OBJECTIVES = {"softmax": loss, "logistic": logistic_loss}
+"""Loss of each `Size.objective`."""
 
 
 def accuracy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

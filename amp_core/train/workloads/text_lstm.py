@@ -1,4 +1,11 @@
-"""`text-lstm`: an LSTM language model over bytes."""
+"""`text-lstm`: an LSTM language model over bytes.
+
+Its size `logistic` is the one whose gradients need a loss scale, the live counterpart of the LSTM in Micikevicius et
+al. 2017 ("Mixed Precision Training", fig. 4), which failed to train in FP16 without one and matched FP32 at a scale of
+128. Why is told at `text.logistic_loss`.
+"""
+
+import math
 
 import torch
 from torch import nn
@@ -51,4 +58,9 @@ def build(config: TrainConfig) -> Workload:
     """The workload in the size that `config` names."""
     assert config.spec is not None
     dims = config.spec.dims
-    return language_model(LSTMLanguageModel(dims["layers"], dims["width"]), config, CORPUS_BYTES)
+    model = LSTMLanguageModel(dims["layers"], dims["width"])
+    if config.spec.objective == "logistic":
+        # Each classifier begins at the probability 1/256, as Lin et al. 2017 (RetinaNet) have it: from 1/2, all of them
+        # would spend the first steps on learning that most answers are no.
+        nn.init.constant_(model.head.bias, -math.log(VOCABULARY - 1))
+    return language_model(model, config, CORPUS_BYTES)
