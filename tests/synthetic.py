@@ -19,6 +19,7 @@ import numpy as np
 
 from amp_core.formats import FORMATS
 from amp_core.runlog import RunWriter
+from tests.synthetic_kernels import GPU, add_window
 
 LAYERS = {
     "embed.weight": -16.0,
@@ -54,6 +55,7 @@ class Scenario:
     memory_bytes: int = 300 * 2**20
     optimizers: int = 1
     ranks: int = 1
+    profile: str = ""
     bare: bool = False
     status: str = "finished"
     end_reason: str | None = None
@@ -81,9 +83,13 @@ SCENARIOS = {
     "one-step": Scenario(steps=1),
     "empty": Scenario(steps=0),
     "bare": Scenario(bare=True, steps=60),
+    "profiled": Scenario(profile="fp16", device="cuda:0", steps=60),
+    "profiled-fp32": Scenario(profile="fp32", precision="fp32", scaler=False, device="cuda:0", steps=60),
+    "profiled-cpu": Scenario(profile="cpu", precision="fp32", scaler=False, steps=60),
     "stopped": Scenario(steps=37, status="stopped", end_reason="stopped by SIGTERM"),
 }
-"""`bare` has steps and losses only, as a foreign writer may give: every other column is null."""
+"""`bare` has steps and losses only, as a foreign writer may give: every other column is null. `profiled` ones have a
+made-up window of kernels, see `tests/synthetic_kernels.py`."""
 
 
 def write(folder: str | os.PathLike[str], scenario: str | Scenario, **changes: Any) -> Path:
@@ -92,6 +98,8 @@ def write(folder: str | os.PathLike[str], scenario: str | Scenario, **changes: A
     writers = [SyntheticRun(folder, what, rank) for rank in range(what.ranks)]
     for run in reversed(writers):  # rank 0 writes the end of the run
         run.advance(what.steps)
+        if what.profile:
+            add_window(run.writer, what.profile)
         run.writer.close(what.status, what.end_reason)
     return Path(folder)
 
@@ -146,7 +154,8 @@ class SyntheticRun:
             folder,
             name=Path(folder).name,
             config=_config(what),
-            environment={"torch": "2.13.0", "python": "3.11.2", "device": what.device},
+            environment={"torch": "2.13.0", "python": "3.11.2", "device": what.device}
+            | ({"gpus": [GPU]} if what.profile and what.device.startswith("cuda") else {}),
             model={"class": "TinyModel", "parameters": ELEMENTS * len(LAYERS)},
             rank=rank,
             world_size=what.ranks,

@@ -7,39 +7,54 @@ exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
 from amp_core.analysis.advice import layer_advice
+from amp_core.analysis.amdahl import Amdahl, amdahl
 from amp_core.analysis.audits import predicted_and_audited
 from amp_core.analysis.compare import Comparison, compare
 from amp_core.analysis.curves import labelled, loss_curves
+from amp_core.analysis.eligible import at_stake, matrix_ops
 from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
+from amp_core.analysis.stepcost import StepCost, compare_step_cost, phase_cost, step_cost
+from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_table, profiled_windows, tensor_core_use
 from amp_core.analysis.thin import sparkline, thin
 from amp_core.analysis.whatif import headroom_bits, what_if, whole_model
 from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
 
 __all__ = [
     "PHASES",
+    "Amdahl",
     "Comparison",
     "MemorySummary",
     "Overview",
     "SafeWindow",
     "ScaleSummary",
     "SpeedSummary",
+    "StepCost",
+    "TensorCoreUse",
+    "amdahl",
+    "answer_shares",
+    "at_stake",
     "class_shares",
     "compare",
+    "compare_step_cost",
     "exponent_shares",
     "headroom_bits",
+    "kernel_table",
     "kinds_present",
     "labelled",
     "layer_advice",
     "loss_curves",
+    "matrix_ops",
     "memory_summary",
     "memory_trace",
     "overview",
+    "phase_cost",
     "phase_times",
     "predicted_and_audited",
+    "profiled_windows",
     "safe_window",
     "safe_window_over_time",
     "sampled_steps",
@@ -48,6 +63,8 @@ __all__ = [
     "skip_episodes",
     "sparkline",
     "speed_summary",
+    "step_cost",
+    "tensor_core_use",
     "thin",
     "what_if",
     "what_memory",

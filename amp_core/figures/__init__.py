@@ -11,15 +11,18 @@ Each figure names its subject in the title, has units on its axes and a sentence
 
 from amp_core.figures.classes import class_bars
 from amp_core.figures.formats import accumulation_figure, format_range_figure
+from amp_core.figures.kernels import answer_figure, kernel_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.lost import lost_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
+from amp_core.figures.stepcost import step_cost_figure
 from amp_core.figures.style import colour, recipe_colour
 
 __all__ = [
     "accumulation_figure",
+    "answer_figure",
     "class_bars",
     "classes_over_time",
     "colour",
@@ -28,6 +31,7 @@ __all__ = [
     "exponents_over_time",
     "format_range_figure",
     "grad_norm_figure",
+    "kernel_figure",
     "loss_figure",
     "lost_figure",
     "magnitude_figure",
@@ -35,4 +39,5 @@ __all__ = [
     "phase_figure",
     "recipe_colour",
     "scale_figure",
+    "step_cost_figure",
 ]

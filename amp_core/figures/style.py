@@ -38,6 +38,9 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "norm": ("#2F4B7C", "#9DB8F2"),
     "memory": ("#2F4B7C", "#9DB8F2"),
     "limit": ("#3A464C", "#D5DEE2"),
+    "tensor_yes": ("#2A6B7B", "#2F8794"),
+    "tensor_unknown": ("#8A5FC0", "#C3A3F0"),
+    "tensor_no": ("#6C7480", "#75828B"),
 }
 """Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
 
@@ -50,6 +53,27 @@ PHASES: dict[str, tuple[str, str]] = {
     "other": ("#B9C2C7", "#5D6A71"),
 }
 """Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness."""
+
+_WHITE, _BLACK = "#FFFFFF", "#11181B"
+PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
+    "data": ("#C9AE6A", "#BFA45F", (_BLACK, _BLACK), ""),
+    "gaps": ("#D9DFE2", "#39444A", (_BLACK, _WHITE), "/"),
+    "tensor": ("#2A6B7B", "#2F8794", (_WHITE, _WHITE), ""),
+    "matrix_unknown": ("#8A5FC0", "#C3A3F0", (_WHITE, _BLACK), "/"),
+    "matrix": ("#6C7480", "#75828B", (_WHITE, _WHITE), "x"),
+    "memory_bound": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
+    "cast": ("#C2571A", "#F09A5C", (_WHITE, _BLACK), ""),
+    "layout": ("#EBC19C", "#8F5B35", (_BLACK, _WHITE), ""),
+    "optimizer": ("#7D6BAF", "#A493D6", (_WHITE, _BLACK), ""),
+    "communication": ("#7A4A63", "#B97B98", (_WHITE, _BLACK), ""),
+    "copy": ("#B7C86A", "#A4B755", (_BLACK, _BLACK), ""),
+    "other": ("#B9C2C7", "#5D6A71", (_BLACK, _WHITE), ""),
+    "watch": ("#4E9A8C", "#69BCAC", (_BLACK, _BLACK), ""),
+    "forward": ("#2B5C8F", "#4C82BD", (_WHITE, _WHITE), ""),
+    "backward": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
+}
+"""Parts of a step's cost: colour light and dark, that of a label on it light and dark, hatching."""
+UNKNOWN_PART = PARTS["other"]
 
 SHARES = (
     ((0.0, "#E3EEF1"), (0.35, "#A9CBD6"), (0.6, "#5B9DB3"), (0.8, "#256F8A"), (1.0, "#083C52")),

@@ -1,10 +1,13 @@
 """What holds for every figure of every run: titles, units, a text for the blind, colours of its own."""
 
+import functools
 import inspect
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,11 @@ import pytest
 
 import amp_core.analysis as analysis
 import amp_core.figures as figures
-from amp_core import Run
+from amp_core import Run, load_run
 from amp_core.analysis.formatlab import accumulated, format_ranges
 from amp_core.analysis.layers import layer_exponents, layer_trace, tensor_names
 from amp_core.formats import FORMATS
-from tests.synthetic import SAMPLES, SCENARIOS
+from tests.synthetic import SAMPLES, SCENARIOS, write
 
 
 def kind(run: Run) -> str:
@@ -34,6 +37,16 @@ def of_a_tensor(function: Callable[..., pd.DataFrame], run: Run, columns: list[s
     return function(run, kind(run), names[-1]) if names else pd.DataFrame(columns=columns)
 
 
+@functools.cache
+def profiled() -> Run:
+    """A run with a profiled window, for the figures of kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = load_run(write(Path(folder) / "profiled", "profiled"))
+        for table in ("steps", "kernels", "windows", "device"):
+            run.table(table)  # read while the folder is there
+        return run
+
+
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
@@ -47,13 +60,17 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "lost_figure": lambda run: (analysis.what_if(run, ("fp16",), (8,), (kind(run),)),),
+    "answer_figure": lambda run: (of_steps(run, analysis.answer_shares(profiled())),),
+    "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
+    "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
     "accumulation_figure": lambda run: (
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),
         "BF16",
     ),
 }
-"""What each figure draws. Formats belong to no run; for one without steps theirs are empty too."""
+"""What each figure draws. Formats belong to no run, and few runs have kernels: for a run without steps theirs are
+empty too."""
 
 DRAWN = {
     name

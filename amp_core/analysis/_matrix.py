@@ -1,0 +1,223 @@
+"""Matrix products behind an operator: their sizes, their floating-point operations, and which sizes want to be aligned.
+
+    >>> product("aten::addmm", "[[1000], [32, 2048], [2048, 1000], [], []]")
+    Product(kind='gemm', sizes={'M': 32, 'N': 1000, 'K': 2048}, batch=1, flops=131072000)
+    >>> unaligned({"M": 4096, "N": 50257, "K": 768}, 8)
+    {'N': 50264}
+
+A multiplication and an addition are two operations. Convolutions: 2 · batch · output positions · K · C/groups · taps
+forward, the same again for each of the two gradients. Attention: two products forward and, since the forward is
+partly made again, five backward; a causal mask is not taken off, as `torch.utils.flop_counter` counts too. Operators
+whose inputs do not tell (the output of a convolution follows from its stride) have no count.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """What one call of an operator multiplies."""
+
+    kind: str
+    """gemm, conv, attention or rnn."""
+    sizes: Mapping[str, int]
+    """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention."""
+    batch: int = 1
+    flops: int | None = None
+    """Floating-point operations of one call; None where the input shapes do not tell."""
+
+    @property
+    def is_vector(self) -> bool:
+        """A matrix times a vector: it reads each weight once, so memory sets its time and no tensor core is wanted."""
+        return self.kind == "gemm" and min(self.sizes.values()) == 1
+
+
+_GEMM = {  # which inputs are the factors
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "_int_mm": (0, 1),
+    "_scaled_mm": (0, 1),
+    "addmm": (1, 2),
+    "addmm_": (1, 2),
+    "_addmm_activation": (1, 2),
+    "addmv": (1, 2),
+    "baddbmm": (1, 2),
+    "baddbmm_": (1, 2),
+    "addbmm": (1, 2),
+}
+_LINEAR = ("linear", "mkldnn_linear", "_mkldnn_linear_pointwise")
+_CONV = (
+    "cudnn_convolution",
+    "cudnn_convolution_relu",
+    "cudnn_convolution_add_relu",
+    "_convolution",
+    "convolution",
+    "convolution_overrideable",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "mkldnn_convolution",
+    "miopen_convolution",
+    "_slow_conv2d_forward",
+    "slow_conv3d_forward",
+    "thnn_conv2d",
+    "_conv_depthwise2d",
+    "conv_depthwise3d",
+)
+_CONV_TRANSPOSED = ("cudnn_convolution_transpose", "miopen_convolution_transpose", "conv_transpose2d")
+_CONV_BACKWARD = {  # where the output's gradient, the input and the weight are; None: not among the inputs
+    "convolution_backward": (0, 1, 2),
+    "mkldnn_convolution_backward": (1, 0, 2),
+    "cudnn_convolution_backward_input": (1, None, 2),
+    "cudnn_convolution_backward_weight": (1, 2, None),
+}
+_ATTENTION = {  # where the query is; whether heads come before positions; how many products
+    "_scaled_dot_product_flash_attention": (0, True, 2),
+    "_scaled_dot_product_efficient_attention": (0, True, 2),
+    "_scaled_dot_product_cudnn_attention": (0, True, 2),
+    "_scaled_dot_product_fused_attention_overrideable": (0, True, 2),
+    "_scaled_dot_product_flash_attention_for_cpu": (0, True, 2),
+    "scaled_dot_product_attention": (0, True, 2),
+    "_flash_attention_forward": (0, False, 2),
+    "_efficient_attention_forward": (0, False, 2),
+    "_cudnn_attention_forward": (0, True, 2),
+    "_scaled_dot_product_flash_attention_backward": (1, True, 5),
+    "_scaled_dot_product_efficient_attention_backward": (1, True, 5),
+    "_scaled_dot_product_cudnn_attention_backward": (1, True, 5),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (1, True, 5),
+    "_flash_attention_backward": (1, False, 5),
+    "_efficient_attention_backward": (1, False, 5),
+    "_cudnn_attention_backward": (1, True, 5),
+}
+_RNN = (
+    *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+)
+DEPTHWISE = ("_conv_depthwise2d", "conv_depthwise3d")
+"""Operators of convolutions with one input channel per group: cuDNN and torch run them without tensor cores."""
+
+
+def plain_name(op: str) -> str:
+    """`aten::mm` as `mm`."""
+    return op.removeprefix("aten::")
+
+
+def is_matrix_op(op: str) -> bool:
+    """Whether an operator multiplies matrices, by its name."""
+    name = plain_name(op)
+    return any(name in known for known in (_GEMM, _LINEAR, _CONV, _CONV_TRANSPOSED, _CONV_BACKWARD, _ATTENTION, _RNN))
+
+
+@lru_cache(maxsize=4096)
+def product(op: str, in_shapes: str) -> Product | None:
+    """What the operator `op` multiplies, from the shapes of its inputs as JSON; None where that cannot be told."""
+    name = plain_name(op)
+    if name in _RNN:
+        return Product("rnn", {})
+    shapes = shapes_of(in_shapes)
+    try:
+        if name in _GEMM:
+            one, other = _GEMM[name]
+            return _gemm(shapes[one], shapes[other])
+        if name in _LINEAR:
+            return _gemm(shapes[0], shapes[1][::-1])
+        if name in _CONV or name in _CONV_TRANSPOSED:
+            return _convolution(shapes[0], shapes[1], transposed=name in _CONV_TRANSPOSED)
+        if name in _CONV_BACKWARD:
+            return _convolution_backward(*(None if at is None else shapes[at] for at in _CONV_BACKWARD[name]))
+        if name in _ATTENTION:
+            at, heads_first, products = _ATTENTION[name]
+            return _attention(shapes[at], shapes[at + 1], heads_first, products)
+    except (IndexError, ZeroDivisionError, ValueError):  # shapes that such an operator cannot have: recorded otherwise
+        return None
+    return None
+
+
+@lru_cache(maxsize=4096)
+def shapes_of(text: str) -> tuple[Shape, ...]:
+    """Input shapes from their JSON; what is not a list of lists of sizes is an empty shape."""
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(_shape(item) for item in found) if isinstance(found, list) else ()
+
+
+def dtypes_of(text: str) -> tuple[str, ...]:
+    """Input types from their JSON, as the profiler names them."""
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(str(item) for item in found) if isinstance(found, list) else ()
+
+
+def _shape(item: object) -> Shape:
+    sizes = item if isinstance(item, list) else []
+    fine = all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**40 for size in sizes)
+    return tuple(sizes) if fine else ()
+
+
+def unaligned(sizes: Mapping[str, int], multiple: int) -> dict[str, int]:
+    """Sizes that are no multiple of `multiple`, each with the next one that is."""
+    return {name: -(-size // multiple) * multiple for name, size in sizes.items() if size % multiple}
+
+
+def added_by_padding(found: Product, padded: Mapping[str, int]) -> float:
+    """Operations that padding adds, over those there were (0.01 is one percent)."""
+    return math.prod(padded.get(name, size) / size for name, size in found.sizes.items() if size) - 1.0
+
+
+def written(sizes: Mapping[str, int]) -> str:
+    """`M 4096 · N 50257 · K 768`."""
+    return " · ".join(f"{name} {size}" for name, size in sizes.items())
+
+
+def _gemm(a: Shape, b: Shape) -> Product:
+    if not a or not b:
+        raise ValueError
+    batch, rows = (math.prod(a[:-2]), a[-2]) if len(a) > 1 else (1, 1)
+    k = a[-1]
+    n = b[-1] if len(b) > 1 else 1
+    if k != (b[-2] if len(b) > 1 else b[0]):
+        raise ValueError
+    if len(b) <= 2:  # one matrix for the whole batch: its rows are rows of one product
+        batch, rows = 1, batch * rows
+    return Product("gemm", {"M": rows, "N": n, "K": k}, batch, 2 * batch * rows * n * k)
+
+
+def _convolution(given: Shape, weight: Shape, transposed: bool) -> Product:
+    if transposed:
+        sizes = {"C_in": weight[0], "C_out": weight[1]}  # C_in of all groups: their number is not among the shapes
+        return Product("conv", sizes, 1, 2 * math.prod(given) * weight[1] * math.prod(weight[2:]))
+    groups = given[1] // weight[1]
+    return Product("conv", {"C_in": weight[1], "C_out": weight[0] // groups}, groups)
+
+
+def _convolution_backward(grad: Shape | None, given: Shape | None, weight: Shape | None) -> Product:
+    if grad is None or len(grad) < 3:
+        raise ValueError
+    if weight is None:
+        if given is None:
+            raise ValueError
+        return Product("conv", {"C_in": given[1], "C_out": grad[1]})
+    groups = given[1] // weight[1] if given else 1
+    once = 2 * math.prod(grad) * weight[1] * math.prod(weight[2:])
+    return Product("conv", {"C_in": weight[1], "C_out": weight[0] // groups}, groups, (2 if given else 1) * once)
+
+
+def _attention(query: Shape, key: Shape, heads_first: bool, products: int) -> Product:
+    if len(query) != 4 or len(key) != 4:
+        raise ValueError  # packed sequences of unequal length: their shapes do not tell how they are cut
+    batch, size = query[0], query[3]
+    heads, queries, keys = (query[1], query[2], key[2]) if heads_first else (query[2], query[1], key[1])
+    return Product("attention", {"D": size}, batch * heads, 2 * products * batch * heads * queries * keys * size)

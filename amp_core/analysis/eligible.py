@@ -1,0 +1,216 @@
+"""Matrix work that could have run on tensor cores, why it did not, and sizes that padding would help.
+
+    >>> ops = matrix_ops(run)
+    >>> ops.loc[ops["could"] == "yes", ["op", "sizes", "why", "time_frac"]]
+
+Whether a kernel uses tensor cores follows from its inputs' precision, the device and the library's choice; not from
+sizes: since cuBLAS 11.0 and cuDNN 7.6.3 they serve all sizes. They do so best where M, N and K are multiples of
+16 bytes: 8 elements of FP16 or BF16, 4 of TF32, 16 of FP8 or INT8, 2 of FP64 (NVIDIA, "Matrix Multiplication Background
+User's Guide", section 2.2, "Tensor Core Requirements", table 1). So alignment is a hint about speed, never the reason.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis._gpus import dense_rates, profiled_gpu
+from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis._matrix import (
+    DEPTHWISE,
+    Product,
+    Shape,
+    added_by_padding,
+    dtypes_of,
+    is_matrix_op,
+    plain_name,
+    product,
+    shapes_of,
+    unaligned,
+    written,
+)
+from amp_core.hardware import Gpu
+from amp_core.run import Run
+
+MULTIPLES = {"fp16": 8, "bf16": 8, "tf32": 4, "fp8": 16, "int8": 16, "fp64": 2}
+"""Elements of 16 bytes: sizes that are multiples of these are served best (see above)."""
+
+REASONS = {
+    "on": ("", "runs on tensor cores"),
+    "by-name": ("unknown", "the kernel's name does not tell"),
+    "no-tensor-cores": ("no", "this GPU has no tensor cores"),
+    "vector": ("no", "a matrix times a vector: memory sets its time, and tensor cores would not help"),
+    "depthwise": ("no", "a depthwise convolution: no implementation on tensor cores"),
+    "fp64": ("no", "FP64, for which this GPU has no tensor cores"),
+    "dtype": ("no", "tensor cores of this GPU do not take these inputs"),
+    "fp32": ("yes", "FP32 without TF32: allow TF32, or let autocast cast it"),
+    "tf32-left": ("yes", "a kernel without TF32 was chosen though TF32 was allowed: let autocast cast it"),
+    "fp32-early": ("yes", "FP32: before Ampere only FP16 runs on tensor cores, so autocast to FP16"),
+    "bf16-early": ("yes", "BF16 before Ampere: tensor cores take FP16 there, so autocast to FP16"),
+    "simt": ("yes", "a CUDA-core (SIMT) kernel was chosen though its inputs would do"),
+    "no-dtype": ("unknown", "the precision of its inputs was not recorded"),
+    "no-device": ("unknown", "the compute capability was not recorded"),
+}
+"""Per reason: could it have run on tensor cores (yes, no, unknown; "" where it did), and why it did not."""
+
+_DTYPES = {
+    "float": "fp32",
+    "float32": "fp32",
+    "double": "fp64",
+    "float64": "fp64",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "char": "int8",
+    "signed char": "int8",
+    "unsigned char": "int8",
+    "int8": "int8",
+    "uint8": "int8",
+}
+
+_KEYS = ["op", "module", "phase", "in_shapes", "in_dtypes"]
+_COLUMNS = [
+    *("op", "module", "phase", "kernel", "in_shapes", "in_dtypes", "precision", "tensor_core", "count", "total_us"),
+    *("time_frac", "could", "reason", "why", "sizes", "unaligned", "padded", "padding_frac", "flops", "flops_per_s"),
+    "of_peak_frac",
+]
+
+
+def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
+    """Operators that multiply matrices, one row per operator × module × phase × input shapes × answer, longest first.
+
+    op, module, phase, in_shapes, in_dtypes as recorded; kernel (that of most time); precision of its inputs;
+    tensor_core (yes, no, unknown; "" on a CPU); count (calls, as far as launches tell); total_us (of its matrix
+    kernels alone, not of casts and copies that the operator makes); time_frac (of all kernel time);
+    could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
+    divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
+    those there were), "" and NaN where aligned; flops (of all calls), flops_per_s, and of_peak_frac (of the data
+    sheet's dense rate), NaN where the input shapes or the device do not tell.
+    """
+    rows = kernel_rows(run, step)
+    total = float(rows["total_us"].sum())
+    cpu = on_cpu(rows)
+    matrix = rows[is_matrix(rows) | (cpu & rows["op"].map(is_matrix_op).astype(bool))]
+    if matrix.empty:
+        return pd.DataFrame(columns=_COLUMNS)
+    outputs = _outputs(matrix)
+    named = window_rows(run, step)["device_name"]
+    gpu = profiled_gpu(run, str(rows["device"].iloc[0]), str(named.iloc[0]) if len(named) else "")
+    flags = run.head.environment.get("flags")
+    groups = matrix.groupby([*_KEYS, "tensor_core"], sort=False)
+    found = [_row(group, gpu, outputs, flags) for _, group in groups]
+    table = pd.DataFrame(found)
+    table["time_frac"] = table["total_us"] / total
+    return table[_COLUMNS].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def at_stake(ops: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `matrix_ops` that could run on tensor cores and do not, added up by reason: reason, why, ops, total_us,
+    time_frac; the longest first."""
+    could = ops[ops["could"] == "yes"]
+    table = could.groupby(["reason", "why"], as_index=False, sort=False).agg(
+        ops=("op", "size"), total_us=("total_us", "sum"), time_frac=("time_frac", "sum")
+    )
+    return table.sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def _row(rows: pd.DataFrame, gpu: Gpu, outputs: dict[tuple[Shape, ...], int], flags: object) -> dict[str, Any]:
+    us = float(rows["total_us"].sum())
+    longest = rows.iloc[int(rows["total_us"].to_numpy().argmax())]
+    key = {name: str(longest[name]) for name in (*_KEYS, "tensor_core")}
+    precision = str(longest["precision"]) or _precision(key["in_dtypes"])
+    made = product(key["op"], key["in_shapes"])
+    reason = _reason(key, made, precision, gpu) if key["tensor_core"] else ""
+    if reason == "fp32" and _tf32_allowed(flags, convolution=made is not None and made.kind in ("conv", "rnn")):
+        reason = "tf32-left"
+    could, why = REASONS.get(reason, ("", ""))
+    calls = _calls(rows, made)
+    flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made else 0.0
+    rate = flops / us * 1e6 if flops else np.nan
+    rates = dense_rates(gpu.name) if key["tensor_core"] else None
+    peak = (rates.of(precision) if rates else None) or np.nan
+    share = rate / (peak * 1e12)
+    if share > 1:  # launches were not calls, or the clock was above the data sheet's: no number rather than a wrong one
+        flops, rate, share = np.nan, np.nan, np.nan
+    wanted = MULTIPLES.get(precision, 8 if could == "yes" else 1)  # FP32 is looked at as the 16-bit it might be
+    padded = unaligned(made.sizes, wanted) if made and key["tensor_core"] and not made.is_vector else {}
+    return key | {
+        "kernel": longest["name"],
+        "precision": precision,
+        "count": calls,
+        "total_us": us,
+        "could": could,
+        "reason": reason,
+        "why": why,
+        "sizes": _sizes(made),
+        "unaligned": written({name: made.sizes[name] for name in padded}) if made else "",
+        "padded": written({**made.sizes, **padded}) if made and padded else "",
+        "padding_frac": added_by_padding(made, padded) if made and padded else np.nan,
+        "flops": flops or np.nan,
+        "flops_per_s": rate,
+        "of_peak_frac": share,
+    }
+
+
+def _reason(key: dict[str, str], made: Product | None, precision: str, gpu: Gpu) -> str:
+    """Which of `REASONS` applies to a row of a GPU."""
+    if key["tensor_core"] == "yes":
+        return "on"
+    if gpu.has_tensor_cores is False:
+        return "no-tensor-cores"
+    if key["tensor_core"] == "unknown":
+        return "by-name"
+    if made is not None and made.is_vector:
+        return "vector"
+    if plain_name(key["op"]) in DEPTHWISE or (made is not None and made.sizes.get("C_in") == 1 < made.batch):
+        return "depthwise"
+    if not precision:
+        return "no-dtype"
+    if gpu.has_tensor_cores is None:
+        return "no-device"
+    if precision == "fp32":
+        return "fp32" if gpu.takes("tf32") else "fp32-early"
+    if gpu.takes(precision):
+        return "simt"
+    return {"fp64": "fp64", "bf16": "bf16-early"}.get(precision, "dtype")
+
+
+def _tf32_allowed(flags: object, convolution: bool) -> bool:
+    """Whether the run's flags let FP32 products use TF32; cuDNN (convolutions, recurrent layers) has its own flag."""
+    return isinstance(flags, dict) and flags.get("tf32_cudnn" if convolution else "tf32_matmul") is True
+
+
+def _precision(in_dtypes: str) -> str:
+    """Precision of an operator's inputs, where all that are floats (or bytes) agree; "" where not recorded."""
+    known = {_DTYPES.get(t.removeprefix("c10::").lower(), "") for t in dtypes_of(in_dtypes)} - {""}
+    return known.pop() if len(known) == 1 else ""
+
+
+def _calls(rows: pd.DataFrame, made: Product | None) -> float:
+    """Calls of the operator: an operator that launches several matrix kernels has as many of each, so the most of one
+    kernel counts. A recurrent layer launches one kernel many times; its calls are not known, and launches stand in."""
+    if made is not None and made.kind == "rnn":
+        return float(rows["count"].sum())
+    each = rows.groupby(["step", "rank", "device", "name"], dropna=False)["count"].sum()
+    return float(each.groupby(level=[0, 1, 2], dropna=False).max().sum())
+
+
+def _outputs(matrix: pd.DataFrame) -> dict[tuple[Shape, ...], int]:
+    """FLOPs of forward convolutions by their inputs, told by the backward of the same: it has the output's shape.
+
+    Convolutions of equal inputs but unequal strides are left out.
+    """
+    told: dict[tuple[Shape, ...], set[int]] = {}
+    for op, shapes in matrix[["op", "in_shapes"]].drop_duplicates().itertuples(index=False):
+        if plain_name(op) == "convolution_backward" and (made := product(op, shapes)) and made.flops:
+            told.setdefault(shapes_of(shapes)[1:3], set()).add(made.flops // 2)
+    return {inputs: counts.pop() for inputs, counts in told.items() if len(counts) == 1}
+
+
+def _sizes(made: Product | None) -> str:
+    if made is None or not made.sizes:
+        return ""
+    text = written(made.sizes)
+    return f"{made.batch} × ({text})" if made.batch > 1 else text

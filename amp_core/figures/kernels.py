@@ -1,0 +1,127 @@
+"""Kernel time by the answer to one question: does it use tensor cores?
+
+>>> answer_figure(answer_shares(run))
+>>> kernel_figure(kernel_table(run))
+
+Yes, no and unknown differ in hatching as well as in colour. Operators of a CPU, of which nothing is claimed, are plain.
+"""
+
+import re
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import colour, empty, finished, percent
+
+MOST = 15
+"""Kernels that are drawn; the table has them all."""
+
+_ANSWERS = {  # answer: words, meaning, hatching
+    "yes": ("on tensor cores", "tensor_yes", ""),
+    "unknown": ("unknown by name", "tensor_unknown", "/"),
+    "no": ("not on tensor cores", "tensor_no", "x"),
+    "": ("operator of the CPU", "tensor_no", ""),
+}
+
+
+def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time on tensor cores") -> go.Figure:
+    """How the time of all kernels, and of those that multiply matrices, divides by the answer; from `answer_shares`."""
+    if not len(shares):
+        return empty(title, "No GPU kernels were recorded.")
+    names = list(dict.fromkeys(shares["of"]))
+    figure = go.Figure()
+    for answer in ("yes", "unknown", "no"):
+        part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
+        words, meaning, hatch = _ANSWERS[answer]
+        figure.add_bar(
+            x=part.to_numpy(dtype=np.float32),
+            y=names,
+            orientation="h",
+            name=words,
+            marker=_marker(colour(meaning, dark), hatch, dark),
+            text=[percent(share) if share >= 0.04 else "" for share in part],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "#11181B" if dark and answer == "unknown" else "#FFFFFF", "size": 14},
+            hovertemplate=f"%{{y}}: %{{x:.2%}} {words}<extra></extra>",
+        )
+    figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1], fixedrange=True)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
+    return finished(
+        figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3, legend_traceorder="normal",
+        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+    )  # fmt: skip
+
+
+def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where kernel time goes") -> go.Figure:
+    """The kernels of most time as bars, by whether they use tensor cores; from `kernel_table(run)`."""
+    if not len(table):
+        return empty(title, "No kernels were recorded.")
+    shown = table.iloc[:MOST]
+    rows = [str(i) for i in range(len(shown))]
+    share = shown["time_frac"].to_numpy(dtype=np.float64)
+    figure = go.Figure()
+    for answer, (words, meaning, hatch) in _ANSWERS.items():
+        chosen = (shown["tensor_core"] == answer).to_numpy()
+        if not chosen.any():
+            continue
+        figure.add_bar(
+            x=share[chosen].astype(np.float32),
+            y=[row for row, drawn in zip(rows, chosen, strict=True) if drawn],
+            orientation="h",
+            name=words,
+            marker=_marker(colour(meaning, dark), hatch, dark),
+            customdata=shown.loc[chosen, "name"].str.slice(0, 160),
+            hovertemplate="%{customdata}: %{x:.2%}<extra></extra>",
+        )
+    figure.add_scatter(
+        x=share.astype(np.float32),
+        y=rows,
+        mode="text",
+        text=[
+            f"  {percent(s)} · {us / 1e3:,.3g} ms · {n:,.0f} ×"
+            for s, us, n in zip(share, shown["total_us"], shown["count"], strict=True)
+        ],
+        textposition="middle right",
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1.3 * float(share.max())])
+    figure.update_yaxes(
+        type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
+        tickvals=rows, ticktext=[short_kernel(name) for name in shown["name"]],
+    )  # fmt: skip
+    drawn = f"the {len(shown)} of {len(table):,} with the most time" if len(table) > len(shown) else f"all {len(shown)}"
+    first = shown.iloc[0]
+    alt = f"{title}: {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
+    return finished(
+        figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25, legend_traceorder="normal",
+        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+    )  # fmt: skip
+
+
+def short_kernel(name: str, most: int = 46) -> str:
+    """A kernel's name without what all of its kind share: return type, torch's namespaces, arguments."""
+    text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
+    text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
+    text = text or name
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _told(shares: pd.DataFrame) -> str:
+    """The answers for one kind of time, in words."""
+    told = zip(shares["answer"], shares["frac"], strict=True)
+    return ", ".join(f"{percent(share)} {_ANSWERS[answer][0]}" for answer, share in told)
+
+
+def _marker(hue: str, hatch: str, dark: bool) -> dict[str, object]:
+    ink = "#11181B" if dark else "#FFFFFF"
+    return {
+        "color": hue,
+        "line": {"width": 0},
+        "pattern": {"shape": hatch, "size": 6, "fgcolor": ink, "fillmode": "overlay", "fgopacity": 0.5},
+    }
