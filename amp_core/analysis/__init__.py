@@ -22,11 +22,13 @@ from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_t
 from amp_core.analysis.thin import sparkline, thin
 from amp_core.analysis.whatif import headroom_bits, what_if, whole_model
 from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
+from amp_core.kernels import KernelClass, classify_kernel
 
 __all__ = [
     "PHASES",
     "Amdahl",
     "Comparison",
+    "KernelClass",
     "MemorySummary",
     "Overview",
     "SafeWindow",
@@ -38,6 +40,7 @@ __all__ = [
     "answer_shares",
     "at_stake",
     "class_shares",
+    "classify_kernel",
     "compare",
     "compare_step_cost",
     "exponent_shares",

@@ -1,0 +1,254 @@
+"""The precision that a kernel's name gives, for each way in which families of kernels write it.
+
+    >>> of_xmma("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128")     # A, C; compute, accumulate
+    'fp8'
+    >>> of_nvjet("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_NNT")                  # A (and B where it differs), ...
+    'bf16'
+
+Each function gets a whole name and gives a word of `amp_core.formats` or None. None is no failure: the name does not
+say it, and the types of the operator that launched the kernel may.
+"""
+
+import re
+
+_WORDS = {
+    "tf32": "tf32",
+    "tfloat32": "tf32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "f16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "f32": "fp32",
+    "fp32": "fp32",
+    "float": "fp32",
+    "f64": "fp64",
+    "fp64": "fp64",
+    "double": "fp64",
+    "e4m3": "fp8",
+    "e5m2": "fp8",
+    "f8": "fp8",
+    "fp8": "fp8",
+    "e2m1": "fp4",
+    "f4": "fp4",
+    "fp4": "fp4",
+    "nvfp4": "fp4",
+    "e3m2": "fp6",
+    "e2m3": "fp6",
+    "f6": "fp6",
+    "s8": "int8",
+    "u8": "int8",
+    "i8": "int8",
+    "int8": "int8",
+    "s4": "int4",
+    "u4": "int4",
+    "i4": "int4",
+    "int4": "int4",
+    "b1": "int1",
+}
+_TYPE = (
+    r"(?:tf32|bf16|fp16|f16|fp32|f32|fp64|f64|e4m3|e5m2|e2m1|e3m2|e2m3|fp8|f8|fp4|f4|f6|[sui]8|[sui]4|int8|int4|i32|b1)"
+)
+
+
+def _word(token: str | None) -> str | None:
+    return _WORDS.get(token.lower()) if token else None
+
+
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(tf32|bf16|bfloat16|fp16|f16|half|fp8|e4m3|e5m2|nvfp4|fp4|e2m1|int8|s8|fp32|f32|float32|fp64|f64)"
+    r"(?![A-Za-z0-9])",
+)
+
+
+def of_token(name: str) -> str | None:
+    """The first type that stands as a token of its own: `fmha_cutlassF_f16_aligned`, `sm90_fp8_gemm_1d2d_impl`."""
+    found = _TOKEN.search(name)
+    return _word(found.group(1)) if found else of_template(name)
+
+
+_PAIRS = re.compile(rf"_({_TYPE})({_TYPE})_({_TYPE})({_TYPE})(?:_|$)")
+_FIRST_PAIR = re.compile(rf"_({_TYPE})({_TYPE})(?=_|$)")
+
+
+def of_xmma(name: str) -> str | None:
+    """`f16f16_f16f32_f32`: A with C, then what is computed in, with the accumulator. FP32 may be computed in TF32."""
+    found = _PAIRS.search(name)
+    if found:
+        stored, computed = found.group(1), found.group(3)
+        return _word(computed if stored == "f32" else stored)
+    first = _FIRST_PAIR.search(name)
+    if first is None or first.group(1) == "f32":  # cut off before the pair that says what it is computed in
+        return None
+    return _word(first.group(1))
+
+
+def of_xmma_tensor(name: str) -> str | None:
+    """The same where a tensor-core instruction is named: FP32 can only be TF32 there."""
+    found = of_xmma(name)
+    return "tf32" if found == "fp32" else found
+
+
+_LETTERS = {"s": "fp32", "d": "fp64", "h": "fp16", "c": "fp32", "z": "fp64", "i": "int8", "gc": "fp32", "gz": "fp64"}
+_SIMT = re.compile(rf"simt_(?:({_TYPE})_)?([a-z])(?:gemm|fprop|dgrad|wgrad|\w*?gemm)\w*?(?:_({_TYPE}))?(?:_|$|\W)")
+_BLAS = re.compile(r"_(?:(fp16|bf16|int8)\w*_)?(gc|gz|[sdhczi])(?:gemm|cudnn|trsm|symm|syrk)")
+
+
+def of_simt(name: str) -> str | None:
+    """`simt_sgemm`: on CUDA cores the letter is all there is, unless a type follows."""
+    found = _SIMT.search(name)
+    if not found:
+        return of_token(name)
+    return _word(found.group(3)) or _word(found.group(1)) or _LETTERS.get(found.group(2))
+
+
+def of_blas(name: str) -> str | None:
+    """`ampere_sgemm`, `volta_fp16_sgemm_fp16`, `volta_scudnn`: likewise."""
+    found = _BLAS.search(name)
+    if not found:
+        return None
+    return _word(found.group(1)) or _LETTERS.get(found.group(2))
+
+
+_SHAPED = re.compile(
+    rf"(?:(?<![A-Za-z0-9])({_TYPE})\w*?_)?(?<![A-Za-z0-9])([hsidczg])(\d{{3,6}})(tf32|bf16|f16|f32|fast_\w+?)?_?"
+    rf"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|syr2k|trmm|trsm|hemm|herk|her2k)"
+    rf"(?:_(?:optimized|analytic|fixed_channels|few_channels|universal|grouped|precomputed|planar_complex))*"
+    rf"(?:_({_TYPE})(?=_|\W|$))?(_?)"
+)
+
+
+def of_shape(name: str) -> str | None:
+    """`f16_s16816gemm_bf16`: CUTLASS writes the type of A behind `gemm` where it differs from the accumulator, and
+    what FP32 is rounded to before it (`s1688tf32gemm`). cuBLAS and cuDNN write the same type on both sides.
+
+    Without any of these A is of the accumulator's type: half, double, or FP32, which a tensor core takes as TF32.
+    """
+    found = _SHAPED.search(name)
+    if not found:
+        return of_token(name)
+    before, letter, shape, between, after, more = found.groups()
+    if between:
+        return "tf32" if between in ("tf32", "f32") else _word(between.removeprefix("fast_"))
+    told = _word(after) or _word(before)
+    if told:
+        return "tf32" if told == "fp32" else told
+    if letter == "h" or (letter == "s" and shape == "884"):  # 8×8×4 multiplies FP16 alone
+        return "fp16"
+    if letter in "dz":
+        return "fp64"
+    whole = bool(more) and not found.group(0).endswith("...")
+    if letter in "scg" and shape in ("1688", "1684") and whole and "tensorop" in name:
+        return "tf32"
+    return None
+
+
+_CUTLASS3 = re.compile(rf"(?:x\d+(?:x\d+)?(tf32|bf16|f16)?)?\w*?(?:gemm|fprop|dgrad|wgrad)\w*?_(?:ue\dm\dx)?({_TYPE})_")
+
+
+def of_cutlass(name: str) -> str | None:
+    """`cutlass3x_sm90_tensorop_gemm_f16_f16_f32_…`: A, B, accumulator, C, D. FP32 on tensor cores is TF32."""
+    start = name.find("tensorop_")
+    tail = name[start + len("tensorop_") :][:200]  # the types stand in front of the tile
+    if "tf32gemm" in tail:
+        return "tf32"
+    found = _CUTLASS3.search(tail)
+    told = _word(found.group(2)) if found else None
+    return "tf32" if told == "fp32" else told
+
+
+_NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
+_NVJET_LETTERS = {"h": "fp16", "t": "bf16", "q": "fp8", "r": "fp8", "o": "fp4", "s": None, "d": "fp64"}
+
+
+def of_nvjet(name: str) -> str | None:
+    """`hsh` is FP16 in, FP32 accumulated, FP16 out; `tst` BF16; `qqtst` FP8 for A and B; `ootst` FP4."""
+    found = _NVJET.search(name)
+    return _NVJET_LETTERS.get(found.group(1)[0]) if found else None
+
+
+def of_cudnn_sdpa(name: str) -> str | None:
+    """FP8 is told. `f16` here means 16 bits of either sort: BF16 attention runs under the same names."""
+    return "fp8" if re.search(r"fp8|e4m3|e5m2", name) else None
+
+
+_TRTLLM = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_((?:Mx)?(?:E\dm\d|Bfloat16|Fp16))((?:Mx)?(?:E\dm\d|Bfloat16|Fp16))_")
+_QKV = re.compile(r"mhaSm\d+[a-z]?Kernel_Q(?:kv)?(E4m3|E5m2|E2m1|Bfloat16|Fp16)")
+
+
+def of_trtllm(name: str) -> str | None:
+    """`bmm_Bfloat16_E2m1E2m1_Fp32_…`: result, A with B, accumulator. None where A and B differ."""
+    attention = _QKV.search(name)
+    if attention:
+        return _word(attention.group(1))
+    found = _TRTLLM.search(name)
+    if not found or found.group(1) != found.group(2):
+        return None
+    return _word(found.group(1).removeprefix("Mx"))
+
+
+_ATOM = re.compile(
+    r"SM\d+_(?:MMA_)?(?:\d+x\d+x\d+_)?(?:F32|F16|S32|F64)?(TF32|BF16|F16|E4M3|E5M2|E2M1|S8|U8|F64)", flags=re.ASCII
+)
+_ELEMENT = re.compile(
+    r"(?<![A-Za-z_])(half_t|bfloat16_t|tfloat32_t|float_e4m3_t|float_e5m2_t|float_e2m1_t)|"
+    r"(__half|__nv_bfloat16|nv_bfloat16|c10::Half|c10::BFloat16|__nv_fp8_e4m3)"
+)
+_ELEMENTS = {
+    "half_t": "fp16",
+    "__half": "fp16",
+    "c10::Half": "fp16",
+    "bfloat16_t": "bf16",
+    "__nv_bfloat16": "bf16",
+    "nv_bfloat16": "bf16",
+    "c10::BFloat16": "bf16",
+    "tfloat32_t": "tf32",
+    "float_e4m3_t": "fp8",
+    "float_e5m2_t": "fp8",
+    "__nv_fp8_e4m3": "fp8",
+    "float_e2m1_t": "fp4",
+}
+_PLAIN = re.compile(r"[<,] ?(float|double)(?=[,> ])")
+
+
+def of_template(name: str) -> str | None:
+    """The first type among template arguments: of a matrix instruction where one is named, else of an element."""
+    atom = _ATOM.search(name)
+    if atom:
+        return _word(atom.group(1))
+    element = _ELEMENT.search(name)
+    if element:
+        return _ELEMENTS[element.group(1) or element.group(2)]
+    plain = _PLAIN.search(name)
+    return _word(plain.group(1)) if plain else None
+
+
+_TENSILE = re.compile(r"Cijk_[A-Z][a-z]+_[A-Z][a-z]+_((?:F8|B8|I8|4xi8|[HBSDCZX])+)_")
+_TENSILE_WORDS = {
+    "F8": "fp8",
+    "B8": "fp8",
+    "I8": "int8",
+    "4xi8": "int8",
+    "H": "fp16",
+    "B": "bf16",
+    "S": "fp32",
+    "D": "fp64",
+}
+
+
+def of_tensile(name: str) -> str | None:
+    """`Cijk_Alik_Bljk_HHS_BH_…`: types of A, of the result, and of the sum."""
+    found = _TENSILE.search(name)
+    if not found:
+        return None
+    if "X" in found.group(1):
+        return "tf32"
+    first = re.match(r"F8|B8|I8|4xi8|[HBSD]", found.group(1))
+    return _TENSILE_WORDS[first.group()] if first else None
+
+
+def of_rocm(name: str) -> str | None:
+    """Types as tokens or as HIP writes them."""
+    if re.search(r"_Float16|(?<![a-z])half", name):
+        return "fp16"
+    return of_token(name)
