@@ -41,7 +41,8 @@ EVENT_KINDS: dict[str, str] = {
     "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer",
     "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
-    "an output; detail: `input` where its input was not finite either, `weights` where its weights were not",
+    "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
+    "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
     "failed in": "the module that was at work when an exception ended the run; op: the function",
@@ -318,7 +319,7 @@ TABLES: dict[str, Table] = {
             (
                 _column("step", "i", "the sampled step", required=True),
                 _column("number", "i", "number of the moment within the step, from 0", 0),
-                _column("moment", "s", "step begins, module, forward ends, backward begins, gradient, …, step ends"),
+                _column("moment", "s", "step begins, module, forward ends, loss computed, backward begins, gradient, …"),
                 _column("name", "s", "the module that was run, or the parameter whose gradient arrived", ""),
                 _column("phase", "s", "forward, backward or optimizer: what ended with this moment"),
                 _column("device", "s", "cpu, cuda:0, …"),

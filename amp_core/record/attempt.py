@@ -126,17 +126,21 @@ class Attempt:
 def memory_bytes(device: torch.device) -> tuple[int, int]:
     """Now and at most so far: allocated by torch on CUDA, else the resident set of this process."""
     if device.type == "cuda":
-        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-    now = _resident_bytes()
+        highest = max(torch.cuda.max_memory_allocated(device), earlier_peaks.get(device, 0))
+        return torch.cuda.memory_allocated(device), highest
+    now = resident_bytes()
     global _peak
     _peak = max(_peak, now)
     return now, _peak
 
 
 _peak = 0
+earlier_peaks: dict[torch.device, int] = {}
+"""Highest use of a CUDA device before torch's own peak was begun anew; who begins it anew writes it here first."""
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """The resident set of this process."""
     file = _statm(os.getpid())
     if file is None:
         return int(psutil.Process().memory_info().rss)

@@ -1,0 +1,164 @@
+"""Whose memory it is: bytes of the storages behind tensors, each counted once, and those that autograd keeps.
+
+    parameters = storages(model.parameters(), device)       # bytes by address
+    saved = Saved(device)
+    unseen = saved.start(ignored=parameters)                # None, or why it cannot be seen
+    loss = loss_fn(model(x), y)
+    saved.activations, saved.autocast                       # bytes alive now
+    loss.backward()                                         # … and they go, as backward is done with them
+    saved.stop()
+
+Views share a storage, so a tensor and its transpose are counted once. Only storages of the device that is looked at are
+counted.
+"""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from amp_core.record.gradients import local_values
+
+Key = int
+"""Address of a storage: two that live at the same time never share it."""
+
+
+def storage_of(tensor: torch.Tensor, device: torch.device) -> tuple[Key, int] | None:
+    """Address and bytes of the storage behind `tensor`; None where it is elsewhere, empty, or has none to be seen."""
+    if tensor.device != device:
+        return None
+    try:
+        storage = local_values(tensor).untyped_storage()
+        size = storage.nbytes()
+        return (storage.data_ptr(), size) if size else None
+    except (RuntimeError, NotImplementedError):  # wrappers of tensors, which hold no memory of their own
+        return None
+
+
+def storages(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[Key, int]:
+    """Bytes of each distinct storage behind `tensors` on `device`, by its address."""
+    found = (storage_of(tensor, device) for tensor in tensors)
+    return dict(one for one in found if one is not None)
+
+
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Every tensor in the state of the optimizers."""
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            yield from (v for v in state.values() if isinstance(v, torch.Tensor))
+
+
+class Saved:
+    """What autograd keeps for backward, seen through `torch.autograd.graph.saved_tensors_hooks` while it is started.
+
+    Autograd gets a detached alias of the very tensor it would have kept: the same memory, the same values. When it lets
+    go of that alias the tensor is counted off. Storages in `ignored` (parameters, buffers) are not counted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._ignored: set[Key] = set()
+        self._alive: dict[Key, list[Any]] = {}  # by storage: aliases that live, bytes, what it is
+        self._references: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._bytes = {"activations": 0, "autocast": 0}
+        self._lock = threading.RLock()  # aliases go on autograd's threads; reentrant, as that may happen within `pack`
+        self._hooks: Any = None
+        self._thread = 0
+        self.counting = True
+        self.seen = False
+        """Whether anything has been counted since the start."""
+        self.before_release: Callable[[], None] | None = None
+        """Called once, before the next tensor that is let go is counted off."""
+
+    @property
+    def activations(self) -> int:
+        """Bytes kept for backward now, weights' casts apart."""
+        return self._bytes["activations"]
+
+    @property
+    def autocast(self) -> int:
+        """Bytes of 16-bit casts of weights kept for backward now."""
+        return self._bytes["autocast"]
+
+    def start(self, ignored: Iterable[Key]) -> str | None:
+        """See what is kept from now on, on this thread; where that would disturb the program, why it is not done."""
+        self._ignored = set(ignored)
+        self._alive.clear()
+        self._references.clear()
+        self._bytes = dict.fromkeys(self._bytes, 0)
+        self.counting, self.seen, self.before_release = True, False, None
+        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+        if top is None:
+            return "this torch does not tell whether the program has saved-tensor hooks of its own"
+        if top(False) is not None:  # ours would take their place: of nested hooks the innermost alone are called
+            return "the program has saved-tensor hooks of its own"
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        try:
+            hooks.__enter__()
+        except RuntimeError as error:  # torch.autograd.graph.disable_saved_tensors_hooks
+            return f"saved-tensor hooks are turned off: {error}"
+        self._hooks, self._thread = hooks, threading.get_ident()
+        return None
+
+    def stop(self) -> None:
+        """See no more. On another thread than `start`'s there is nothing to take off, and nothing is done."""
+        if self._hooks is not None and self._thread == threading.get_ident():
+            self._hooks.__exit__(None, None, None)
+            self._hooks = None
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        kept = tensor.detach()  # torch asks not to keep `tensor` itself: an output would refer to itself
+        if self.counting:
+            found = storage_of(kept, self._device)
+            if found is not None and found[0] not in self._ignored:
+                self._count(kept, *found, kind="autocast" if is_cast_of_weight(tensor) else "activations")
+        return kept
+
+    def _count(self, kept: torch.Tensor, key: Key, size: int, kind: str) -> None:
+        with self._lock:
+            self.seen = True
+            entry = self._alive.setdefault(key, [0, size, kind])
+            if not entry[0]:
+                self._bytes[kind] += size
+            entry[0] += 1
+            reference = weakref.ref(kept, functools.partial(self._gone, key))
+            self._references[id(reference)] = reference
+
+    def _gone(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
+        with self._lock:
+            if self._references.pop(id(reference), None) is None:  # of an earlier step
+                return
+            tell, self.before_release = self.before_release, None
+            if tell is not None:
+                tell()
+            entry = self._alive[key]
+            entry[0] -= 1
+            if not entry[0]:
+                del self._alive[key]
+                self._bytes[entry[2]] -= entry[1]
+
+
+def _unpack(kept: torch.Tensor) -> torch.Tensor:
+    return kept
+
+
+_VIEWS = ("TBackward", "TransposeBackward", "ViewBackward", "UnsafeViewBackward", "PermuteBackward", "ExpandBackward")
+_DEEPEST = 6
+
+
+def is_cast_of_weight(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is what autocast made of a parameter: a cast, or a view of one, straight from a leaf."""
+    node = tensor.grad_fn
+    for _ in range(_DEEPEST):
+        if node is None:
+            return False
+        above = [n for n, _ in node.next_functions if n is not None]
+        if node.name().startswith("ToCopyBackward"):
+            return len(above) == 1 and hasattr(above[0], "variable")
+        if not node.name().startswith(_VIEWS) or len(above) != 1:
+            return False
+        node = above[0]
+    return False
