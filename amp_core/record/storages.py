@@ -90,10 +90,7 @@ class Saved:
         self._references.clear()
         self._bytes = dict.fromkeys(self._bytes, 0)
         self.counting, self.seen, self.before_release = True, False, None
-        top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-        if top is None:
-            return "this torch does not tell whether the program has saved-tensor hooks of its own"
-        if top(False) is not None:  # ours would take their place: of nested hooks the innermost alone are called
+        if hooks_are_on():  # ours would take their place: of nested hooks the innermost alone are called
             return "the program has saved-tensor hooks of its own"
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         try:
@@ -139,6 +136,20 @@ class Saved:
             if not entry[0]:
                 del self._alive[key]
                 self._bytes[entry[2]] -= entry[1]
+
+
+def hooks_are_on() -> bool:
+    """Whether saved-tensor hooks are in effect on this thread."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # from PyTorch 2.7 on
+    if top is not None:
+        return top(False) is not None
+    with torch.enable_grad():
+        node: Any = torch.ones(1, requires_grad=True).exp().grad_fn
+    try:
+        node._raw_saved_result.register_hooks(_unpack, _unpack)  # refused to a tensor that was saved under others
+    except RuntimeError:
+        return True
+    return False
 
 
 def _unpack(kept: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from amp_core import load_run
 from amp_core.record import memory as watching
 from amp_core.record.memory import MemoryWatch, sampled
 from amp_core.record.observers import Observer
-from amp_core.record.storages import Saved, is_cast_of_weight, storage_of, storages
+from amp_core.record.storages import Saved, hooks_are_on, is_cast_of_weight, storage_of, storages
 from amp_core.runlog import RunWriter
 
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def test_only_few_steps_are_looked_at_and_nothing_stays_on_the_model(tmp_path):
     assert [s for s in range(300) if sampled(s)] == [1, 4, 16, 64, 256]
     assert not any(m._forward_hooks for m in net.modules())
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not hooks_are_on()
 
 
 def test_a_loop_that_breaks_off_leaves_no_hooks(tmp_path):
@@ -166,7 +166,7 @@ def test_a_loop_that_breaks_off_leaves_no_hooks(tmp_path):
         observer.step_began(0)
         net(torch.randn(BATCH, WIDTH))
         observer.close()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not hooks_are_on()
     assert not any(m._forward_hooks for m in net.modules())
     assert len(load_run(tmp_path / "run").memory) == 0
 
@@ -194,7 +194,7 @@ def test_a_model_that_is_compiled_is_left_alone(tmp_path):
         observer = MemoryWatch(writer, net, [optimizer], CPU, lambda step: True)
         observer.step_began(0)
         assert not any(m._forward_hooks for m in net.modules())
-        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+        assert not hooks_are_on()
         observer.called("optimizer.step", 0)
         observer.step_ended(0)
     run = load_run(tmp_path / "run")
@@ -303,15 +303,25 @@ def test_hooks_are_taken_off_by_the_thread_that_put_them_on():
     other = threading.Thread(target=saved.stop)
     other.start()
     other.join()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    assert hooks_are_on()
     saved.stop()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not hooks_are_on()
 
 
 def test_where_hooks_are_turned_off_the_reason_is_told():
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
         said = Saved(CPU).start(ignored=())
     assert said is not None and "not here" in said
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_hooks_of_others_are_noticed_by_any_torch(monkeypatch, older):
+    if older:
+        monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
+    assert not hooks_are_on()
+    with torch.autograd.graph.save_on_cpu():
+        assert hooks_are_on()
+    assert not hooks_are_on()
 
 
 def test_casts_of_weights_are_told_from_other_casts():
