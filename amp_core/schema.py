@@ -287,7 +287,7 @@ TABLES: dict[str, Table] = {
                 _column("casts", "i", "casts that autocast made for it"),
                 _column("cache_hits", "i", "weights it took as 16-bit copies that autocast had made for an earlier op"),
                 _column("flops", "i", "floating-point operations of matrix products; null for other operators"),
-                _column("cast_by", "s", "of a cast, who made it: autocast, code or gradient (a cast's backward)"),
+                _column("cast_by", "s", "of a cast, who made it: autocast, code, operator (inside), gradient (backward)"),
                 _column("cast_of", "s", "of a cast, what it converts: parameter or other"),
                 _column("repeated", "i", "of casts, those of a tensor that had been cast to the same dtype before"),
                 _column("undone", "i", "of casts, those of a cast's result back to the dtype it came from"),
