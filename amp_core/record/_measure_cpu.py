@@ -12,10 +12,11 @@ Threads are plain Python threads over kernels that release the GIL: numba's own 
 that a forked DataLoader worker cannot survive.
 """
 
+import itertools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -27,6 +28,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.channels import Cap
 from amp_core.record.measure import LEADING, in_one_row, merged
 
 BLOCK = 2048
@@ -42,67 +44,83 @@ _HALF, _BFLOAT, _DOUBLE = 1, 2, 5
 _FP8 = frozenset((3, 4))
 _CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
 _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
-_SIZE = np.array([LEADING + form.powers_of_two for form in _FORMATS])
+_SIZE = [LEADING + form.powers_of_two for form in _FORMATS]
 _BYTES = np.array([4, 2, 2, 4, 4, 8])  # FP8 is widened before
 _SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
 
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # process, threads, pool: a forked child makes its own
 
 
-class _Tasks(NamedTuple):
-    """Stretches of values: address and length, which dtype, and the address of the packed vector to add them to."""
+Tasks = npt.NDArray[np.int64]
+"""Stretches of values, one a row, whose columns are these."""
+WHERE, LENGTH, CODE, OUT = range(4)
+"""Address, number of values, which dtype, and the address of the packed vector to add them to."""
+CAP, CHANNELS, INNER, FIRST = range(4, 8)
+"""Address (0: none) and length of the largest magnitudes to count, how many values in a row share one of them (see
+`channels.Cap`), and how many values of the tensor come before this stretch."""
 
-    where: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
-    code: npt.NDArray[np.int64]
-    out: npt.NDArray[np.int64]
 
-
-def measure_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
     """The packed vectors of CPU tensors, one after another, as `amp_core.record.measure` describes them."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
+    if caps is None:
+        rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
+        limits = [_NO_CAP] * len(rows)
+    else:
+        rows = [t if t.is_contiguous() else t.detach().contiguous() for t in tensors]
+        # As wide as the kernel compares them; held likewise.
+        wide = [c.largest.to(torch.promote_types(t.dtype, torch.float32)) for t, c in zip(tensors, caps, strict=True)]
+        limits = [(w.data_ptr(), len(w), c.inner) for w, c in zip(wide, caps, strict=True)]
     codes = [_CODE[t.dtype] for t in tensors]
-    rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
     if not _FP8.isdisjoint(codes):
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
-    lengths = [t.numel() for t in rows]
-    code = np.array(codes)
-    size = _SIZE[code]
-    ends = size.cumsum()
-    packed = torch.zeros(int(ends[-1]), dtype=torch.float64)
-    out = ends - size
-    tasks = _Tasks(np.array([t.data_ptr() for t in rows]), np.array(lengths), code, packed.data_ptr() + 8 * out)
-    threads = min(torch.get_num_threads(), sum(lengths) // SHARE)
+    starts = [0, *itertools.accumulate(_SIZE[code] for code in codes)]
+    packed = torch.zeros(starts[-1], dtype=torch.float64)
+    base = packed.data_ptr()
+    tasks = np.array(
+        [
+            (row.data_ptr(), row.numel(), code, base + 8 * start, *limit, 0)
+            for row, code, start, limit in zip(rows, codes, starts, limits, strict=False)
+        ],
+        np.int64,
+    )
+    threads = min(torch.get_num_threads(), int(tasks[:, LENGTH].sum()) // SHARE)
     if threads < 2:
         _run(tasks)
     else:
         for i, part in _share(tasks, threads):
-            whole = packed.numpy()[out[i] : ends[i]]
+            whole = packed.numpy()[starts[i] : starts[i + 1]]
             whole[:] = merged(whole, part)
     return packed
 
 
-def _share(tasks: _Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float64]]]:
+_NO_CAP = (0, 0, 1)
+
+
+def _share(tasks: Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float64]]]:
     """Run the tasks on `threads` threads, each on a stretch of memory of its own as long as the others'.
 
     Of a tensor that is cut, all parts but the first come back: the number of its task, and their packed vector.
     """
-    starts = np.cumsum(tasks.length) - tasks.length
-    total = int(tasks.length.sum())
+    lengths = tasks[:, LENGTH]
+    starts = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
     edges = [0]
     for k in range(1, threads):
         start = int(starts[np.searchsorted(starts, total * k // threads, side="right") - 1])
         edges.append(start + (total * k // threads - start) // BLOCK * BLOCK)
     parts, given = [], []
     for begin, end in zip(edges, [*edges[1:], total], strict=True):
-        low, high = (np.clip(edge - starts, 0, tasks.length) for edge in (begin, end))
+        low, high = (np.clip(edge - starts, 0, lengths) for edge in (begin, end))
         mine = np.flatnonzero(high > low)
-        low, length, code = low[mine], (high - low)[mine], tasks.code[mine]
-        stretch = _Tasks(tasks.where[mine] + low * _BYTES[code], length, code, tasks.out[mine])
+        low, high, stretch = low[mine], high[mine], tasks[mine]
+        stretch[:, WHERE] += low * _BYTES[stretch[:, CODE]]
+        stretch[:, LENGTH] = high - low
+        stretch[:, FIRST] = low
         if len(mine) and low[0] > 0:
-            part = np.zeros(_SIZE[code[0]])
-            stretch.out[0] = part.ctypes.data
+            part = np.zeros(_SIZE[stretch[0, CODE]])
+            stretch[0, OUT] = part.ctypes.data
             parts.append((int(mine[0]), part))
         given.append(stretch)
     futures = [_threads(threads - 1).submit(_run, stretch) for stretch in given[1:]]
@@ -112,17 +130,14 @@ def _share(tasks: _Tasks, threads: int) -> list[tuple[int, npt.NDArray[np.float6
     return parts
 
 
-def _run(tasks: _Tasks) -> None:
-    double = tasks.code == _DOUBLE
-    doubles = np.count_nonzero(double)
-    if doubles < len(double):
-        single = _Tasks(*(column[~double] for column in tasks)) if doubles else tasks
+def _run(tasks: Tasks) -> None:
+    double = tasks[:, CODE] == _DOUBLE
+    if not double.all():
         real = np.empty(BLOCK, np.float32)
-        _kernel(*single, _SKIP, real, real.view(np.uint32), np.empty(BLOCK, np.uint8))
-    if doubles:
-        wide = _Tasks(*(column[double] for column in tasks))
+        _kernel(tasks[~double] if double.any() else tasks, _SKIP, real, real.view(np.uint32), np.empty(BLOCK, np.uint8))
+    if double.any():
         real = np.empty(BLOCK, np.float64)
-        _kernel(*wide, _SKIP, real, real.view(np.uint64), np.empty(BLOCK, np.uint16))
+        _kernel(tasks[double], _SKIP, real, real.view(np.uint64), np.empty(BLOCK, np.uint16))
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
@@ -135,7 +150,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 @intrinsic
-def _pointer(typingctx: Any, address: Any) -> Any:
+def pointer(typingctx: Any, address: Any) -> Any:
     """An int64 as a pointer, so that one call can take any number of tensors."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -176,7 +191,7 @@ def _count_equal(typingctx: Any, address: Any, length: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64, value), codegen
 
 
-def _kept(function: Any) -> Any:
+def kept(function: Any) -> Any:
     """Compile when first called, and keep the code for other processes where a folder can be written for that."""
     try:
         return numba.njit(nogil=True, cache=True)(function)
@@ -264,6 +279,32 @@ def _widen_bfloat(bits: Any, into_bits: Any) -> None:
 
 
 @numba.njit(nogil=True)
+def _capped(bits: Any, cap: Any, inner: int, begin: int, special: Any, into: Any) -> None:
+    """Copy magnitudes, each at most what `cap` holds for its place; bits of magnitudes have the order of their values.
+
+    The first value is the tensor's one numbered `begin`. NaNs, whose bits are above `special`, are neither capped nor
+    caps.
+    """
+    uint = bits.dtype.type
+    magnitude = uint(_ones(uint) >> uint(1))
+    i = 0
+    while i < bits.size:
+        channel = (begin + i) // inner % cap.size
+        if inner == 1:
+            span = min(bits.size - i, cap.size - channel)
+            for j in range(span):
+                a, c = uint(bits[i + j] & magnitude), cap[channel + j]
+                into[i + j] = c if c < a and a <= special else a
+        else:
+            span = min(bits.size - i, inner - (begin + i) % inner)
+            c = cap[channel]
+            for j in range(i, i + span):
+                a = uint(bits[j] & magnitude)
+                into[j] = c if c < a and a <= special else a
+        i += span
+
+
+@numba.njit(nogil=True)
 def _without_special(bits: Any, special: Any, into: Any) -> Any:
     """Copy with zeros for infinities and NaNs; returns how many there were of each."""
     uint = bits.dtype.type
@@ -287,11 +328,11 @@ def _lift_subnormals(bits: Any, first_normal: Any, into: Any) -> None:
         into[i] = real(a if a < first_normal else uint(0))
 
 
-@_kept
-def _kernel(where: Any, length: Any, code: Any, out: Any, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
+@kept
+def _kernel(tasks: Any, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
     """Measure every task.
 
-    The columns of `_Tasks`; for each dtype by how many exponents its packed vector begins above the lowest of this
+    The `Tasks`; for each dtype by how many exponents its packed vector begins above the lowest of this
     width; and three buffers of one block: real numbers, the same as bits, and integers that
     an exponent field fits in. An exponent field f >= 1 stands `mantissa - 1 + f` above the lowest subnormal exponent.
     """
@@ -302,25 +343,31 @@ def _kernel(where: Any, length: Any, code: Any, out: Any, skip: Any, wide: Any, 
     first_normal = uint(one << down)
     special = uint((ones >> one) >> down << down)  # the bits of infinity; everything above is NaN
     fields = np.int64(special >> down)
-    for k in range(where.size):
-        size = 2 if code[k] == _HALF or code[k] == _BFLOAT else width
-        skipped = skip[code[k]]
-        row = numba.carray(_pointer(out[k]), (LEADING,), np.float64)
+    for k in range(tasks.shape[0]):
+        where, length, code, out = tasks[k, WHERE], tasks[k, LENGTH], tasks[k, CODE], tasks[k, OUT]
+        size = 2 if code in (_HALF, _BFLOAT) else width
+        skipped = skip[code]
+        row = numba.carray(pointer(out), (LEADING,), np.float64)
         # Where field 0 would be counted, of normal values, and of subnormals as `_lift_subnormals` leaves them.
-        lowest = out[k] + 8 * (LEADING - skipped)
-        normals = numba.carray(_pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64)
-        subnormals = numba.carray(_pointer(lowest - 8 * (fields // 2)), (fields,), np.float64)
+        lowest = out + 8 * (LEADING - skipped)
+        normals = numba.carray(pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64)
+        subnormals = numba.carray(pointer(lowest - 8 * (fields // 2)), (fields,), np.float64)
         top, bottom = uint(0), ones
-        for start in range(0, length[k], BLOCK):
-            n = min(BLOCK, length[k] - start)
-            address = where[k] + start * size
-            if code[k] == _HALF:
-                _widen_half(numba.carray(_pointer(address), (n,), np.uint16), wide_bits, wide)
+        for start in range(0, length, BLOCK):
+            n = min(BLOCK, length - start)
+            address = where + start * size
+            if code == _HALF:
+                _widen_half(numba.carray(pointer(address), (n,), np.uint16), wide_bits, wide)
                 address = wide.ctypes.data
-            elif code[k] == _BFLOAT:
-                _widen_bfloat(numba.carray(_pointer(address), (n,), np.uint16), wide_bits)
+            elif code == _BFLOAT:
+                _widen_bfloat(numba.carray(pointer(address), (n,), np.uint16), wide_bits)
                 address = wide.ctypes.data
-            bits = numba.carray(_pointer(address), (n,), uint)
+            if tasks[k, CAP]:
+                cap = numba.carray(pointer(tasks[k, CAP]), (tasks[k, CHANNELS],), uint)
+                whole = numba.carray(pointer(address), (n,), uint)
+                _capped(whole, cap, tasks[k, INNER], tasks[k, FIRST] + start, special, wide_bits)
+                address = wide.ctypes.data
+            bits = numba.carray(pointer(address), (n,), uint)
             high, low = _fields_of(bits, found)
             unfit = 0
             if high >= special:
@@ -329,9 +376,9 @@ def _kernel(where: Any, length: Any, code: Any, out: Any, skip: Any, wide: Any, 
                 row[2] += nan
                 unfit = infinite + nan
                 address = wide.ctypes.data
-                bits = numba.carray(_pointer(address), (n,), uint)
+                bits = numba.carray(pointer(address), (n,), uint)
                 high, low = _fields_of(bits, found)
-            total, squares = _sums_of(numba.carray(_pointer(address), (n,), wide.dtype.type))
+            total, squares = _sums_of(numba.carray(pointer(address), (n,), wide.dtype.type))
             row[5] += total
             row[6] += squares
             smallest = uint(low + one)

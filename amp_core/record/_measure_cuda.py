@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from amp_core.formats import FORMAT_OF_DTYPE, FORMATS
+from amp_core.record.channels import Cap
 from amp_core.record.measure import LEADING, dtype_name, in_one_row, packed_size
 
 SIZE = 1024
@@ -36,17 +37,20 @@ _ABOVE = tl.constexpr(8)
 _INTEGERS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
-def measure_cuda(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def measure_cuda(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
     """The packed vectors of CUDA tensors of one device, one after another, as `amp_core.record.measure` has them.
 
     Tensors on the CPU work under Triton's interpreter.
     """
     device = tensors[0].device
-    rows = [in_one_row(t) for t in tensors]
+    rows = [in_one_row(t) if caps is None else t.detach().contiguous() for t in tensors]
     groups: dict[torch.dtype, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.dtype, []).append(i)
-    found = {dtype: _measure_alike([rows[i] for i in members], device) for dtype, members in groups.items()}
+    found = {}
+    for dtype, members in groups.items():
+        capped = None if caps is None else [caps[i] for i in members]
+        found[dtype] = _measure_alike([rows[i] for i in members], capped, device)
     if len(found) == 1:
         return found[tensors[0].dtype].reshape(-1)
     vectors: dict[int, torch.Tensor] = {}
@@ -55,16 +59,19 @@ def measure_cuda(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([vectors[i] for i in range(len(tensors))])
 
 
-def _measure_alike(rows: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _measure_alike(rows: list[torch.Tensor], caps: list[Cap] | None, device: torch.device) -> torch.Tensor:
     """Packed vectors, one a row, of contiguous tensors of one dtype."""
     dtype = rows[0].dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32  # as wide as the kernel compares them
+    limits = [Cap(c.largest.to(wide), c.inner) for c in caps or ()]
     packed = torch.zeros(len(rows), packed_size(dtype), dtype=torch.float64, device=device)
     packed[:, 4] = torch.inf
     for aligned in (True, False):  # vectors of 16 bytes are loaded where every stretch begins and ends with one
         members = [i for i, row in enumerate(rows) if row.numel() and _aligned(row) is aligned]
         if not members:
             continue
-        table = _table([rows[i] for i in members], [i * packed.shape[1] for i in members])
+        starts = [i * packed.shape[1] for i in members]
+        table = _table([rows[i] for i in members], starts, [limits[i] for i in members] if limits else None)
         if device.type == "cuda":
             table = table.pin_memory()
         launch: Any = _measure_stretches[(table.shape[1],)]
@@ -76,6 +83,7 @@ def _measure_alike(rows: list[torch.Tensor], device: torch.device) -> torch.Tens
                 table.shape[1],
                 **constants(FORMAT_OF_DTYPE[dtype_name(dtype)].name),
                 ALIGNED=aligned,
+                CAPPED=bool(limits),
                 num_warps=4,
             )
     smallest = packed[:, 4]
@@ -84,7 +92,7 @@ def _measure_alike(rows: list[torch.Tensor], device: torch.device) -> torch.Tens
 
 
 def constants(form: str) -> dict[str, Any]:
-    """What the kernel for a format is compiled with, but for ALIGNED."""
+    """What the kernel for a format is compiled with, but for ALIGNED and CAPPED."""
     double = form == "fp64"
     return {
         "FORM": form,
@@ -100,19 +108,27 @@ def _aligned(row: torch.Tensor) -> bool:
     return row.data_ptr() % 16 == 0 and row.numel() % 16 == 0
 
 
-def _table(rows: list[torch.Tensor], into: list[int]) -> torch.Tensor:
-    """Stretches of a few blocks each: address, length, and index of the packed vector's first number."""
+def _table(rows: list[torch.Tensor], into: list[int], caps: list[Cap] | None) -> torch.Tensor:
+    """Stretches of a few blocks each: address, length, and index of the packed vector's first number.
+
+    With caps also the number of values of the tensor before the stretch, the address of the largest magnitudes, their
+    number, and how many values in a row share one.
+    """
     length = np.array([row.numel() for row in rows])
     most = max(4, -(-int(length.sum()) // (STRETCHES * SIZE))) * SIZE
     pieces = -(-length // most)
     which = np.repeat(np.arange(len(rows)), pieces)
     start = (np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
     address = np.array([row.data_ptr() for row in rows])[which] + start * rows[0].dtype.itemsize
-    return torch.from_numpy(np.stack([address, np.minimum(most, length[which] - start), np.array(into)[which]]))
+    columns = [address, np.minimum(most, length[which] - start), np.array(into)[which]]
+    if caps is not None:
+        limits = np.array([(c.largest.data_ptr(), len(c.largest), c.inner) for c in caps])
+        columns += [start, *limits[which].T]
+    return torch.from_numpy(np.stack(columns))
 
 
 @triton.jit
-def _magnitude_bits(raw, FORM: tl.constexpr):  # noqa: N803
+def magnitude_bits(raw, FORM: tl.constexpr):  # noqa: N803
     """The bits of |x| as float32, or as float64 where x is that. Nothing is rounded."""
     if FORM == "fp64":
         bits = raw & 0x7FFFFFFFFFFFFFFF
@@ -156,6 +172,7 @@ def _measure_stretches(
     EXPONENTS: tl.constexpr,  # noqa: N803
     FIRST: tl.constexpr,  # noqa: N803
     ALIGNED: tl.constexpr,  # noqa: N803
+    CAPPED: tl.constexpr,  # noqa: N803
     SIZE: tl.constexpr,  # noqa: N803
 ):
     """Measure one stretch of values and add it to its packed vector.
@@ -173,6 +190,11 @@ def _measure_stretches(
         source = tl.multiple_of(source, 16)
         length = tl.multiple_of(length, 16)
     row = tl.load(table + 2 * stretches + stretch)
+    if CAPPED:
+        first = tl.load(table + 3 * stretches + stretch)
+        caps = tl.load(table + 4 * stretches + stretch).to(tl.pointer_type(special.dtype))
+        channels = tl.load(table + 5 * stretches + stretch)
+        inner = tl.load(table + 6 * stretches + stretch)
     packed += row
     packed_bits += row
 
@@ -187,7 +209,10 @@ def _measure_stretches(
     highest = -1  # the field that the first bin counts; none yet
     for start in range(0, length, SIZE):
         there = start + offsets < length
-        bits = _magnitude_bits(tl.load(source + start + offsets, mask=there, other=0), FORM)
+        bits = magnitude_bits(tl.load(source + start + offsets, mask=there, other=0), FORM)
+        if CAPPED:
+            cap = tl.load(caps + (first + start + offsets) // inner % channels, mask=there, other=0)
+            bits = tl.where((cap < bits) & (bits <= special), cap, bits)
         finite = bits < special
         field = (bits >> MANTISSA).to(tl.int32)
         if highest < 0:

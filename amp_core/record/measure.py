@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.channels import Cap
 
 LEADING = 7
 """Packed values before the exponent counts: zero, inf, nan, absmax, absmin, abs_sum, sq_sum."""
@@ -72,20 +73,25 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return packed
 
 
-def measure_together(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another."""
+def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
+    """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another.
+
+    With `caps`, one for each tensor and of its dtype, magnitudes count as at most what those say.
+    """
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     kind = tensors[0].device.type
     kernel = _kernel(kind)
     if kernel is not None:
         try:
-            return kernel(tensors)
+            return kernel(tensors, caps)
         except Exception as error:
             if kind == "cpu" or isinstance(error, torch.OutOfMemoryError):
                 raise
             _do_without(kind, error)  # Triton compiles on first use, which takes a C compiler and more
-    return torch.cat([_measure_plain(t) for t in tensors])
+    if caps is None:
+        return torch.cat([_measure_plain(t) for t in tensors])
+    return torch.cat([_measure_plain(_capped(t, cap)) for t, cap in zip(tensors, caps, strict=True)])
 
 
 def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
@@ -191,6 +197,13 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return wide.reshape(-1)
 
 
+def _capped(tensor: torch.Tensor, cap: Cap) -> torch.Tensor:
+    """Magnitudes, each at most its channel's; a NaN is neither capped nor a cap."""
+    magnitude = tensor.detach().reshape(-1).abs()
+    most = cap.spread(tensor)
+    return torch.where(most < magnitude, most, magnitude)
+
+
 def _measure_plain(tensor: torch.Tensor) -> torch.Tensor:
     """The specification in torch operations, for devices without a kernel; none of them waits for the device."""
     tensor = tensor.detach()
@@ -224,17 +237,19 @@ def _measure_plain(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([leading, counts[:bins].to(torch.float64)])
 
 
-_kernels: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor] | None] = {}
+Kernel = Callable[[Sequence[torch.Tensor], Sequence[Cap] | None], torch.Tensor]
+
+_kernels: dict[str, Kernel | None] = {}
 
 
-def _kernel(device: str) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+def _kernel(device: str) -> Kernel | None:
     """The kernel for tensors of that kind of device; None where the plain path is all there is."""
     if device not in _kernels:
         _kernels[device] = _import_kernel(device)
     return _kernels[device]
 
 
-def _import_kernel(device: str) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+def _import_kernel(device: str) -> Kernel | None:
     try:
         if device == "cpu":
             from amp_core.record._measure_cpu import measure_cpu

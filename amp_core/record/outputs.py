@@ -6,10 +6,7 @@ measured the moment it passes.
 
 Watched are the modules that compute: those without children, and those with parameters of their own.
 
-Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too. A weight
-gradient is a sum of products of one channel's output gradients with inputs, so where all of a channel's output
-gradients are flushed to zero, its whole row of the weight gradient is, however large that would have been: as happens
-to words a language model has not seen, and to queries and keys in attention. `capped` says how small that makes a row.
+Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.environment import computes
-from amp_core.record.gradients import local_values
 from amp_core.record.measure import dtype_name, measurable, measure_together
 
 
@@ -41,7 +38,7 @@ class Outputs:
         self._paused = paused
         self._handles: list[Any] = []
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
-        self._largest: dict[int, torch.Tensor] = {}
+        self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
 
     def put_on(self) -> None:
         """Measure what passes from now on."""
@@ -60,19 +57,13 @@ class Outputs:
         measured, self._measured = self._measured, []
         return measured
 
-    def capped(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Magnitudes of the gradient of `weight`, none above the largest output gradient of its channel in this step.
+    def cap(self, weight: torch.Tensor, grad: torch.Tensor) -> Cap | None:
+        """The largest output gradients of this step by channel, as a cap for `grad`, the gradient of `weight`.
 
-        None where that was not seen or does not fit, as with a weight that is sharded.
+        None where they were not seen or do not fit.
         """
-        largest = self._largest.get(id(weight))
-        if largest is None or weight.grad is None:
-            return None
-        grad = local_values(weight.grad)
-        if grad.device != largest.device:  # gradients that are kept elsewhere
-            return None
-        fits = largest.dim() == grad.dim() and all(n in (1, m) for n, m in zip(largest.shape, grad.shape, strict=True))
-        return torch.minimum(grad.abs(), largest) if fits else None
+        seen = self._largest.get(id(weight))
+        return cap_for(grad, *seen) if seen is not None and grad.dim() == weight.dim() else None
 
     def _hook(self, name: str) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -89,7 +80,7 @@ class Outputs:
         return after_forward
 
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
-        channels = _channels(module)
+        channels = channel_of(module)
 
         def hook(grad: torch.Tensor) -> None:
             with self._phases.watching():
@@ -106,12 +97,9 @@ class Outputs:
         # Of no values there is no largest, and FP8 has no arithmetic.
         if grad.dim() < 2 or not 0 <= channel < grad.dim() or not grad.numel() or grad.element_size() < 2:
             return
-        largest = grad.detach().abs().amax([d for d in range(grad.dim()) if d != channel])
-        shape = [1] * weight.dim()
-        shape[row] = len(largest)
-        largest = largest.view(shape)
+        largest = channel_largest(grad, channel)
         before = self._largest.get(id(weight))  # a layer used twice, or for several micro-batches
-        self._largest[id(weight)] = largest if before is None else torch.maximum(before, largest)
+        self._largest[id(weight)] = (largest if before is None else torch.maximum(before[0], largest), row)
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
         self._measured.append((name, kind, dtype_name(tensor.dtype), measure_together([tensor])))
@@ -127,14 +115,3 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 def is_compiled(model: torch.nn.Module) -> bool:
     """Whether the model, or a part of it, runs as a compiled graph, into which module hooks do not reach."""
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
-
-
-def _channels(module: torch.nn.Module) -> tuple[int, int] | None:
-    """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
-    if isinstance(module, torch.nn.Linear):
-        return -1, 0
-    if isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
-        return 1 - module.weight.dim(), 0
-    if type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None:  # GPT-2's, in transformers
-        return -1, 1
-    return None

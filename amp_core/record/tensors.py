@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from amp_core.record.attempt import Attempt
+from amp_core.record.channels import Cap
 from amp_core.record.gradients import local_values
 from amp_core.record.measure import dtype_name, measurable, measure_together
 from amp_core.record.outputs import Outputs
@@ -33,10 +34,7 @@ class Tensors:
         if "weight_grad" in self._kinds:
             self._measure(attempt, "weight_grad", gradients)
         if "weight" in self._kinds:
-            weights = [p for group in optimizer.param_groups for p in group["params"]]
-            self._measure(
-                attempt, "weight", [(self._names[id(p)], local_values(p)) for p in weights if id(p) in self._names]
-            )
+            self._measure(attempt, "weight", [(name, local_values(p)) for name, p in self._weights(optimizer)])
         for name, kind, dtype, packed in self._outputs.take():
             attempt.add(kind, [(name, dtype)], packed)
         if alike and self._kinds >= {"weight_grad", "output_grad"}:
@@ -48,15 +46,22 @@ class Tensors:
             attempt.add(kind, named, packed)
 
     def _sample_capped(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
-        """Measure weight gradients once more, capped by the output gradients of their channels; see `outputs`."""
-        found: list[tuple[str, torch.Tensor]] = []
+        """Measure weight gradients once more, capped by the output gradients of their channels; see `channels`."""
+        found: dict[torch.device, list[tuple[str, torch.Tensor, Cap]]] = {}
+        for name, weight in self._weights(optimizer):
+            if weight.grad is not None and self._wanted(name):
+                grad = local_values(weight.grad)
+                cap = self._outputs.cap(weight, grad)
+                if cap is not None:
+                    found.setdefault(grad.device, []).append((name, grad, cap))
+        for here in found.values():
+            packed = measure_together([grad for _, grad, _ in here], [cap for _, _, cap in here])
+            attempt.add_capped([(name, dtype_name(grad.dtype)) for name, grad, _ in here], packed)
+
+    def _weights(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            capped = self._outputs.capped(parameter)
-            name = self._names.get(id(parameter))
-            if capped is not None and name is not None and self._wanted(name):
-                found.append((name, capped))
-        for named, packed in _together(found):
-            attempt.add_capped(named, packed)
+            if id(parameter) in self._names:
+                yield self._names[id(parameter)], parameter
 
 
 def _together(named: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[tuple[str, str]], torch.Tensor]]:

@@ -221,8 +221,10 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
 
 
 TRITON = """
-import json, sys, torch
+import math, torch
 from amp_core.record import measure as measuring
+from amp_core.record._channels_cuda import channels_cuda
+from amp_core.record.channels import Cap
 from amp_core.record._measure_cuda import measure_cuda
 
 torch.manual_seed(0)
@@ -241,6 +243,26 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch
             plain = measuring._measure_plain(tensor)
             assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), (dtype, i)
             assert torch.allclose(got[5:7], plain[5:7], rtol=1e-12), (dtype, i)
+
+for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+    bits = torch.randint(0, 256, (60 * 50 * dtype.itemsize,), dtype=torch.uint8).view(dtype).view(60, 50)
+    if dtype == torch.float64:
+        bits = torch.where(bits.isfinite() & (bits.abs() > 1e150), bits.sign(), bits)
+    many = torch.randn(40, 70, 9).to(dtype)
+    caps = [Cap(torch.randn(60).abs().to(dtype), 50), Cap(torch.randn(70).abs().to(dtype) / 8, 9)]
+    caps.append(Cap(caps[1].largest[:9].contiguous(), 1))
+    for tensors in ([bits], [bits, many, many]):
+        packed = measure_cuda(tensors, caps[: len(tensors)]).split([measuring.packed_size(dtype)] * len(tensors))
+        for tensor, cap, got in zip(tensors, caps, packed):
+            plain = measuring._measure_plain(measuring._capped(tensor, cap))
+            assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), dtype
+    if dtype != torch.float64:
+        for shape in ((7, 300), (300, 7), (3, 5, 11), (2, 3, 5, 7), (40, 130, 20), (1, 1)):
+            values = torch.randn(shape).to(dtype)
+            for channel in range(len(shape)):
+                inner = math.prod(shape[channel + 1 :])
+                wanted = values.abs().amax([d for d in range(len(shape)) if d != channel])
+                assert torch.equal(channels_cuda(values, shape[channel], inner), wanted), (dtype, shape, channel)
 print("all the same")
 """
 
@@ -257,10 +279,12 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from amp_core.record import _channels_cuda as channels
 from amp_core.record import _measure_cuda as kernel
 
-for form in ("fp32", "fp16", "bf16", "fp64", "fp8-e4m3", "fp8-e5m2"):
-    constants = kernel.constants(form) | {"ALIGNED": True}
+FORMATS = ("fp32", "fp16", "bf16", "fp64", "fp8-e4m3", "fp8-e5m2")
+for form, capped in [(form, False) for form in FORMATS] + [("fp32", True), ("fp16", True)]:
+    constants = kernel.constants(form) | {"ALIGNED": True, "CAPPED": capped}
     types = {"table": "*i64", "packed": "*fp64", "packed_bits": "*i64", "stretches": "i32"}
     source = ASTSource(
         fn=kernel._measure_stretches,
@@ -269,6 +293,18 @@ for form in ("fp32", "fp16", "bf16", "fp64", "fp8-e4m3", "fp8-e5m2"):
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4})
     assert "ld.global.v" in compiled.asm["ptx"], form  # 16 bytes at a time
+for function, types, constants in (
+    (channels._beside, {"values": "*i16", "found": "*i32"}, {"ROWS": 16, "COLUMNS": 128}),
+    (channels._apart, {"values": "*i16", "found": "*i32", "inner": "i32"}, {"SIZE": 1024}),
+):
+    types = types | {"channels": "i32", "outer": "i32", "times": "i32"}
+    constants = constants | {"FORM": "bf16"}
+    source = ASTSource(
+        fn=function,
+        signature={n: types.get(n, "constexpr") for n in function.arg_names},
+        constexprs={(function.arg_names.index(name),): value for name, value in constants.items()},
+    )
+    triton.compile(source, target=GPUTarget("cuda", 80, 32))
 print("compiled")
 """
 
@@ -281,7 +317,7 @@ def test_the_triton_kernel_compiles_without_a_gpu(tmp_path):
 
 
 def test_a_kernel_that_cannot_run_is_done_without(monkeypatch):
-    def broken(tensors):
+    def broken(tensors, caps):
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(measuring, "_kernels", {"meta": broken})

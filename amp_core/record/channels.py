@@ -1,0 +1,103 @@
+"""The largest output gradient of each channel of a layer, and what that says of the layer's weight gradient.
+
+    >>> largest = channel_largest(output_grad, channel=2)     # of a linear layer on (batch, time, channel)
+    >>> cap_for(layer.weight.grad, largest, row=0)
+    Cap(largest=tensor([...]), inner=512)
+
+A weight gradient is a sum of products of one channel's output gradients with inputs. So where all of a channel's output
+gradients are flushed to zero, its whole row of the weight gradient is, however large that would have been: as happens
+to words a language model has not seen, and to queries and keys in attention. `Cap` is what `measure_together` takes to
+say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Cap(NamedTuple):
+    """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
+
+    A NaN in `largest` caps nothing, and neither does anything cap a NaN.
+    """
+
+    largest: torch.Tensor
+    inner: int
+
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`largest` repeated to the number of values of `tensor`, flat."""
+        if not tensor.numel():
+            return self.largest[:0]
+        times = tensor.numel() // (len(self.largest) * self.inner)
+        return self.largest.repeat_interleave(self.inner).repeat(times)
+
+
+def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
+    """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
+    if isinstance(module, torch.nn.Linear):
+        return -1, 0
+    if isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
+        return 1 - module.weight.dim(), 0
+    if type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None:  # GPT-2's, in transformers
+        return -1, 1
+    return None
+
+
+def channel_largest(grad: torch.Tensor, channel: int) -> torch.Tensor:
+    """The largest magnitude along dimension `channel`: one value per channel, on the same device, NaN where one is.
+
+    Nothing as large as `grad` is made for it where a kernel is at hand.
+    """
+    grad = grad.detach()
+    kernel = _kernel(grad.device.type)
+    if kernel is None or grad.dtype.itemsize > 4:
+        return grad.abs().amax([d for d in range(grad.dim()) if d != channel])
+    inner = 1
+    for size in grad.shape[channel + 1 :]:
+        inner *= size
+    return kernel(grad.contiguous(), grad.shape[channel], inner)
+
+
+def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int) -> Cap | None:
+    """The cap for a weight gradient whose dimension `row` is the channel; None where it does not fit.
+
+    It does not fit a gradient that is kept on another device, in FP8, or of which this process holds a shard.
+    """
+    if (
+        grad.dtype.itemsize < 2
+        or grad.device != largest.device
+        or not row < grad.dim()
+        or grad.shape[row] != len(largest)
+    ):
+        return None
+    inner = 1
+    for size in grad.shape[row + 1 :]:
+        inner *= size
+    # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
+    return Cap(largest.to(grad.dtype), inner) if inner else None
+
+
+_kernels: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor] | None] = {}
+
+
+def _kernel(device: str) -> Callable[[torch.Tensor, int, int], torch.Tensor] | None:
+    """The kernel for tensors of that kind of device; None where the plain way is all there is."""
+    if device not in _kernels:
+        _kernels[device] = _import_kernel(device)
+    return _kernels[device]
+
+
+def _import_kernel(device: str) -> Any:
+    try:
+        if device == "cpu":
+            from amp_core.record._channels_cpu import channels_cpu
+
+            return channels_cpu
+        if device == "cuda":
+            from amp_core.record._channels_cuda import channels_cuda
+
+            return channels_cuda
+    except ImportError:  # numba or triton is not there
+        pass
+    return None
