@@ -1,0 +1,223 @@
+"""Where an operator was called: in which module, inside which autocast region, from which line of code.
+
+    modules, regions = Modules(model), Regions(("cpu",))
+    modules.put_on(), regions.put_on()
+    modules.here(), regions.now("cpu"), call_site()       # "blocks.0.fc", Region("bfloat16", False), CallSite(…)
+
+Backward runs in C++, but each autograd node carries a number that grows with every node made, so what a node belongs to
+follows from the module that was at work when its number came up.
+"""
+
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.amp.autocast_mode import autocast
+
+from amp_core.record._patch import Patches
+from amp_core.record.measure import dtype_name
+
+_NOTHING: Callable[[], None] = lambda: None  # noqa: E731
+
+
+class Modules:
+    """Knows the module at work on each thread, by hooks on every module. Names are those of `named_modules()`."""
+
+    def __init__(self, model: torch.nn.Module, changed: Callable[[], None] = _NOTHING) -> None:
+        self._model = model
+        self._changed = changed
+        self._names = {id(m): n for n, m in model.named_modules()}
+        self._owners: dict[int, str] = {}
+        for name, module in model.named_modules():
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(id(parameter), name)
+        self._handles: list[Any] = []
+        self._stacks: dict[int, list[str]] = {}
+        self._marks: dict[int, tuple[list[int], list[str | None]]] = {}
+        self._main = 0
+        self._first = True
+
+    def put_on(self) -> None:
+        """Follow along from now on: before the model's forward, or from a hook on it that comes before."""
+        self._main = threading.get_ident()
+        self._stacks[self._main] = [""]
+        self._first = True
+        self._mark()
+        for module in self._model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._handles += [
+                    module.register_forward_pre_hook(self._enter),
+                    # A recomputed forward may end with an exception: checkpointing stops when it has what it needs.
+                    module.register_forward_hook(self._leave, always_call=True),
+                ]
+
+    def take_off(self) -> None:
+        """Leave the modules alone again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def here(self) -> str | None:
+        """The innermost module at work on this thread; empty in the model's own forward, None outside of it."""
+        stack = self._stacks.get(threading.get_ident())
+        return stack[-1] if stack else None
+
+    def of_node(self, node: Any) -> str | None:
+        """The module whose forward made an autograd node, or that owns the parameter it accumulates into."""
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self._owners.get(id(variable))
+        number = node._sequence_nr()
+        for thread in (self._main, threading.get_ident()):
+            starts, names = self._marks.get(thread, ([], []))
+            if starts and starts[0] <= number:
+                return names[bisect_right(starts, number) - 1]
+        return None
+
+    def is_parameter(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is a parameter of the model."""
+        return id(tensor) in self._owners
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._names[id(module)]
+        if name == "" and self._first:
+            self._first = False
+        else:
+            self._stacks.setdefault(threading.get_ident(), []).append(name)
+        self._mark()
+
+    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if module is self._model:
+            self._first = False
+        stack = self._stacks.get(threading.get_ident())
+        if stack:
+            stack.pop()
+        self._mark()
+
+    def _mark(self) -> None:
+        """From this moment on new nodes belong to the module that is at work now."""
+        starts, names = self._marks.setdefault(threading.get_ident(), ([], []))
+        starts.append(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        names.append(self.here())
+        self._changed()
+
+
+class Region(NamedTuple):
+    """The autocast region around an operator."""
+
+    dtype: str | None
+    """Its dtype; None where autocast is off."""
+    disabled: bool
+    """It is off inside a region that is on."""
+
+
+class Regions:
+    """Knows the autocast regions of each thread. Inside an operator torch itself no longer tells: it is off there."""
+
+    def __init__(self, device_types: Sequence[str], left: Callable[[], None] = _NOTHING) -> None:
+        self._types = tuple(dict.fromkeys(device_types))
+        self._left = left
+        self._stacks: dict[int, list[dict[str, str | None]]] = {}
+        self._main = 0
+        self._patches = Patches()
+
+    def put_on(self) -> None:
+        """Follow along from now on, beginning with what is in force here."""
+        self._main = threading.get_ident()
+        self._stacks[self._main] = [self._read()]
+        self._patches.wrap(autocast, "__enter__", self._around_enter)
+        self._patches.wrap(autocast, "__exit__", self._around_exit)
+
+    def take_off(self) -> None:
+        """Give torch its own class back."""
+        self._patches.restore()
+
+    def now(self, device_type: str) -> Region:
+        """The region on this thread; a thread of autograd's has that of the thread which called backward."""
+        stack = self._stack()
+        dtype = stack[-1].get(device_type)
+        return Region(dtype, dtype is None and any(outer.get(device_type) for outer in stack[:-1]))
+
+    def _stack(self) -> list[dict[str, str | None]]:
+        thread = threading.get_ident()
+        if thread not in self._stacks:
+            self._stacks[thread] = [self._stacks[self._main][-1]]
+        return self._stacks[thread]
+
+    def _read(self) -> dict[str, str | None]:
+        return {
+            kind: dtype_name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+            for kind in self._types
+        }
+
+    def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __enter__(region: Any) -> Any:  # noqa: N807
+            result = original(region)
+            self._stack().append(self._read())
+            return result
+
+        return __enter__
+
+    def _around_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __exit__(region: Any, *args: Any) -> Any:  # noqa: N807
+            result = original(region, *args)
+            stack = self._stack()
+            if len(stack) > 1:
+                stack.pop()
+            stack[-1] = self._read()  # where the region had begun before we did, what is left
+            torch.autocast_increment_nesting()
+            if torch.autocast_decrement_nesting() == 0:  # torch has let go of its copies of weights
+                self._left()
+            return result
+
+        return __exit__
+
+
+class CallSite(NamedTuple):
+    """The line of Python that called an operator."""
+
+    key: tuple[int, int]
+    """One per call: operators of the same key belong to one call of torch."""
+    function: str | None
+    """The function of `torch.nn.functional` that was called, where it is one written in Python."""
+    phase: str | None
+    """`optimizer` where the code is an optimizer's, a scaler's or a clipping function's, `backward` in autograd's."""
+    engine: bool
+    """Autograd's own C++ called it, in backward."""
+
+
+_PLUMBING = ("torch._dynamo.eval_frame", "torch._compile", "torch.utils._python_dispatch", __name__)
+_OPTIMIZER = ("torch.optim.", "torch.nn.utils.clip_grad")
+_SCALER = "torch.amp.grad_scaler"
+
+
+def call_site(plumbing: Sequence[str] = ()) -> CallSite:
+    """Where the operator at hand was called; `plumbing` names modules to be looked through besides torch's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (name := _module(frame)) in (*_PLUMBING, *plumbing):
+        frame = frame.f_back
+    if frame is None:  # a thread of autograd's, on which no Python runs
+        return CallSite((0, 0), None, None, True)
+    key, engine = (id(frame), frame.f_lasti), _module(frame) == "torch.autograd.graph"
+    function: str | None = None
+    phase = "backward" if _module(frame).startswith("torch.autograd") else None  # the loss's own gradient, for one
+    look_for_function = True
+    while frame is not None:
+        name = _module(frame)
+        if not name.startswith("torch."):
+            break
+        if name.startswith(_OPTIMIZER) or (name == _SCALER and frame.f_code.co_name != "scale"):
+            return CallSite(key, function, "optimizer", engine)
+        look_for_function = look_for_function and not name.startswith("torch.nn.modules")
+        if look_for_function and function is None and name == "torch.nn.functional":
+            function = frame.f_code.co_name
+        frame = frame.f_back
+    return CallSite(key, function, phase, engine)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

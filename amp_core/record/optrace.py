@@ -1,0 +1,113 @@
+"""Which operator ran in which dtype, in which module, and which autocast policy decided it: one step, traced whole.
+
+    watch(model, optimizer, scaler=scaler, into="runs/a", trace_ops=2)        # traces step 2 into the table `ops`
+
+On that one step every operator is seen (forward, loss, backward, optimizer), with the casts that autocast made for it,
+weights it took from autocast's cache, and its floating-point operations. The step takes longer, its results are the
+same bit for bit, and afterwards nothing is left in place. What runs as a compiled graph cannot be seen.
+"""
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from amp_core.record._optally import Seeing, Tally
+from amp_core.record.gradients import unwrapped
+from amp_core.record.observers import Observer
+from amp_core.record.outputs import is_compiled
+from amp_core.runlog import RunWriter
+from amp_core.schema import RunError
+
+STEP = 2
+"""Traced by default: the first steps allocate optimizer state and choose kernels."""
+
+
+class OpTrace(Observer):
+    """Traces one step of `model` and writes the table `ops`, with an event that says what was traced or why not."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int = STEP) -> None:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise RunError(f"trace_ops={step!r} is not the number of a step; trace_ops={STEP} traces step {STEP}")
+        self._writer = writer
+        self._model = model
+        self._step = step
+        self._tally: Tally | None = None
+        self._mode: Seeing | None = None
+        self._done = False
+
+    def step_began(self, step: int) -> None:
+        """Begin with the step that was asked for, or with the first after it."""
+        self._leave()
+        if self._done or self._tally is not None or step < self._step:
+            return
+        reason = self._hindrance()
+        if reason is not None:
+            self._done = True
+            self._not_recorded(reason, step)
+            return
+        model = unwrapped(self._model)
+        types = [p.device.type for p in model.parameters()]
+        self._step = step
+        self._tally = Tally(model, (*types, "cpu", "cuda"), self.at_own_work)
+        self._tally.put_on()
+        self._mode = Seeing(self._tally.saw)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        """Whatever is not the scaling of a loss belongs to the optimizer, until another forward begins."""
+        if self._tally is not None:
+            self._tally.phase = "forward" if what == "scale" else "optimizer"
+
+    def step_ended(self, step: int) -> None:
+        """Take everything off and write what was seen."""
+        self._leave()
+        if self._tally is not None:
+            self._finish()
+
+    def close(self) -> None:
+        """Take everything off. A step that never came, or was not finished, is told."""
+        self._leave()
+        if self._tally is not None:
+            self._not_recorded("the run ended before the traced step did, which is recorded as far as it went", None)
+            self._finish()
+        elif not self._done:
+            self._done = True
+            self._not_recorded(f"the run ended before step {self._step}", None)
+
+    def _hindrance(self) -> str | None:
+        """Why the step cannot be traced without changing it."""
+        if is_compiled(self._model):
+            return "the model runs as a compiled graph, in which operators cannot be seen"
+        if _get_current_dispatch_mode_stack():
+            return "another TorchDispatchMode is active, which may end before ours does"
+        return None
+
+    def _leave(self) -> None:
+        """Leave the mode, unless another was entered since and is still active: that one would be ended instead."""
+        if self._mode is None:
+            return
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self._mode:
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode = None
+
+    def _finish(self) -> None:
+        tally, self._tally, self._done = self._tally, None, True
+        assert tally is not None
+        tally.take_off()
+        rows = tally.rows()
+        if rows["op"]:
+            self._writer.append("ops", {"step": [self._step] * len(rows["op"])} | rows)
+        seen = f"{tally.calls:,} operators"
+        regions = {
+            f"{dtype} on {device.partition(':')[0]}"
+            for dtype, device in zip(rows["autocast"], rows["device"], strict=True)
+            if dtype not in (None, "disabled")
+        }
+        detail = f"{seen}; autocast: {', '.join(sorted(regions)) or 'none'}"
+        self._writer.event("traced", name="ops", detail=detail, step=self._step)
+        if tally.error is not None:
+            error = f"{type(tally.error).__name__}: {tally.error}"
+            self._not_recorded(f"counting stopped after {seen}: {error}", self._step)
+
+    def _not_recorded(self, why: str, step: int | None) -> None:
+        self._writer.event("warning", name="not recorded", detail=f"operators: {why}", step=step)
