@@ -150,19 +150,21 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
 def answer_shares(run: Run, step: int | None = None) -> pd.DataFrame:
     """How kernel time divides by the answer: one row per `of` (`all kernels`, `matrix kernels`) and answer.
 
-    Columns: of, answer (yes, no, unknown), us, frac (of the time that `of` names). Empty on a CPU.
+    Columns: of, answer (one of `ANSWERS`), us, frac (of the time that `of` names). Empty on a CPU.
     """
     rows = kernel_rows(run, step)
+    rows["answer"] = rows["tensor_core"].where(is_matrix(rows) | (rows["tensor_core"] != "no"), "none")
     found = []
     for of, part in (("all kernels", rows), ("matrix kernels", rows[is_matrix(rows)])):
-        whole = float(part["total_us"].sum())
+        us = part.groupby("answer")["total_us"].sum().reindex(ANSWERS, fill_value=0.0)
+        whole = float(us.sum())
         if whole > 0 and not on_cpu(rows):
-            found += [(of, answer, _time(part, answer), _time(part, answer) / whole) for answer in ANSWERS]
+            found += [(of, answer, time, time / whole) for answer, time in us.items() if time or answer != "none"]
     return pd.DataFrame(found, columns=["of", "answer", "us", "frac"])
 
 
-ANSWERS = ("yes", "unknown", "no")
-"""Does a kernel use tensor cores?"""
+ANSWERS = ("yes", "unknown", "no", "none")
+"""Does a kernel use tensor cores? `no` of one that multiplies matrices is `none` of one that does not."""
 
 
 def _time(rows: pd.DataFrame, answer: str) -> float:

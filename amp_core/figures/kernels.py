@@ -3,7 +3,8 @@
 >>> answer_figure(answer_shares(run))
 >>> kernel_figure(kernel_table(run))
 
-Yes, no and unknown differ in hatching as well as in colour. Operators of a CPU, of which nothing is claimed, are plain.
+Yes, no and unknown differ in hatching as well as in colour; kernels that multiply no matrices, for which the question
+does not arise, are told apart from those that do so elsewhere.
 """
 
 import re
@@ -20,9 +21,14 @@ MOST = 15
 _ANSWERS = {  # answer: words, meaning, hatching
     "yes": ("on tensor cores", "tensor_yes", ""),
     "unknown": ("unknown by name", "tensor_unknown", "/"),
-    "no": ("not on tensor cores", "tensor_no", "x"),
-    "": ("operator of the CPU", "tensor_no", ""),
+    "no": ("matrix work not on tensor cores", "tensor_no", "x"),
+    "none": ("no matrix work", "no_matrix", ""),
+    "matrix": ("matrix work", "tensor_yes", ""),
 }
+"""Of a CPU's operators nothing is claimed: they are `matrix` or `none`."""
+
+_INK = {"yes": ("#FFFFFF", "#FFFFFF"), "unknown": ("#FFFFFF", "#11181B"), "no": ("#FFFFFF", "#FFFFFF")}
+_INK["none"] = ("#11181B", "#FFFFFF")
 
 
 def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time on tensor cores") -> go.Figure:
@@ -31,28 +37,31 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
         return empty(title, "No GPU kernels were recorded.")
     names = list(dict.fromkeys(shares["of"]))
     figure = go.Figure()
-    for answer in ("yes", "unknown", "no"):
+    for answer, (words, meaning, hatch) in _ANSWERS.items():
         part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
-        words, meaning, hatch = _ANSWERS[answer]
+        if answer == "matrix" or (answer == "none" and not (part > 0).any()):
+            continue
         figure.add_bar(
             x=part.to_numpy(dtype=np.float32),
             y=names,
             orientation="h",
             name=words,
             marker=_marker(colour(meaning, dark), hatch, dark),
-            text=[percent(share) if share >= 0.04 else "" for share in part],
+            text=[percent(share) if share >= 0.055 else "" for share in part],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"color": "#11181B" if dark and answer == "unknown" else "#FFFFFF", "size": 14},
+            constraintext="none",
+            textfont={"color": _INK[answer][dark], "size": 14},
             hovertemplate=f"%{{y}}: %{{x:.2%}} {words}<extra></extra>",
         )
     figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1], fixedrange=True)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
     return finished(
-        figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3, legend_traceorder="normal",
-        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+        figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3,
+        margin={"l": 64, "r": 24, "t": 52, "b": 96}, title_xref="container",
+        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
     )  # fmt: skip
 
 
@@ -63,9 +72,14 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
     shown = table.iloc[:MOST]
     rows = [str(i) for i in range(len(shown))]
     share = shown["time_frac"].to_numpy(dtype=np.float64)
+    kinds = pd.Series(
+        np.where(shown["tensor_core"].isin(["yes", "unknown"]), shown["tensor_core"],
+                 np.where(shown["matrix_frac"] <= 0, "none", np.where(shown["tensor_core"] == "no", "no", "matrix"))),
+        index=shown.index,
+    )  # fmt: skip
     figure = go.Figure()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
-        chosen = (shown["tensor_core"] == answer).to_numpy()
+        chosen = (kinds == answer).to_numpy()
         if not chosen.any():
             continue
         figure.add_bar(
@@ -82,7 +96,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         y=rows,
         mode="text",
         text=[
-            f"  {percent(s)} · {us / 1e3:,.3g} ms · {n:,.0f} ×"
+            f"  {percent(s)} · {_milliseconds(us)} · {n:,.0f} ×"
             for s, us, n in zip(share, shown["total_us"], shown["count"], strict=True)
         ],
         textposition="middle right",
@@ -90,7 +104,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         hoverinfo="skip",
         showlegend=False,
     )
-    figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1.3 * float(share.max())])
+    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, 1.3 * float(share.max())])
     figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
         tickvals=rows, ticktext=[short_kernel(name) for name in shown["name"]],
@@ -99,8 +113,9 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
     first = shown.iloc[0]
     alt = f"{title}: {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
     return finished(
-        figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25, legend_traceorder="normal",
-        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+        figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25,
+        margin={"l": 64, "r": 24, "t": 52, "b": 96}, title_xref="container",
+        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
     )  # fmt: skip
 
 
@@ -110,6 +125,11 @@ def short_kernel(name: str, most: int = 46) -> str:
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     text = text or name
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _milliseconds(us: float) -> str:
+    ms = us / 1e3
+    return f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.3g} ms"
 
 
 def _told(shares: pd.DataFrame) -> str:

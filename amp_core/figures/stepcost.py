@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
 
-_LABELLED = 0.055
-"""Parts of a smaller share of the longest bar have their label in the legend alone."""
+_CHARACTERS = 100
+"""As many fit along the longest bar on a page of usual width; parts without room have their label in the legend."""
 
 
 def step_cost_figure(
@@ -49,7 +49,7 @@ def step_cost_figure(
                     "fgopacity": 0.4,
                 },
             },
-            text=[f"{label}<br>{s}" if v >= _LABELLED * longest else "" for v, s in zip(us, shares, strict=True)],
+            text=[_on_bar(label, share, v / longest) for v, share in zip(us, shares, strict=True)],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -75,6 +75,12 @@ def step_cost_figure(
         legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
         margin={"l": 24 if runs == [""] else 64, "r": 24, "t": 52, "b": 130},
     )
+
+
+def _on_bar(label: str, share: str, length: float) -> str:
+    """What stands on a part that takes `length` of the longest bar (0–1)."""
+    room = _CHARACTERS * length
+    return f"{label}<br>{share}" if room >= len(label) else share if room >= len(share) else ""
 
 
 def _told(parts: pd.DataFrame) -> str:

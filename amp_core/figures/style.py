@@ -41,6 +41,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "tensor_yes": ("#2A6B7B", "#2F8794"),
     "tensor_unknown": ("#8A5FC0", "#C3A3F0"),
     "tensor_no": ("#6C7480", "#75828B"),
+    "no_matrix": ("#6A8FB0", "#5E80A0"),
 }
 """Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
 
@@ -74,6 +75,27 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
 }
 """Parts of a step's cost: colour light and dark, that of a label on it light and dark, hatching."""
 UNKNOWN_PART = PARTS["other"]
+
+MEMORY: dict[str, tuple[str, str]] = {
+    "parameters": ("#2B5C8F", "#4C82BD"),
+    "gradients": ("#79A6D2", "#9CC4EA"),
+    "optimizer": ("#7D6BAF", "#A493D6"),
+    "activations": ("#C2571A", "#F09A5C"),
+    "autocast": ("#EBC19C", "#8F5B35"),
+    "buffers": ("#4E9A8C", "#69BCAC"),
+    "temporary": ("#C9AE6A", "#BFA45F"),
+    "other": ("#B9C2C7", "#5D6A71"),
+}
+"""Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness."""
+
+COUNTERS: dict[str, tuple[str, str]] = {
+    "gpu_util_frac": ("#6C7480", "#9AA5AC"),
+    "sm_active_frac": ("#2B5C8F", "#7FB0E4"),
+    "tensor_active_frac": ("#0F7B6C", "#37C9B0"),
+    "hmma_active_frac": ("#0F7B6C", "#37C9B0"),
+    "dram_active_frac": ("#96215F", "#E07AAE"),
+}
+"""Colour of each share that a device counts, light and dark; 16-bit tensor-core use is dotted."""
 
 SHARES = (
     ((0.0, "#E3EEF1"), (0.35, "#A9CBD6"), (0.6, "#5B9DB3"), (0.8, "#256F8A"), (1.0, "#083C52")),
