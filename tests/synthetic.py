@@ -20,6 +20,7 @@ import numpy as np
 from amp_core.formats import FORMATS
 from amp_core.runlog import RunWriter
 from tests.synthetic_kernels import GPU, add_window
+from tests.synthetic_memory import memory_rows
 
 LAYERS = {
     "embed.weight": -16.0,
@@ -222,6 +223,8 @@ class SyntheticRun:
             self._update(skipped)
         if what.device.startswith("cuda") and sampled:
             self._device()
+        if step in (1, 4, 16, 64) and optimizer == 0 and not what.bare:
+            self.writer.append("memory", memory_rows(step, what.device, what.precision))
         return row
 
     def _update(self, skipped: bool) -> None:
@@ -258,6 +261,11 @@ class SyntheticRun:
                 "memory_used_bytes": [self.what.memory_bytes + 2**29],
                 "power_w": [280.0],
                 "temperature_c": [61.0],
+                "memory_total_bytes": [80 * 2**30],
+                "power_limit_w": [700.0],
+                "sm_clock_mhz": [1980.0],
+                "mem_clock_mhz": [2619.0],
+                "throttle": ["none"],
             },
         )
 

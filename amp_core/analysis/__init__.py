@@ -11,8 +11,17 @@ from amp_core.analysis.amdahl import Amdahl, amdahl
 from amp_core.analysis.audits import predicted_and_audited
 from amp_core.analysis.compare import Comparison, compare
 from amp_core.analysis.curves import labelled, loss_curves
+from amp_core.analysis.devices import DeviceNow, device_now, device_samples, not_recorded
 from amp_core.analysis.eligible import at_stake, matrix_ops
 from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
+from amp_core.analysis.memory_parts import (
+    MemoryBreakdown,
+    memory_breakdown,
+    memory_difference,
+    memory_moments,
+    memory_phases,
+    memory_steps,
+)
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
@@ -28,7 +37,9 @@ __all__ = [
     "PHASES",
     "Amdahl",
     "Comparison",
+    "DeviceNow",
     "KernelClass",
+    "MemoryBreakdown",
     "MemorySummary",
     "Overview",
     "SafeWindow",
@@ -43,6 +54,8 @@ __all__ = [
     "classify_kernel",
     "compare",
     "compare_step_cost",
+    "device_now",
+    "device_samples",
     "exponent_shares",
     "headroom_bits",
     "kernel_table",
@@ -51,8 +64,14 @@ __all__ = [
     "layer_advice",
     "loss_curves",
     "matrix_ops",
+    "memory_breakdown",
+    "memory_difference",
+    "memory_moments",
+    "memory_phases",
+    "memory_steps",
     "memory_summary",
     "memory_trace",
+    "not_recorded",
     "overview",
     "phase_cost",
     "phase_times",

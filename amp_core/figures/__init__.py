@@ -10,11 +10,13 @@ Each figure names its subject in the title, has units on its axes and a sentence
 """
 
 from amp_core.figures.classes import class_bars
+from amp_core.figures.devices import device_figure
 from amp_core.figures.formats import accumulation_figure, format_range_figure
 from amp_core.figures.kernels import answer_figure, kernel_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.lost import lost_figure
+from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.stepcost import step_cost_figure
@@ -27,6 +29,7 @@ __all__ = [
     "classes_over_time",
     "colour",
     "compare_bars",
+    "device_figure",
     "exponent_heatmap",
     "exponents_over_time",
     "format_range_figure",
@@ -36,6 +39,8 @@ __all__ = [
     "lost_figure",
     "magnitude_figure",
     "memory_figure",
+    "memory_moments_figure",
+    "memory_parts_figure",
     "phase_figure",
     "recipe_colour",
     "scale_figure",

@@ -1,0 +1,41 @@
+"""What the device counted over the run: how busy it was, and how busy its tensor cores and its memory.
+
+>>> device_figure(device_samples(run))
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import COUNTERS, empty, finished, numbers, percent
+
+NAMES = {
+    "gpu_util_frac": "any kernel ran",
+    "sm_active_frac": "multiprocessors active",
+    "tensor_active_frac": "tensor cores active",
+    "hmma_active_frac": "of those, 16-bit floats",
+    "dram_active_frac": "memory moving data",
+}
+
+
+def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share of time on the device") -> go.Figure:
+    """The shares that the device counts, in percent over time, from `device_samples`."""
+    told = [c for c in NAMES if c in samples and np.isfinite(samples[c].to_numpy(dtype=np.float64)).any()]
+    if not told:
+        return empty(title, "No device was sampled in this run.")
+    figure = go.Figure()
+    for column in told:
+        hue = COUNTERS[column][dark]
+        figure.add_scatter(
+            x=numbers(samples["time_s"]),
+            y=numbers(100 * samples[column]),
+            mode="lines+markers" if len(samples) < 3 else "lines",
+            line={"color": hue, "width": 2, "dash": "dot" if column == "hmma_active_frac" else "solid"},
+            marker={"color": hue, "size": 7},
+            name=NAMES[column],
+            hovertemplate="%{y:.3g} %",
+        )
+    figure.update_xaxes(title="time since the start (s)")
+    figure.update_yaxes(title="share of time (%)", range=[0, 104])
+    means = ", ".join(f"{NAMES[c]} {percent(float(samples[c].mean()))}" for c in told)
+    return finished(figure, title, f"{title}, mean of {len(samples)} samples: {means}.", hovermode="x unified")

@@ -1,0 +1,124 @@
+"""Memory by what it is used for: at the peak, one bar per run, and through a step.
+
+>>> memory_parts_figure(memory_breakdown(run).parts.assign(run=run.name))
+>>> memory_moments_figure(memory_moments(run))
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.analysis.memory_parts import CATEGORIES
+from amp_core.figures.style import MEMORY, colour, empty, faded, finished, numbers, shortened
+
+_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
+
+
+def _unit(top: float) -> tuple[float, str]:
+    return next((size, name) for size, name in _UNITS if top >= size or size == 1.0)
+
+
+def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "Memory at the peak") -> go.Figure:
+    """Bars of memory by category, one per `run`, from `memory_breakdown(run).parts`; bytes in a unit that suits."""
+    known = parts[np.isfinite(parts["bytes"].to_numpy(dtype=np.float64))] if len(parts) else parts
+    if not len(known):
+        return empty(title, "No step's memory was looked at in this run.")
+    runs = list(dict.fromkeys(known["run"]))
+    size, unit = _unit(float(known.groupby("run")["bytes"].sum().max()))
+    figure = go.Figure()
+    for category, label in CATEGORIES.items():
+        rows = known[known["category"] == category].set_index("run")["bytes"]
+        if not len(rows) or not (rows > 0).any():
+            continue
+        figure.add_bar(
+            x=numbers(rows.reindex(runs).clip(lower=0) / size),
+            y=runs,
+            orientation="h",
+            name=label,
+            marker={"color": MEMORY[category][dark], "line": {"width": 0}},
+            hovertemplate=f"%{{y}}: {label} %{{x:.3g}} {unit}<extra></extra>",
+        )
+    figure.update_xaxes(title=unit, rangemode="tozero")
+    ticks = [shortened(str(run), 24) for run in runs]
+    figure.update_yaxes(autorange="reversed", type="category", tickvals=runs, ticktext=ticks, showgrid=False)
+    said = "; ".join(
+        f"{run}: "
+        + ", ".join(
+            f"{r.label} {r.bytes / size:.3g} {unit}" for r in known[known["run"] == run].itertuples() if r.bytes
+        )
+        for run in runs
+    )
+    height = 170 + 56 * len(runs)
+    alt = f"{title}: {said}."
+    return finished(figure, title, alt, height, barmode="stack", bargap=0.35, legend_traceorder="normal")
+
+
+def memory_moments_figure(
+    moments: pd.DataFrame, dark: bool = False, title: str = "Memory through a step", tensors_only: bool = False
+) -> go.Figure:
+    """Memory by category at each moment of a step, stacked, and the highest in between; from `memory_moments`.
+
+    `tensors_only` leaves out what belongs to no tensor: on a CPU that is most of the process.
+    """
+    if not len(moments):
+        return empty(title, "No step's memory was looked at in this run.")
+    left_out = {"temporary", "other"} if tensors_only else {"temporary"}
+    shown = [c for c in CATEGORIES if c not in left_out and moments[c].notna().any() and moments[c].max() > 0]
+    stack = moments[shown].clip(lower=0).fillna(0.0)
+    top = float(max(stack.sum(axis=1).max(), 0 if tensors_only else moments["peak_bytes"].max()))
+    size, unit = _unit(top)
+    figure = go.Figure()
+    said = _said(moments)
+    x = numbers(moments["number"])
+    for category in shown:
+        hue = MEMORY[category][dark]
+        figure.add_scatter(
+            x=x,
+            y=numbers(stack[category] / size),
+            mode="lines",
+            line={"color": hue, "width": 0.8},
+            fillcolor=faded(hue, 0.85),
+            stackgroup="memory",
+            name=CATEGORIES[category],
+            hovertemplate=f"%{{y:.3g}} {unit}",
+        )
+    if not tensors_only:
+        figure.add_scatter(
+            x=x,
+            y=numbers(moments["peak_bytes"] / size),
+            mode="lines",
+            line={"color": colour("limit", dark), "width": 1.4, "dash": "dot", "shape": "vh"},
+            name="highest in between",
+            hovertemplate=f"%{{y:.3g}} {unit}",
+        )
+    figure.add_scatter(  # what the moment is, once for all that is drawn there
+        x=x,
+        y=numbers(stack.sum(axis=1) / size),
+        mode="lines",
+        line={"color": faded(colour("limit", dark), 0.0), "width": 0},
+        name="",
+        text=said,
+        hovertemplate="%{text}<extra></extra>",
+        showlegend=False,
+    )
+    for phase, rows in moments.groupby("phase", sort=False):
+        figure.add_vline(
+            x=float(rows["number"].iloc[0]), line={"color": colour("limit", dark), "width": 1, "dash": "dot"}
+        )
+        figure.add_annotation(
+            x=float(rows["number"].iloc[0]), y=1, yref="paper", text=f" {phase}", showarrow=False,
+            xanchor="left", yanchor="bottom",
+        )  # fmt: skip
+    figure.update_xaxes(title="moments of the step, in order", range=[0, float(moments["number"].iloc[-1])])
+    figure.update_yaxes(title=unit, range=[0, 1.08 * top / size])
+    alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
+    return finished(
+        figure, title, alt, 430, hovermode="x unified", legend_traceorder="normal", legend_y=1.07,
+        margin={"l": 64, "r": 24, "t": 112, "b": 56},
+    )  # fmt: skip
+
+
+def _said(moments: pd.DataFrame) -> np.ndarray:
+    """Each moment in words for the hover."""
+    pairs = zip(moments["moment"].astype(str), moments["name"].fillna("").astype(str), strict=True)
+    return np.array([f"{moment} {name}".strip() for moment, name in pairs], dtype=object)

@@ -1,0 +1,43 @@
+"""Device samples: one device's, in order, the newest value of each, and what was not told stays unknown."""
+
+import numpy as np
+
+from amp_core import load_run
+from amp_core.analysis import device_now, device_samples, not_recorded
+from tests.synthetic import write_rows
+
+
+def test_the_newest_value_of_each_is_taken_from_where_it_was_last_told(tmp_path):
+    rows = {
+        "time_s": [0.5, 1.0, 1.5],
+        "gpu_util_frac": [0.5, 0.9, None],
+        "tensor_active_frac": [None, 0.4, 0.6],
+        "power_w": [100.0, None, None],
+        "throttle": ["none", "power cap", None],
+    }
+    run = load_run(write_rows(tmp_path / "run", device=rows))
+    now = device_now(run)
+    assert (now.samples, now.gpu_util_frac, now.tensor_active_frac, now.power_w) == (3, 0.9, 0.6, 100.0)
+    assert now.throttle == "power cap"
+    assert now.temperature_c is now.sm_active_frac is now.memory_total_bytes is None
+    assert np.isnan(device_samples(run)["tensor_active_frac"].iloc[0])
+
+
+def test_of_several_devices_the_first_is_shown(tmp_path):
+    rows = {
+        "time_s": [1.0, 1.1, 2.0, 2.1],
+        "index": [1, 0, 1, 0],
+        "rank": [1, 0, 1, 0],
+        "power_w": [9.0, 1.0, 8.0, 2.0],
+    }
+    run = load_run(write_rows(tmp_path / "run", device=rows))
+    assert device_samples(run)["power_w"].tolist() == [1.0, 2.0]
+
+
+def test_without_samples_there_is_nothing_but_the_reasons(tmp_path):
+    said = {"kind": "warning", "name": "not recorded", "detail": "device samples: there is no NVIDIA driver here"}
+    run = load_run(
+        write_rows(tmp_path / "run", events=[said, said, {"kind": "warning", "name": "other", "detail": "x"}])
+    )
+    assert device_now(run).samples == 0 and not len(device_samples(run))
+    assert not_recorded(run) == ["device samples: there is no NVIDIA driver here"]
