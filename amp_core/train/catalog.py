@@ -114,9 +114,20 @@ class Size:
     lr: float
     """Learning rate where none is asked for."""
     parameters: int
+    activations: int
+    """Values, about, that forward keeps of one sample for backward in FP32; a test counts them again."""
     description: str
     objective: str = "softmax"
     """What a text model is asked: `softmax`, which byte comes next; `logistic`, for each byte value whether it does."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory of what training always holds: FP32 weights, gradients and the two moments of Adam, 16 bytes each."""
+        return 16 * self.parameters
+
+    def memory_bytes(self, batch_size: int | None = None) -> int:
+        """Memory, about, that training in FP32 with Adam takes; autocast makes the activations up to half as large."""
+        return self.state_bytes + 4 * self.activations * (batch_size or self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -131,31 +142,75 @@ class WorkloadSpec:
     sizes: Mapping[str, Size]
 
 
+QUICK = "Seconds on a CPU, FP16 included."
+MINUTES = "Minutes on a CPU in FP32; FP16 wants a GPU."
+GPU = "wants a GPU."
 ONE_VS_ALL = "A yes or no for each byte value, averaged over all: FP16 fails to learn it without a loss scale."
 
 
-def _gpt(name: str, layers: int, width: int, heads: int, context: int, batch: int, lr: float, text: str) -> Size:
-    dims = {"layers": layers, "width": width, "heads": heads, "context": context}
+def _transformer(
+    name: str,
+    layers: int,
+    width: int,
+    heads: int,
+    context: int,
+    vocabulary: int,
+    *,
+    masked: bool = False,
+    batch: int,
+    lr: float,
+    activations: int,
+    text: str,
+) -> Size:
+    dims = {"layers": layers, "width": width, "heads": heads, "context": context, "vocabulary": vocabulary}
     # each block: 12 width² in its four matrices, 9 width in biases and 4 width in its two norms; the head is tied
-    parameters = layers * (12 * width**2 + 13 * width) + 256 * width + context * width + 2 * width
-    return Size(name, dims, batch, lr, parameters, text)
+    parameters = layers * (12 * width**2 + 13 * width) + (vocabulary + context + 2) * width
+    if masked:  # before the head one more matrix with bias and norm, and the head has a bias
+        parameters += width**2 + 3 * width + vocabulary
+    return Size(name, dims, batch, lr, parameters, activations, text)
 
 
 def _lstm(
-    name: str, layers: int, width: int, context: int, batch: int, lr: float, text: str, objective: str = "softmax"
+    name: str,
+    layers: int,
+    width: int,
+    context: int,
+    *,
+    batch: int,
+    lr: float,
+    activations: int,
+    text: str,
+    objective: str = "softmax",
 ) -> Size:
     dims = {"layers": layers, "width": width, "context": context}
     # each layer: four gates, each with two matrices and two biases; then the embedding and the head
     parameters = layers * (8 * width**2 + 8 * width) + 512 * width + 256
-    return Size(name, dims, batch, lr, parameters, text, objective)
+    return Size(name, dims, batch, lr, parameters, activations, text, objective)
 
 
-def _cnn(name: str, width: int, classes: int, batch: int, lr: float, text: str) -> Size:
+def _cnn(name: str, width: int, classes: int, *, batch: int, lr: float, activations: int, text: str) -> Size:
     dims = {"width": width, "classes": classes}
     # three 3×3 convolutions without bias, each with a batch norm, then one linear layer over 2×2 positions
     convolutions = 9 * (width + width * 2 * width + 2 * width * 2 * width)
     parameters = convolutions + 2 * (width + 2 * width + 2 * width) + (4 * 2 * width + 1) * classes
-    return Size(name, dims, batch, lr, parameters, text)
+    return Size(name, dims, batch, lr, parameters, activations, text)
+
+
+def _resnet(
+    name: str,
+    depth: int,
+    width: int,
+    pixels: int,
+    classes: int,
+    *,
+    parameters: int,
+    batch: int,
+    lr: float,
+    activations: int,
+    text: str,
+) -> Size:
+    dims = {"depth": depth, "width": width, "pixels": pixels, "classes": classes}
+    return Size(name, dims, batch, lr, parameters, activations, text)
 
 
 def _sizes(*sizes: Size) -> dict[str, Size]:
@@ -171,8 +226,8 @@ WORKLOADS: dict[str, WorkloadSpec] = {
             "image of 8×8 pixels",
             "A small convolutional network with batch norm on scikit-learn's 1,797 handwritten digits.",
             _sizes(
-                _cnn("tiny", 8, 10, 32, 2e-3, "Seconds on a CPU, FP16 included."),
-                _cnn("small", 32, 10, 64, 2e-3, "A minute in FP16 on a CPU."),
+                _cnn("tiny", 8, 10, batch=32, lr=2e-3, activations=5_850, text=QUICK),
+                _cnn("small", 32, 10, batch=64, lr=2e-3, activations=23_200, text="A minute in FP16 on a CPU."),
             ),
         ),
         WorkloadSpec(
@@ -181,10 +236,12 @@ WORKLOADS: dict[str, WorkloadSpec] = {
             "window of bytes",
             "An LSTM language model over the bytes of the Python standard library's own source.",
             _sizes(
-                _lstm("tiny", 1, 64, 32, 8, 1e-2, "Seconds on a CPU, FP16 included."),
-                _lstm("logistic", 1, 32, 32, 256, 1e-2, ONE_VS_ALL, objective="logistic"),
-                _lstm("small", 2, 256, 128, 32, 3e-3, "Minutes on a CPU in FP32; FP16 wants a GPU."),
-                _lstm("medium", 2, 1024, 256, 64, 1e-3, "Wants a GPU."),
+                _lstm("tiny", 1, 64, 32, batch=8, lr=1e-2, activations=26_600, text=QUICK),
+                _lstm(
+                    "logistic", 1, 32, 32, batch=256, lr=1e-2, activations=25_600, text=ONE_VS_ALL, objective="logistic"
+                ),
+                _lstm("small", 2, 256, 128, batch=32, lr=3e-3, activations=590_000, text=MINUTES),
+                _lstm("medium", 2, 1024, 256, batch=64, lr=1e-3, activations=4_520_000, text="Wants a GPU."),
             ),
         ),
         WorkloadSpec(
@@ -193,10 +250,78 @@ WORKLOADS: dict[str, WorkloadSpec] = {
             "window of bytes",
             "A GPT language model over the bytes of the Python standard library's own source.",
             _sizes(
-                _gpt("tiny", 2, 64, 2, 32, 8, 2e-3, "Seconds on a CPU, FP16 included."),
-                _gpt("mini", 4, 128, 4, 128, 16, 1e-3, "Minutes on a CPU in FP32; FP16 wants a GPU."),
-                _gpt("small", 12, 768, 12, 1024, 8, 3e-4, "The shape of GPT-2 small over bytes; wants a GPU."),
-                _gpt("medium", 24, 1024, 16, 1024, 4, 2e-4, "The shape of GPT-2 medium over bytes; wants a GPU."),
+                _transformer("tiny", 2, 64, 2, 32, 256, batch=8, lr=2e-3, activations=65_900, text=QUICK),
+                _transformer("mini", 4, 128, 4, 128, 256, batch=16, lr=1e-3, activations=969_000, text=MINUTES),
+                _transformer(
+                    "small",
+                    *(12, 768, 12, 1024, 50304),
+                    batch=8,
+                    lr=3e-4,
+                    activations=204_000_000,
+                    text=f"The shape of GPT-2 small, its vocabulary padded from 50,257; {GPU}",
+                ),
+                _transformer(
+                    "medium",
+                    *(24, 1024, 16, 1024, 50304),
+                    batch=4,
+                    lr=2e-4,
+                    activations=405_000_000,
+                    text=f"The shape of GPT-2 medium, its vocabulary padded from 50,257; {GPU}",
+                ),
+            ),
+        ),
+        WorkloadSpec(
+            "text-bert",
+            "Text, BERT",
+            "window of bytes",
+            "A BERT that fills in masked bytes of the Python standard library's own source.",
+            _sizes(
+                _transformer("tiny", 2, 64, 2, 32, 264, masked=True, batch=32, lr=3e-3, activations=60_300, text=QUICK),
+                _transformer(
+                    "base",
+                    *(12, 768, 12, 512, 30528),
+                    masked=True,
+                    batch=16,
+                    lr=1e-4,
+                    activations=78_900_000,
+                    text=f"The shape of BERT base, its vocabulary padded from 30,522; {GPU}",
+                ),
+                _transformer(
+                    "large",
+                    *(24, 1024, 16, 512, 30528),
+                    masked=True,
+                    batch=8,
+                    lr=1e-4,
+                    activations=205_000_000,
+                    text=f"The shape of BERT large, its vocabulary padded from 30,522; {GPU}",
+                ),
+            ),
+        ),
+        WorkloadSpec(
+            "image-resnet",
+            "Images, ResNet",
+            "image",
+            "ResNets at their real shapes, for throughput, on scikit-learn's digits enlarged to the size they expect.",
+            _sizes(
+                _resnet("tiny", 10, 8, 32, 10, parameters=78_962, batch=32, lr=2e-3, activations=12_800, text=QUICK),
+                _resnet(
+                    "resnet18",
+                    *(18, 64, 224, 1000),
+                    parameters=11_689_512,
+                    batch=64,
+                    lr=1e-3,
+                    activations=5_150_000,
+                    text=f"ResNet-18 at 224×224 pixels; {GPU}",
+                ),
+                _resnet(
+                    "resnet50",
+                    *(50, 64, 224, 1000),
+                    parameters=25_557_032,
+                    batch=64,
+                    lr=1e-3,
+                    activations=21_100_000,
+                    text=f"ResNet-50 at 224×224 pixels; {GPU}",
+                ),
             ),
         ),
     )

@@ -6,28 +6,22 @@ import pytest
 import torch
 
 from amp_core.schema import RunError
+from amp_core.train import train
 from amp_core.train.config import WORKLOADS, TrainConfig
 from amp_core.train.workloads import ShuffledBatches, build
 from amp_core.train.workloads.text import load_corpus
+from amp_core.train.workloads.text_bert import MASK, asked_of, masked
+from tests.train.counting import counted
 
 ALL_SIZES = [(w.name, s) for w in WORKLOADS.values() for s in w.sizes]
 
 
 @pytest.mark.parametrize(("workload", "size"), ALL_SIZES)
-def test_stated_parameter_count_is_the_models(workload, size):
-    stated = WORKLOADS[workload].sizes[size].parameters
-    with torch.device("meta" if stated > 5e6 else "cpu"):
-        if stated > 5e6:  # no memory, no initialisation: only the shapes are asked for
-            module = __import__(f"amp_core.train.workloads.{workload.replace('-', '_')}", fromlist=["x"])
-            dims = dict(WORKLOADS[workload].sizes[size].dims)
-            model = (
-                module.GPT(**dims)
-                if workload == "text-gpt"
-                else module.LSTMLanguageModel(dims["layers"], dims["width"])
-            )
-        else:
-            model = build(TrainConfig(workload=workload, size=size).resolved()).model
-    assert sum(p.numel() for p in model.parameters()) == stated
+def test_stated_parameters_and_activations_are_the_models(workload, size):
+    stated = WORKLOADS[workload].sizes[size]
+    parameters, activations = counted(workload, size)
+    assert parameters == stated.parameters
+    assert activations == pytest.approx(stated.activations, rel=0.1)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -93,6 +87,45 @@ def test_gpt_sees_nothing_that_comes_later():
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :10], after[:, :10])
     assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_bert_asks_for_bytes_that_it_does_not_show():
+    text = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
+    tokens, asked, answers = masked(text, torch.tensor([0, 640, 64]), context=64, seed=3)
+    shown = torch.stack([text[:64], text[640:704], text[64:128]]).long()
+    assert torch.equal(answers, shown.gather(1, asked)) and asked.shape == (3, asked_of(64)) == (3, 10)
+    assert all(len(set(row)) == 10 for row in asked.tolist())
+    assert ((tokens == MASK).sum(1) == 8).all()
+    untouched = torch.ones_like(tokens, dtype=torch.bool).scatter(1, asked[:, :9], False)
+    assert torch.equal(tokens[untouched], shown[untouched])
+    again = masked(text, torch.tensor([640]), context=64, seed=3)  # in whatever batch a window comes
+    assert torch.equal(again[0][0], tokens[1]) and torch.equal(again[1][0], asked[1])
+    assert not torch.equal(masked(text, torch.tensor([640]), context=64, seed=4)[1], again[1])
+
+
+def test_bert_sees_both_ways():
+    workload = build(TrainConfig(workload="text-bert").resolved())
+    tokens = torch.randint(0, 256, (1, 16))
+    asked = torch.tensor([[8]])
+    for place in (0, 15):
+        changed = tokens.clone()
+        changed[0, place] = (changed[0, place] + 1) % 256
+        assert not torch.allclose(workload.model(tokens, asked), workload.model(changed, asked))
+
+
+@pytest.mark.parametrize("workload", ["text-bert", "image-resnet"])
+def test_tiny_ones_really_learn(workload, tmp_path):
+    config = TrainConfig(workload=workload, precision="fp32", device="cpu", steps=120, every=120)
+    summary = train(config, tmp_path / "r")
+    guess = {"text-bert": 0.3, "image-resnet": 0.5}[workload]  # always a blank: 0.26; always one digit: 0.1
+    assert summary.loss_last < 0.6 * summary.loss_first
+    assert summary.results["eval_accuracy"] > guess
+
+
+def test_memory_is_that_of_weights_adam_and_activations():
+    size = WORKLOADS["text-gpt"].sizes["small"]
+    assert size.memory_bytes(1) == 16 * size.parameters + 4 * size.activations
+    assert size.memory_bytes() > size.memory_bytes(1) > size.state_bytes
 
 
 def test_lstm_under_fp16_autocast_gives_fp16_and_leaves_onednn_as_it_was():

@@ -1,4 +1,4 @@
-"""The text that `text-lstm` and `text-gpt` read: the source of the Python standard library, byte by byte.
+"""The text that the workloads `text-…` read: the source of the Python standard library, byte by byte.
 
 Every machine with Python has it, so nothing is downloaded. It is the same for every run on one Python installation;
 another Python version has another text, which `sha256` tells apart.
@@ -10,9 +10,10 @@ another Python version has another text, which `sha256` tells apart.
 
 import hashlib
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,19 +74,46 @@ def language_model(model: nn.Module, config: TrainConfig, limit_bytes: int) -> W
     size = config.spec
     assert size is not None
     context = size.dims["context"]
+    return text_workload(
+        model,
+        config,
+        limit_bytes,
+        batch_of=lambda text, starts, _: windows(text, starts, context),
+        loss_fn=OBJECTIVES[size.objective],
+        accuracy_fn=accuracy,
+    )
+
+
+def text_workload(
+    model: nn.Module,
+    config: TrainConfig,
+    limit_bytes: int,
+    *,
+    batch_of: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, ...]],
+    loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+    accuracy_fn: Callable[[nn.Module, Any], torch.Tensor],
+) -> Workload:
+    """A workload on windows of the size's context length.
+
+    `batch_of(text, starts, seed)` makes a batch of the windows that begin at `starts`. Training hands it the run's own
+    seed, the evaluation always 0: what is measured on does not vary.
+    """
+    size = config.spec
+    assert size is not None
+    context = size.dims["context"]
     corpus = load_corpus(limit_bytes)
-    windows = (len(corpus.train) - 1) // context
+    held_out = _spread(corpus.held_out, context)
     return Workload(
         model=model,
         batches=ShuffledBatches(
-            windows,
+            (len(corpus.train) - 1) // context,
             config.batch_size or size.batch_size,
             config.seed,
-            lambda chosen: _windows(corpus.train, chosen * context, context),
+            lambda chosen: batch_of(corpus.train, chosen * context, config.seed),
         ),
-        loss_fn=OBJECTIVES[size.objective],
-        held_out=_held_out(corpus.held_out, context, size.batch_size),
-        accuracy_fn=accuracy,
+        loss_fn=loss_fn,
+        held_out=[batch_of(corpus.held_out, starts, 0) for starts in held_out.split(size.batch_size)],
+        accuracy_fn=accuracy_fn,
         data={
             "name": "bytes of the Python standard library's source",
             "sha256": corpus.sha256,
@@ -95,14 +123,13 @@ def language_model(model: nn.Module, config: TrainConfig, limit_bytes: int) -> W
     )
 
 
-def _held_out(text: torch.Tensor, context: int, batch_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _spread(text: torch.Tensor, context: int) -> torch.Tensor:
+    """Starts of windows evenly over the whole text, so that a few of them stand for many files."""
     count = min(HELD_OUT_WINDOWS, (len(text) - 1) // context)
-    # evenly over the whole text, so that a few windows stand for many files
-    starts = torch.linspace(0, len(text) - 1 - context, count, dtype=torch.float64).long()
-    return [_windows(text, starts[i : i + batch_size], context) for i in range(0, count, batch_size)]
+    return torch.linspace(0, len(text) - 1 - context, count, dtype=torch.float64).long()
 
 
-def _windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+def windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Windows [N, context] that begin at `starts` [N], and the same one byte later: what is to be predicted."""
     window = text[starts[:, None] + torch.arange(context + 1)].long()
     return window[:, :-1], window[:, 1:]
