@@ -16,6 +16,7 @@ NAMES = {
     "hmma_active_frac": "of those, 16-bit floats",
     "dram_active_frac": "memory moving data",
 }
+_DASHES = dict(zip(NAMES, ("dash", "solid", "solid", "dot", "dashdot"), strict=True))
 
 
 def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share of time on the device") -> go.Figure:
@@ -30,7 +31,7 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
             x=numbers(samples["time_s"]),
             y=numbers(100 * samples[column]),
             mode="lines+markers" if len(samples) < 3 else "lines",
-            line={"color": hue, "width": 2, "dash": "dot" if column == "hmma_active_frac" else "solid"},
+            line={"color": hue, "width": 2, "dash": _DASHES[column]},
             marker={"color": hue, "size": 7},
             name=NAMES[column],
             hovertemplate="%{y:.3g} %",

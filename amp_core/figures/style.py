@@ -89,13 +89,13 @@ MEMORY: dict[str, tuple[str, str]] = {
 """Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
-    "gpu_util_frac": ("#6C7480", "#9AA5AC"),
-    "sm_active_frac": ("#2B5C8F", "#7FB0E4"),
-    "tensor_active_frac": ("#0F7B6C", "#37C9B0"),
-    "hmma_active_frac": ("#0F7B6C", "#37C9B0"),
-    "dram_active_frac": ("#96215F", "#E07AAE"),
+    "gpu_util_frac": ("#8A949B", "#7C868D"),
+    "sm_active_frac": ("#0B55B0", "#6FA8F0"),
+    "tensor_active_frac": ("#0A5A4A", "#4FE0C4"),
+    "hmma_active_frac": ("#0A5A4A", "#4FE0C4"),
+    "dram_active_frac": ("#C24E9A", "#D9679F"),
 }
-"""Colour of each share that a device counts, light and dark; 16-bit tensor-core use is dotted."""
+"""Colour of each share that a device counts, light and dark; their dashes differ too."""
 
 SHARES = (
     ((0.0, "#E3EEF1"), (0.35, "#A9CBD6"), (0.6, "#5B9DB3"), (0.8, "#256F8A"), (1.0, "#083C52")),

@@ -5,8 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from amp_core.analysis.memory_parts import CATEGORIES
 from amp_core.figures.style import (
+    COUNTERS,
     MEANINGS,
+    MEMORY,
     RECIPES,
     UNKNOWN_RECIPE,
     colour,
@@ -76,6 +79,22 @@ def test_recipes_are_told_apart_by_every_eye(dark: bool) -> None:
 def test_overflow_underflow_and_healthy_are_told_apart_by_every_eye(dark: bool) -> None:
     for one, other in itertools.combinations(("overflow", "underflow", "healthy", "zero", "nan"), 2):
         assert apart(MEANINGS[one][dark], MEANINGS[other][dark]) > 0.1, (one, other)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_what_a_device_counts_is_told_apart_by_every_eye(dark: bool) -> None:
+    lines = [c for c in COUNTERS if c != "hmma_active_frac"]  # dotted, in the colour of what it is a part of
+    for one, other in itertools.combinations(lines, 2):
+        assert apart(COUNTERS[one][dark], COUNTERS[other][dark]) > 0.05, (one, other)
+    for line in lines:
+        assert min(contrast(COUNTERS[line][dark], b) for b in BACKGROUNDS[dark]) >= 3.0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_neighbours_in_a_stack_of_memory_are_told_apart_by_every_eye(dark: bool) -> None:
+    assert set(MEMORY) == set(CATEGORIES)
+    for one, other in itertools.pairwise(CATEGORIES):
+        assert apart(MEMORY[one][dark], MEMORY[other][dark]) > 0.08, (one, other)
 
 
 def test_every_recipe_of_the_engine_has_a_colour() -> None:
