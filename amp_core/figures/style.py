@@ -89,7 +89,7 @@ MEMORY: dict[str, tuple[str, str]] = {
 """Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
-    "gpu_util_frac": ("#8A949B", "#7C868D"),
+    "gpu_util_frac": ("#8A949B", "#6B747A"),
     "sm_active_frac": ("#0B55B0", "#6FA8F0"),
     "tensor_active_frac": ("#0A5A4A", "#4FE0C4"),
     "hmma_active_frac": ("#0A5A4A", "#4FE0C4"),
