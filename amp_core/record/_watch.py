@@ -8,8 +8,13 @@ from typing import Any
 import torch
 
 from amp_core.record import scaler as scaling
+from amp_core.record.device import DeviceSampler
 from amp_core.record.environment import environment, model_summary
 from amp_core.record.gradients import learning_rate, unwrapped
+from amp_core.record.memory import MemoryWatch
+from amp_core.record.notices import default_notices
+from amp_core.record.observers import Observer
+from amp_core.record.optrace import OpTrace
 from amp_core.record.recorder import Recorder
 from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
@@ -33,6 +38,8 @@ def watch(
     exclude: str | Sequence[str] | None = None,
     level: str = "standard",
     budget: float | None = None,
+    profile: tuple[int, int] | None = None,
+    trace_ops: int | None = None,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Recorder:
@@ -53,6 +60,9 @@ def watch(
         level: `full` adds the dearer observations: the kinds that `kinds` leaves out.
         budget: the share of step time, e.g. 0.03, that watching may take on average. Where it takes more, the interval
             between measured steps is stretched, and `events` says so.
+        profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
+            profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
+        trace_ops: traces the operators of this step, with their dtypes and what decided them, into the table `ops`.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
         name: what people will call the run; the folder's name by default.
         config: settings of yours to keep in the head of the run.
@@ -79,6 +89,9 @@ def watch(
         raise RunError(f"level={level!r} is unknown; choose one of {', '.join(LEVELS)}")
     if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
         raise RunError(f"budget={budget!r} is not a share between 0 and 1; budget=0.03 allows 3 % of the step time")
+    window = _window(profile)
+    if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
+        raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
     named = [kinds] if isinstance(kinds, str) else list(kinds)
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = _place()
@@ -88,6 +101,8 @@ def watch(
         "kinds": chosen,
         "level": level,
         "budget": budget,
+        "profile": window,
+        "trace_ops": trace_ops,
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
@@ -109,7 +124,38 @@ def watch(
         sampling=Sampling(every, budget),
         kinds=frozenset(chosen),
         wanted=_name_filter(include, exclude),
+        observers=_observers(writer, model, optimizers, scaler, level, window, trace_ops),
     )
+
+
+def _window(profile: Sequence[int] | None) -> tuple[int, int] | None:
+    if profile is None:
+        return None
+    whole = isinstance(profile, tuple | list) and all(isinstance(n, int) and not isinstance(n, bool) for n in profile)
+    if not whole or len(profile) != 2 or not 0 <= profile[0] < profile[1]:
+        raise RunError(f"profile={profile!r} is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52")
+    return profile[0], profile[1]
+
+
+def _observers(
+    writer: RunWriter,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    scaler: Any,
+    level: str,
+    window: tuple[int, int] | None,
+    trace_ops: int | None,
+) -> list[Observer]:
+    """Who looks on beside the recorder itself."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    observers: list[Observer] = [
+        DeviceSampler(writer, device),
+        MemoryWatch(writer, model, optimizers, device),
+        *default_notices(writer, model, optimizers, scaler, level),
+    ]
+    if trace_ops is not None:
+        observers.append(OpTrace(writer, model, trace_ops))
+    return observers
 
 
 def _place() -> tuple[int, int]:

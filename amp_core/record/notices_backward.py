@@ -1,0 +1,96 @@
+"""What each backward pass starts from: autocast left on, anomaly mode, the loss's dtype, gradients of gradients.
+
+Each is told once: the first time that it is so.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record import notices_patch
+from amp_core.record import scaler as scaling
+from amp_core.record._patch import Patches
+from amp_core.record.measure import dtype_name
+from amp_core.record.observers import Observer
+from amp_core.runlog import RunWriter
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+class BackwardState(Observer):
+    """Looks at the state of torch whenever `backward` or `torch.autograd.grad` is called."""
+
+    def __init__(self, writer: RunWriter, device: torch.device, scaler: Any, times_asked: Callable[[], int]):
+        self._writer = writer
+        self._kind = device.type
+        self._times_asked = times_asked  # for the loss scale
+        self._step = 0
+        self._said: set[str] = set()
+        self._scaled: list[weakref.ref[torch.Tensor]] = []
+        self._asked_before: int | None = None  # when scaled gradients were made that are to be differentiated again
+        self._patches = Patches()
+        if scaling.is_active(scaler):
+            self._patches.wrap(scaler, "scale", self._around_scale)
+        notices_patch.backward.listen(self._on_backward)
+        notices_patch.grad.listen(self._on_grad)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._scaled = []
+
+    def step_ended(self, step: int) -> None:
+        self._step = step + 1
+        self._asked_before = None
+
+    def close(self) -> None:
+        notices_patch.backward.unlisten(self._on_backward)
+        notices_patch.grad.unlisten(self._on_grad)
+        self._patches.restore()
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(outputs: Any) -> Any:
+            result = original(outputs)
+            self._scaled += [weakref.ref(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            return result
+
+        return scale
+
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.at_own_work():
+            return
+        if torch.is_autocast_enabled(self._kind):
+            dtype = dtype_name(torch.get_autocast_dtype(self._kind))
+            self._say("autocast in backward", name="backward", dtype=dtype)
+        if torch.is_anomaly_enabled():
+            self._say("anomaly mode", name="torch.autograd.set_detect_anomaly")
+        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)]
+        narrow = next((t.dtype for t in roots if t.dtype in NARROW), None)
+        if narrow is not None:
+            self._say("loss dtype", name="loss", dtype=dtype_name(narrow))
+        if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
+            self._on_created("backward", roots)
+        elif self._asked_before is not None:  # until now the loop may have asked for the scale to divide by it
+            self._say(
+                "create_graph", name="torch.autograd.grad", value=float(self._times_asked() == self._asked_before)
+            )
+            self._asked_before = None
+
+    def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # outputs, inputs, grad_outputs, retain_graph
+            outputs = kwargs.get("outputs", args[0] if args else ())
+            self._on_created("torch.autograd.grad", [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)])
+
+    def _on_created(self, name: str, roots: list[torch.Tensor]) -> None:
+        scaled = {id(t) for ref in self._scaled if (t := ref()) is not None}
+        if any(id(t) in scaled for t in roots):
+            self._asked_before = self._times_asked()
+        else:
+            self._say("create_graph", name=name, value=0.0)
+
+    def _say(self, kind: str, **what: Any) -> None:
+        if (key := f"{kind} {what.get('value')}") not in self._said:
+            self._said.add(key)
+            self._writer.event(kind, step=self._step, **what)

@@ -1,0 +1,116 @@
+"""The order in which a loop calls its optimizer, scaler and scheduler, step by step.
+
+An event `calls` holds the calls from the end of one step to the end of the next, and is written only where they are
+other than in the step before: a loop that does the same each time writes one. `schema.EVENT_KINDS` has the words.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record import notices_patch
+from amp_core.record import scaler as scaling
+from amp_core.record._patch import Patches
+from amp_core.record.observers import Observer
+from amp_core.runlog import RunWriter
+
+MOST_CALLS = 200
+"""Calls of one step that are kept; a loop that goes on without ending a step calls on."""
+MOST_EVENTS = 2000
+"""Changes of order that are written; after so many, order is nothing that could be learned from."""
+
+
+class CallOrder(Observer):
+    """Keeps the calls of the present step."""
+
+    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
+        self._writer = writer
+        self._optimizers = list(optimizers)
+        self._scaler = scaler
+        self._calls: list[str] = []
+        self._last: list[str] | None = None
+        self._step = 0
+        self._written = 0
+        self._inside = False  # of scaler.step
+        self._asked = 0
+        self._patches = Patches()
+        for index, optimizer in enumerate(self._optimizers):
+            self._patches.wrap(optimizer, "zero_grad", self._noting(self._numbered("zero_grad", index)))
+        if scaling.is_active(scaler):
+            self._patches.wrap(scaler, "step", self._around_scaler_step)
+            self._patches.wrap(scaler, "get_scale", self._noting("get_scale"))
+        notices_patch.backward.listen(self._on_backward)
+        notices_patch.scheduled.listen(self._on_scheduler)
+        notices_patch.scheduled_on_plateau.listen(self._on_scheduler)
+        notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and self._inside:
+            return
+        self._note(what if optimizer is None else self._numbered(what, optimizer))
+
+    def times_asked_for_scale(self) -> int:
+        """How often the loop has asked for the loss scale so far."""
+        return self._asked
+
+    def step_ended(self, step: int) -> None:
+        self._write(step)
+        self._step = step + 1
+
+    def close(self) -> None:
+        notices_patch.backward.unlisten(self._on_backward)
+        notices_patch.scheduled.unlisten(self._on_scheduler)
+        notices_patch.scheduled_on_plateau.unlisten(self._on_scheduler)
+        notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
+        self._patches.restore()
+        if any(not call.startswith(("scheduler", "zero_grad", "get_scale")) for call in self._calls):
+            self._write(self._step)  # a step that was begun and never came to its end
+
+    def _write(self, step: int) -> None:
+        if self._calls != self._last and self._written < MOST_EVENTS:
+            self._written += 1
+            self._writer.event("calls", " ".join(self._calls), step=step)
+        self._last, self._calls = self._calls, []
+
+    def _numbered(self, what: str, index: int) -> str:
+        return f"{what}:{index}" if len(self._optimizers) > 1 else what
+
+    def _note(self, call: str) -> None:
+        self._asked += call == "get_scale"
+        if len(self._calls) < MOST_CALLS and not self.at_own_work():
+            self._calls.append(call)
+
+    def _noting(self, call: str) -> Callable[[Any], Any]:
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                self._note(call)
+                return original(*args, **kwargs)
+
+            return noted
+
+        return around
+
+    def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._inside = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return step
+
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note("backward")
+
+    def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # One made of several tells of itself and of each: once is enough.
+        if getattr(args[0], "optimizer", None) in self._optimizers and self._calls[-1:] != ["scheduler"]:
+            self._note("scheduler")
+
+    def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        frame = sys._getframe(2)  # 0 is this, 1 the wrapper around what was called
+        if frame.f_code.co_name == "clip_grad_value_":
+            self._note("clip")

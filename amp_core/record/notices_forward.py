@@ -1,0 +1,240 @@
+"""Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
+
+On a CPU the inputs and outputs of the modules are kept until backward begins, which costs an append each, and looked
+at only where the loss turns out not to be finite. On a GPU to ask whether a loss is finite would be to wait for it. So
+there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
+finite, and with `each_step` on all; the numbers are read when they have arrived.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record import notices_patch
+from amp_core.record.gradients import unwrapped
+from amp_core.record.measure import dtype_name, measurable
+from amp_core.record.observers import Observer
+from amp_core.record.outputs import tensors_in
+from amp_core.record.parcel import Parcel
+from amp_core.runlog import RunWriter
+
+EVERY = 10
+"""On a GPU every so many steps are looked at where nothing is wrong; on all devices, for outputs near the limit."""
+ARMED = 3
+"""Steps that are looked at after one with a non-finite loss or gradient."""
+MOST_BYTES = 64 * 2**20
+"""Tensors are kept up to this size together; what would come after them in the step is not looked at."""
+MOST_EVENTS = 100
+
+Sight = tuple[int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+
+class ForwardCheck(Observer):
+    """Hooks on all modules of one model; a step costs about a microsecond for each where nothing is measured."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._device = device
+        self._each_step = each_step
+        self._modules = list(self._model.named_modules())
+        self._kept: list[Sight] = []
+        self._bytes = 0
+        self._sent: list[tuple[int, list[tuple[int, torch.dtype]], Parcel]] = []  # step, what was measured, the numbers
+        self._step = 0
+        self._armed = ARMED  # the first steps are looked at: most that goes wrong does so at once
+        self._measuring = False
+        self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
+        self._written = 0
+        self._near: set[int] = set()
+        self._thread = threading.get_ident()
+        self._threaded = False
+        self._in_backward = False
+        self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
+        self._recomputed = False
+        self._handles: list[Any] = []
+        self._on_cpu = device.type == "cpu"
+        if self._on_cpu:
+            notices_patch.backward.listen(self._on_backward)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._forget()
+        self._dtypes = {}
+        due = self._each_step or self._armed > 0 or step % EVERY == 0
+        self._measuring = due and not self._on_cpu
+        wanted = self._on_cpu or due
+        if wanted and not self._handles:
+            self._handles = [
+                m.register_forward_hook(self._hook(i), with_kwargs=True) for i, (_, m) in enumerate(self._modules)
+            ]
+        elif not wanted:
+            self._take_off()
+        self._armed -= self._armed > 0
+
+    def backward_began(self) -> None:
+        self._in_backward = True
+
+    def backward_ended(self) -> None:
+        self._in_backward = False
+
+    def step_ended(self, step: int) -> None:
+        self._forget()
+        if self._measured:
+            parcel = Parcel()
+            parcel.put("sizes", torch.stack([size.to(self._device) for _, _, size in self._measured]))
+            parcel.send()
+            self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], parcel))
+            self._measured = []
+        self._read(wait=len(self._sent) > ARMED + 1)
+
+    def close(self) -> None:
+        self._take_off()
+        notices_patch.backward.unlisten(self._on_backward)
+        self._forget()
+        self._read(wait=True)
+
+    def _take_off(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _forget(self) -> None:
+        self._kept, self._bytes = [], 0
+
+    # as modules run
+
+    def _hook(self, index: int) -> Callable[..., None]:
+        def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.at_own_work():
+                return
+            if self._in_backward:  # checkpointing: on a GPU in a thread of autograd's own
+                self._on_recomputed(index, output)
+                return
+            if threading.get_ident() != self._thread:
+                self._on_other_thread(index)
+                return
+            outputs = tuple(t for t in tensors_in(output) if t.is_floating_point())
+            self._dtypes[index] = [t.dtype for t in outputs]
+            if self._measuring:
+                self._measure(index, outputs)
+            elif self._bytes < MOST_BYTES:
+                inputs = tuple(t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+                self._kept.append((index, inputs, outputs))
+                self._bytes += sum(t.numel() * t.element_size() for t in outputs)
+
+        return after_forward
+
+    def _on_other_thread(self, index: int) -> None:
+        if not self._threaded and not torch.is_autocast_enabled(self._device.type):
+            self._threaded = True
+            self._writer.event("threaded forward", self._modules[index][0], step=self._step)
+
+    def _on_recomputed(self, index: int, output: Any) -> None:
+        before = self._dtypes.get(index)
+        dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
+        if before is not None and dtypes != before and not self._recomputed:
+            self._recomputed = True
+            was, now = (" ".join(dtype_name(d) for d in kinds) for kinds in (before, dtypes))
+            self._writer.event("recomputed", self._modules[index][0], was, self._step, dtype=now, phase="backward")
+
+    def _measure(self, index: int, outputs: tuple[torch.Tensor, ...]) -> None:
+        for tensor in outputs:
+            if measurable(tensor) and tensor.element_size() > 1:
+                size = torch.linalg.vector_norm(tensor.detach(), float("inf"), dtype=torch.float32)
+                self._measured.append((index, tensor.dtype, size))
+
+    # on a CPU: before backward
+
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._kept or self.at_own_work() or threading.get_ident() != self._thread:
+            return
+        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1]
+        if bad := [t for t in roots if not math.isfinite(t.item())]:
+            self._find(bad[0])
+        elif self._step % EVERY == 0:
+            self._look_for_large()
+        self._forget()
+
+    def _find(self, loss: torch.Tensor) -> None:
+        """Name the first module of those kept whose output is not finite."""
+        if self._written >= MOST_EVENTS:
+            return
+        bad = [k for k, (_, _, outputs) in enumerate(self._kept) if not all(_finite(t) for t in outputs)]
+        if not bad:
+            self._write(self._step, "", "loss", loss.dtype, value=None, count=0, detail="")
+            return
+        index, inputs, outputs = self._kept[bad[0]]
+        floating = [t for t in inputs if t.is_floating_point() and t.numel()]
+        detail = ""
+        if self._has_bad_weights(index):
+            detail = "weights"
+        elif not all(_finite(t) for t in floating):
+            model, given, _ = self._kept[-1]  # the model itself is through last, unless it was too much to keep
+            detail = "data" if model == 0 and not all(_finite(t) for t in given) else "input"
+        self._report(
+            self._step,
+            index,
+            next(t.dtype for t in outputs if not _finite(t)),
+            value=max((float(t.detach().abs().max()) for t in floating), default=None),
+            count=len({self._kept[k][0] for k in bad}),
+            detail=detail,
+        )
+
+    def _has_bad_weights(self, index: int) -> bool:
+        return not all(_finite(p) for p in self._modules[index][1].parameters(recurse=False))
+
+    def _report(self, step: int, index: int, dtype: torch.dtype, **more: Any) -> None:
+        name, module = self._modules[index]
+        self._write(step, name, type(module).__name__, dtype, **more)
+
+    def _write(self, step: int, name: str, op: str, dtype: torch.dtype, **more: Any) -> None:
+        self._written += 1
+        self._armed = ARMED
+        limit = float(torch.finfo(dtype).max)
+        found: dict[str, Any] = {"limit": limit, "dtype": dtype_name(dtype), "phase": "forward", "op": op}
+        self._writer.event("non-finite output", name, step=step, **found, **more)
+
+    def _look_for_large(self) -> None:
+        """Where FP16 outputs come within a factor of 2 of its largest number, say so once for each module."""
+        for index, _, outputs in self._kept:
+            for tensor in outputs:
+                if tensor.dtype == torch.float16 and tensor.numel() and index not in self._near:
+                    self._judge(self._step, index, float(tensor.detach().abs().max()))
+
+    def _judge(self, step: int, index: int, size: float) -> None:
+        largest = float(torch.finfo(torch.float16).max)
+        if largest / 2 <= size <= largest and index not in self._near:
+            self._near.add(index)
+            name, module = self._modules[index]
+            more: dict[str, Any] = {"value": size, "limit": largest, "dtype": "float16", "phase": "forward"}
+            self._writer.event("near overflow", name, step=step, op=type(module).__name__, **more)
+
+    # on a GPU: when the numbers have come
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and self._sent[0][2].ready(wait):
+            step, measured, parcel = self._sent.pop(0)
+            sizes = parcel.values("sizes").tolist()
+            for (index, dtype), size in zip(measured, sizes, strict=True):
+                if dtype == torch.float16:
+                    self._judge(step, index, size)
+            bad = [k for k, size in enumerate(sizes) if not math.isfinite(size)]
+            if bad and self._written < MOST_EVENTS:
+                index, dtype = measured[bad[0]]
+                self._report(
+                    step,
+                    index,
+                    dtype,
+                    value=sizes[bad[0] - 1] if bad[0] else None,  # mostly its input: the output of the module before
+                    count=len({measured[k][0] for k in bad}),
+                    detail="weights" if self._has_bad_weights(index) else "",
+                )
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.detach().isfinite().all())

@@ -1,0 +1,171 @@
+"""What the operators of the first forward and loss do that 16 bits do not forgive, found by watching that one step.
+
+Constants are judged in the dtype in which the operator really works, below autocast: an `eps` that rounds to zero in
+FP16 keeps no divisor off zero, and a mask of -1e9 is -inf there. The module is found only where there is something to
+report, from the Python frames that led to the operator.
+"""
+
+import math
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amp_core.record.gradients import unwrapped
+from amp_core.record.measure import dtype_name
+from amp_core.record.observers import Observer
+from amp_core.record.outputs import is_compiled
+from amp_core.runlog import RunWriter
+
+FLOORS = ("add", "clamp_min", "clamp", "maximum")
+"""Operators by which a small constant keeps a divisor, a root or a logarithm off zero."""
+LARGEST_EPS = 1e-3
+"""Constants above this are no such constants."""
+MOST_EVENTS = 50
+MOST_OPERATORS = 20_000
+"""Operators that are looked at; a first step of more is looked at in part."""
+BANNED = ("binary_cross_entropy",)
+NARROW = (torch.float16, torch.bfloat16)
+
+
+class FirstOperators(Observer):
+    """Looks at the operators from the first forward to the backward that follows."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._kind = device.type
+        self._mode: _Looking | None = None
+        self._done = is_compiled(model)  # a mode around a compiled graph would compile it again
+        self._autocast: bool | None = None
+        self._changed = False
+
+    def step_began(self, step: int) -> None:
+        self._autocast = torch.is_autocast_enabled(self._kind)
+        if self._done:
+            return
+        self._done = True
+        self._mode = _Looking(self._writer, self._model, step, self.at_own_work)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def forward_ended(self, output: Any) -> None:
+        after = torch.is_autocast_enabled(self._kind)
+        if self._autocast is not None and after != self._autocast and not self._changed:
+            self._changed = True
+            self._writer.event("autocast changed", name="forward", value=float(after))
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        self._stop()
+
+    def backward_began(self) -> None:
+        self._stop()
+
+    def step_ended(self, step: int) -> None:
+        self._stop()
+
+    def close(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._mode is not None:
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+class _Looking(TorchDispatchMode):
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._writer = writer
+        self._model = model
+        self._step = step
+        self._at_own_work = at_own_work
+        self._left = MOST_OPERATORS
+        self._written = 0
+        self._said: set[tuple[str, str, float]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._left and not self._at_own_work():
+            self._left -= 1
+            self._look(func.overloadpacket.__name__, args, kwargs, out)
+        return out
+
+    def _look(self, op: str, args: Any, kwargs: Any, out: Any) -> None:
+        if op in BANNED and _inside_autocast():
+            self._say("banned op", op, 0.0, dtype=None, limit=None)
+            return
+        if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or op.startswith("_foreach"):
+            return
+        info = torch.finfo(out.dtype)
+        lost = float(info.tiny) * float(info.eps) / 2  # half of the smallest subnormal, which rounds to even: to 0
+        for value in (*args[1:], *(kwargs or {}).values()):
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
+                value = value.item()
+            if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+                continue
+            if abs(value) > float(info.max):
+                self._say("constant overflow", op, value, out.dtype, float(info.max))
+            elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
+                self._say("eps lost", op, value, out.dtype, lost)
+
+    def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
+        name = _module_at_work(self._model, sys._getframe(1))
+        if self._written < MOST_EVENTS and (kind, name, value) not in self._said:
+            self._said.add((kind, name, value))
+            self._written += 1
+            word = dtype_name(dtype) if dtype is not None else None
+            more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
+            self._writer.event(kind, name, step=self._step, op=op, **more)
+
+
+def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
+    """The name of the innermost of the model's modules among the callers; `loss` where none is."""
+    names: dict[int, str] = {id(m): n for n, m in model.named_modules()}
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return "loss"
+
+
+def _inside_autocast() -> bool:
+    """Whether an autocast region is open. In an operator that autocast handles it calls itself off; depth tells."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth > 0
+
+
+class FailedIn(Observer):
+    """Names the module that was at work when an exception ended the run, from the exception's own frames."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._step: int | None = None
+        self._before = getattr(sys, "last_value", None)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+
+    def close(self) -> None:
+        error = sys.exc_info()[1]
+        if error is None:  # nobody caught it and Python is ending: it keeps what it printed
+            error = getattr(sys, "last_value", None)
+            if error is self._before:
+                return
+        names = {id(m): n for n, m in self._model.named_modules()}
+        module: str | None = None
+        function = ""
+        trace = error.__traceback__ if error is not None else None
+        while trace is not None:
+            frame = trace.tb_frame
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, torch.nn.Module) and id(owner) in names:
+                module = names[id(owner)]
+            function = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
+            trace = trace.tb_next
+        if error is not None:
+            self._writer.event("failed in", module or "", type(error).__name__, self._step, op=function)

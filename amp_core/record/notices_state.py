@@ -1,0 +1,190 @@
+"""What training leaves behind: running statistics, weights that did not move, parameters without a gradient.
+
+Nothing here waits for the device: what must be counted there is sent off and read when it has arrived.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.gradients import unwrapped
+from amp_core.record.measure import dtype_name
+from amp_core.record.observers import Observer
+from amp_core.record.parcel import Parcel
+from amp_core.runlog import RunWriter
+
+EVERY = 10
+FIRST_STEPS = 3
+MOST_TENSORS = 8
+LOOKED_AT = 2**16
+"""Elements of a weight that are compared before and after a step."""
+MOST_NAMED = 8
+MOST_EVENTS = 2000
+NARROW = (torch.float16, torch.bfloat16)
+
+
+class RunningStatistics(Observer):
+    """Whether the statistics of normalisation layers are still finite; on a CPU each step, else every `EVERY`th."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._writer = writer
+        named = ((n, b) for n, b in unwrapped(model).named_buffers() if n.rpartition(".")[2].startswith("running_"))
+        self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
+        self._sent: list[tuple[int, Parcel]] = []
+        self._said = False
+
+    def step_ended(self, step: int) -> None:
+        if not self._buffers or self._said:
+            return
+        if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
+            self._send(step)
+        self._read(wait=len(self._sent) > EVERY)
+
+    def close(self) -> None:
+        if self._buffers and not self._said:
+            self._read(wait=True)
+
+    def _send(self, step: int) -> None:
+        parcel = Parcel()
+        norms = torch._foreach_norm([b for _, b in self._buffers], 2)
+        parcel.put("norms", torch.stack([n.double().to(norms[0].device) for n in norms]))
+        parcel.send()
+        self._sent.append((step, parcel))
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and not self._said and self._sent[0][1].ready(wait):
+            step, parcel = self._sent.pop(0)
+            norms = parcel.values("norms")
+            bad = [name for (name, _), norm in zip(self._buffers, norms, strict=True) if not abs(norm) < float("inf")]
+            if bad:
+                self._said = True
+                self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")
+
+
+class Movement(Observer):
+    """Whether 16-bit weights move when they are updated, and which 16-bit buffers are added to."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._optimizers = list(optimizers)
+        self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
+        self._buffers = [(n, b) for n, b in unwrapped(model).named_buffers() if b.dtype in NARROW]
+        self._versions = [b._version for _, b in self._buffers]
+        self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._sent: list[tuple[int, list[str], str, Parcel]] = []
+        self._step = 0
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and optimizer is not None and (self._step % EVERY == 0 or self._step < FIRST_STEPS):
+            given = (p for group in self._optimizers[optimizer].param_groups for p in group["params"])
+            narrow = [p for p in given if p.dtype in NARROW and p.grad is not None and not p.grad.is_sparse]
+            largest = sorted(narrow, key=lambda p: -p.numel())[:MOST_TENSORS]
+            self._before += [(self._names.get(id(p), ""), p, _part(p).clone(), _part(p.grad) != 0) for p in largest]
+
+    def step_ended(self, step: int) -> None:
+        if self._before:
+            parcel = Parcel()
+            counts = [torch.stack([((_part(p) == b) & g).sum(), g.sum()]) for _, p, b, g in self._before]
+            parcel.put("counts", torch.stack([c.to(counts[0].device) for c in counts]))
+            parcel.send()
+            names = [n for n, *_ in self._before]
+            self._sent.append((step, names, dtype_name(self._before[0][2].dtype), parcel))
+            self._before = []
+        self._read(wait=len(self._sent) > EVERY)
+        if self._buffers and step == FIRST_STEPS - 1:
+            self._tell_of_buffers(step)
+
+    def close(self) -> None:
+        self._read(wait=True)
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and self._sent[0][3].ready(wait):
+            step, names, dtype, parcel = self._sent.pop(0)
+            counts = parcel.values("counts").reshape(-1, 2)
+            shares = [float(same / moved) if moved else 0.0 for same, moved in counts]
+            worst = max(range(len(names)), key=shares.__getitem__)
+            more: dict[str, Any] = {"value": shares[worst], "count": int(counts[worst][1]), "dtype": dtype}
+            self._writer.event("unmoved weights", names[worst], step=step, phase="optimizer", **more)
+
+    def _tell_of_buffers(self, step: int) -> None:
+        for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
+            if buffer._version != version:
+                self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
+
+
+class Branches(Observer):
+    """Which parameters have gradients, step by step, and whether some are missing that should not be."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+    ) -> None:
+        self._writer = writer
+        self._kind = device.type
+        names = {id(p): n for n, p in unwrapped(model).named_parameters()}
+        given = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+        self._parameters = given
+        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(given)]
+        self._known: dict[bytes, int] = {}
+        self._last: bytes | None = None
+        self._looked = False
+        self._without_grad = False
+        self._step = 0
+        self._written = 0
+        self._handle: Any = model.register_forward_pre_hook(self._on_forward)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._looked = False
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if self._looked or what not in ("unscale_", "scaler.step", "optimizer.step"):
+            return
+        self._looked = True
+        present = bytes(p.grad is not None for p in self._parameters)
+        if present != self._last:
+            self._change(present)
+        if (self._step < FIRST_STEPS or self._without_grad) and not all(present):
+            missing = [n for n, there in zip(self._names, present, strict=True) if not there]
+            detail = "no_grad" if self._without_grad else ""
+            more: dict[str, Any] = {"count": len(missing), "limit": float(len(present))}
+            self._writer.event("missing gradients", missing[0], detail, self._step, **more)
+        self._without_grad = False
+
+    def close(self) -> None:
+        self._handle.remove()
+
+    def _change(self, present: bytes) -> None:
+        number = self._known.setdefault(present, len(self._known))
+        before, self._last = self._last, present
+        if before is None or self._written >= MOST_EVENTS:
+            return
+        self._written += 1
+        gained = [n for n, a, b in zip(self._names, present, before, strict=True) if a and not b]
+        self._writer.event(
+            "branch",
+            f"branch {number}",
+            ", ".join(gained[:MOST_NAMED]),
+            self._step,
+            count=sum(present),
+            phase="backward",
+        )
+
+    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
+        if not torch.is_grad_enabled() and torch.is_autocast_enabled(self._kind) and not self.at_own_work():
+            self._without_grad = module.training
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """The first elements, as this process holds them."""
+    local = tensor.detach()
+    if hasattr(local, "to_local"):
+        local = local.to_local()
+    return local.reshape(-1)[:LOOKED_AT]
