@@ -27,8 +27,11 @@ def entry() -> Entry:
     return found
 
 
-def run(found: Entry | None = None) -> Run:
-    """The chosen run, opened, with a line that says which it is; ends the page where there is nothing to read."""
+def run(found: Entry | None = None, table: str = "steps") -> Run:
+    """The chosen run, opened, with a line that says which it is; ends the page where there is nothing to read.
+
+    An imported trace may have no steps: a page that can do without them names the table that it reads instead.
+    """
     found = found or entry()
     if found.status == "damaged":
         empty.unreadable(found.sentence)
@@ -43,7 +46,7 @@ def run(found: Entry | None = None) -> Run:
             st.button(
                 "Read what is new", icon=":material/refresh:", type="tertiary", help="Overview follows by itself."
             )
-    if opened.steps.empty:
+    if opened.steps.empty and not opened.table(table).num_rows:
         said = f" It ended: {words.escape(opened.end_reason)}" if opened.end_reason else ""
         empty.nothing("This run has recorded no step yet." if opened.is_live else f"This run has no steps.{said}")
     return opened

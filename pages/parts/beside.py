@@ -1,0 +1,52 @@
+"""The step cost of another run beside this one's: which parts shrank, which grew."""
+
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import compare_step_cost
+from amp_core.figures import step_cost_figure
+from pages.parts import charts, empty, loaders
+
+CHANGES = {
+    "label": st.column_config.TextColumn("Part", pinned=True),
+    "verdict": st.column_config.TextColumn("It"),
+    "first_ms": st.column_config.NumberColumn("First run (ms)", format="%.3f"),
+    "ms": st.column_config.NumberColumn("This run (ms)", format="%.3f"),
+    "change_ms": st.column_config.NumberColumn("Change (ms)", format="%+.3f"),
+    "change_frac": st.column_config.NumberColumn("Of the first run's time", format="percent"),
+}
+
+
+def show(run: Run) -> None:
+    """A picker for the other run and, once it is picked, both costs as bars and their differences as a table."""
+    entries = {
+        key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
+    }
+    st.subheader("Beside another run", anchor=False)
+    key = st.selectbox(
+        "First run, which this one is held against",
+        list(entries),
+        index=None,
+        format_func=lambda key: entries[key].name,
+        placeholder="FP32 beside AMP, for one",
+        key="step_cost.beside",
+    )
+    if key is None:
+        return
+    other = loaders.open_run(entries[key])
+    changes = loaders.analysed(compare_step_cost, [other, run])
+    if changes["us"].isna().all():
+        empty.nothing("Neither run has timed steps.")
+    charts.show(
+        step_cost_figure(changes, charts.dark(), f"Time of a {changes['per'].iloc[0]}"), "step_cost.beside.bars"
+    )
+    own = changes[changes["run"] == changes["run"].iloc[-1]]
+    grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
+    shrank = own[own["verdict"].isin(["shrank", "gone"])].nsmallest(3, "change_us")
+    told = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
+    kernels = (
+        "" if changes["source"].iloc[0] == "profile" else " Not both have a profiled window, so phases stand here."
+    )
+    st.markdown(f"{'. '.join(told) or 'No part changed by more than 2 % of the step'}.{kernels}")
+    shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
+    st.dataframe(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, alt="Changes by part.")

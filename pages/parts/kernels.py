@@ -1,0 +1,136 @@
+"""Kernels of a profiled window in cards, tables and words."""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import TensorCoreUse, kernel_table
+from amp_core.hardware import Gpu
+from pages.parts import cards, loaders, profiled, words
+
+BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
+SORTS = {
+    "name": st.column_config.TextColumn("Name", pinned=True, width="large"),
+    "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
+    "total_ms": profiled.TIME_MS,
+    "count": profiled.COUNT,
+    "matrix_frac": st.column_config.ProgressColumn("Matrix work", help="Of its own time", **profiled.SHARE),
+    "tensor_frac": st.column_config.ProgressColumn("On tensor cores", help="Of its own time", **profiled.SHARE),
+    "unknown_frac": st.column_config.ProgressColumn("Unknown by name", help="Of its own time", **profiled.SHARE),
+}
+KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "count")} | {
+    "tensor_core": st.column_config.TextColumn("Tensor cores"),
+    "precision": st.column_config.TextColumn("Precision"),
+    "category": st.column_config.TextColumn("Sort of work"),
+    "op": st.column_config.TextColumn("Operator", help="That of most of its time"),
+    "module": st.column_config.TextColumn("Module", help="That of most of its time"),
+    "phase": st.column_config.TextColumn("Phase", help="That of most of its time"),
+}
+OPS = {
+    "op": st.column_config.TextColumn("Operator", pinned=True, width="medium"),
+    "module": st.column_config.TextColumn("Module"),
+    "phase": st.column_config.TextColumn("Phase"),
+    "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
+    "total_ms": profiled.TIME_MS,
+    "tensor_core": st.column_config.TextColumn("Tensor cores"),
+    "why": st.column_config.TextColumn("Why", width="large"),
+    "precision": st.column_config.TextColumn("Precision"),
+    "sizes": st.column_config.TextColumn("Sizes", help="Of one product, M × K by K × N; channels of a convolution"),
+    "padded": st.column_config.TextColumn("Padded", help="The next sizes that 16 bytes divide"),
+    "tflops": st.column_config.NumberColumn("TFLOP/s", format="%.3g", help="Achieved in its matrix kernels"),
+    "of_peak_frac": st.column_config.NumberColumn("Of data sheet", format="percent", help="Of the dense peak rate"),
+    "kernel": st.column_config.TextColumn("Kernel of most time", width="large"),
+}
+ON_CPU = ("tensor_core", "tensor_frac", "unknown_frac", "precision", "op")
+"""Columns that say nothing of a CPU's operators."""
+
+UTILISATION = (
+    "GPU utilisation, as `nvidia-smi` shows it, is neither: it is the share of time in which any kernel ran, on tensor "
+    "cores or not."
+)
+
+
+def counter(use: TensorCoreUse) -> str:
+    """What the hardware counter says beside the table, and why the two differ."""
+    gpu = Gpu(use.device_name, use.capability)
+    if use.counter_frac is None:
+        without = "this GPU has none (NVML has it for Hopper and newer)" if gpu.counts_tensor_use is False else (
+            "none was recorded"
+        )  # fmt: skip
+        return f"No hardware counter stands beside these shares: {without}."
+    of = "of these steps" if use.counter_where == "window" else "of the whole run, since too few fell into the window"
+    samples = words.plural(use.counter_samples, "sample")
+    said = (
+        f"The hardware counter says that the tensor pipe was busy {words.percent(use.counter_frac)} of the time (mean "
+        f"of {samples} {of}). The table says that kernels which use it ran {words.percent(use.tensor_wall_frac)} of "
+        "the time. Such a kernel also loads, waits and writes, so the counter is the lower number; well below half of "
+        "the table, the products are too small or badly shaped."
+    )
+    if use.tensor_wall_frac is not None and use.counter_frac > use.tensor_wall_frac + 0.05:
+        said += (
+            " Here it is the higher one: kernels unknown by name use tensor cores, or the samples are of other work."
+        )
+    return said
+
+
+def shares(use: TensorCoreUse) -> None:
+    """Shares of matrix time, of kernel time, what is unknown, and the counter."""
+    matrix, every, unknown, pipe = st.columns(4)
+    with matrix:
+        beside = f"matrix work: {words.percent(use.matrix_frac)}"
+        cards.card("Of matrix time on tensor cores", words.percent(use.matrix_tensor_frac), beside)
+    with every:
+        cards.card("Of all kernel time", words.percent(use.tensor_frac), f"{use.kernel_us / 1e3:,.4g} ms in all")
+    with unknown:
+        beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
+        cards.card("Unknown by name", words.percent(use.unknown_frac), beside)
+    with pipe:
+        cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), "of wall time")
+
+
+def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
+    """Matrix work that is not on tensor cores, and what padding would help."""
+    shown = profiled.milliseconds(ops.assign(tflops=ops["flops_per_s"] / 1e12))
+    off = shown[shown["tensor_core"] != "yes"]
+    if cpu:
+        _ops("Matrix work", off, ("time_frac", "total_ms", "sizes", "tflops"))
+    elif len(off):
+        title = "Matrix work that is not on tensor cores, and why"
+        _ops(title, off, ("time_frac", "why", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
+    odd = shown[shown["padded"] != words.NONE]
+    if len(odd):
+        caption = (
+            f"{words.percent(odd['time_frac'].sum())} of kernel time is in products of such sizes. Multiples of 8 "
+            "(FP16, BF16), 4 (TF32) or 16 (FP8, INT8) are a matter of speed: from cuBLAS 11 on, tensor cores take any."
+        )
+        columns = ("time_frac", "sizes", "padded", "tensor_core", "precision", "total_ms", "tflops", "of_peak_frac")
+        _ops("Sizes that padding would help", odd, columns, caption)
+    on = shown[shown["tensor_core"] == "yes"]
+    if len(on):
+        with st.expander(f"Matrix work on tensor cores ({words.plural(len(on), 'operator')})"):
+            _ops("", on, ("time_frac", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
+
+
+def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str = "") -> None:
+    if title:
+        st.subheader(title, anchor=False)
+    if caption:
+        st.caption(caption)
+    order = ["op", "module", "phase", *columns]
+    alt = f"{title or 'Matrix work on tensor cores'}, by operator, module and phase."
+    st.dataframe(ops, column_config={n: OPS[n] for n in order}, column_order=order, hide_index=True, alt=alt)
+
+
+def added_up(run: Run, step: int | None, cpu: bool) -> None:
+    """Kernel time added up as one likes; on a CPU the kernels are its operators."""
+    st.subheader("All operators" if cpu else "All kernels", anchor=False)
+    names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
+    by = st.segmented_control(
+        "Added up by", list(names), default="kernel", required=True, format_func=names.get, key=f"tensor_cores.by.{cpu}"
+    )
+    table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
+    columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
+    if cpu:
+        columns["count"] = st.column_config.NumberColumn("Calls", format="localized")
+    alt = f"Time by {names[by].lower()}."
+    st.dataframe(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)

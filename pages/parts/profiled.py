@@ -1,0 +1,59 @@
+"""What the pages on profiled windows share: choosing a window, how to record one, names of kernels in tables."""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import profiled_windows
+from pages.parts import loaders, words
+
+HOW = (
+    "Record one with `watch(…, profile=(50, 53))` in your own loop or `ampscope train … --profile 50:53`: steps 50, 51 "
+    "and 52. A trace that `torch.profiler` wrote opens too: `ampscope import-trace TRACE --out RUN`."
+)
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
+TIME_MS = st.column_config.NumberColumn("Time (ms)", format="%.3f", help="All launches of the window together")
+COUNT = st.column_config.NumberColumn("Launches", format="localized")
+
+
+def pick(run: Run) -> int | None:
+    """The first step of the window to look at; None for all together, or where there is one."""
+    windows = loaders.analysed(profiled_windows, run)
+    known = windows.dropna(subset=["step"])
+    if len(windows) < 2 or known.empty:
+        return None
+    labels = {int(w.step): span(w.step, w.steps) for w in known.itertuples()}
+    choice = st.segmented_control(
+        "Profiled steps",
+        [-1, *labels],
+        default=-1,
+        required=True,
+        format_func=lambda step: "all windows" if step < 0 else labels[step],
+        key=f"profiled.window.{len(labels)}",
+    )
+    return None if choice < 0 else choice
+
+
+def said(run: Run, step: int | None) -> str:
+    """Which steps were profiled, and on how many devices."""
+    windows = loaders.analysed(profiled_windows, run)
+    chosen = windows if step is None else windows[windows["step"] == step]
+    spans = [span(w.step, w.steps) for w in chosen.itertuples()]
+    where = f" on {words.plural(int(chosen['devices'].max()), 'device')}" if chosen["devices"].max() > 1 else ""
+    return f"Profiled: {', '.join(spans[:4])}{' …' if len(spans) > 4 else ''}{where}."
+
+
+def span(first: float, steps: float) -> str:
+    """The steps of a window in words."""
+    if first != first:
+        return "a window that marks no steps"
+    last = first + steps - 1 if steps == steps else first
+    return f"step {first:,.0f}" if last <= first else f"steps {first:,.0f}–{last:,.0f}"
+
+
+def milliseconds(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with `total_us` in milliseconds as `total_ms`; what is not known of a name is an en dash."""
+    texts = table.select_dtypes(include=["object", "string"]).columns
+    return table.assign(total_ms=table["total_us"] / 1e3).assign(
+        **{name: table[name].where(table[name] != "", words.NONE) for name in texts}
+    )

@@ -1,0 +1,104 @@
+"""Where does the time of a step go, and how much faster could it become?"""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
+from amp_core.figures import step_cost_figure
+from pages.parts import beside, cards, charts, empty, head, loaders, profiled, words
+
+COLUMNS = {
+    "label": st.column_config.TextColumn("Part", pinned=True),
+    "frac": st.column_config.ProgressColumn("Share", **profiled.SHARE),
+    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f"),
+}
+
+
+def verdict(cost: StepCost, bound: Amdahl | None) -> str:
+    """The page's answer: the time of a step, its largest parts, and the bound."""
+    unit = "A step takes" if cost.steps else "The profiled window takes"
+    largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
+    told = [f"{words.percent(p.frac)} {p.label}" for p in largest.itertuples() if p.frac >= 0.01]
+    said = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(told)}."
+    return f"{said} {bound.sentence}" if bound else said
+
+
+def outlook(cost: StepCost, bound: Amdahl) -> str:
+    """What moving the rest of the matrix work to tensor cores could give."""
+    if cost.on_cpu:
+        return (
+            "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
+            f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
+        )
+    said = f"{words.percent(bound.open_frac)} of the time is matrix work on CUDA cores"
+    if bound.unknown_frac >= 0.005:
+        said += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
+    if bound.open_frac < 0.01:
+        return f"{said}: tensor cores have nothing left to take over. The bound counts all matrix work as free."
+    said += f". On tensor cores a step could become up to {words.number(bound.open_bound)} × as fast"
+    if bound.open_expected and bound.rate_ratio:
+        said += (
+            f", {words.number(bound.open_expected)} × at this GPU's ratio of dense rates, FP16 or BF16 over FP32 "
+            f"({words.number(bound.rate_ratio)} by the data sheet)"
+        )
+    if cost.us("tensor") > cost.us("matrix"):
+        return f"{said}."
+    return (
+        f"{said}. 16-bit values also halve the bytes of memory-bound kernels: with both at best, "
+        f"{words.number(bound.halved_bound)} ×."
+    )
+
+
+def show_cards(cost: StepCost, bound: Amdahl) -> None:
+    """Step time, matrix share, idle device, launches."""
+    time, matrix, idle, launches = st.columns(4)
+    with time:
+        cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
+    with matrix:
+        on = words.percent(cost.us("tensor") / cost.step_us)
+        beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
+        cards.card("Matrix work", words.percent(bound.matrix_frac), beside)
+    with idle:
+        share = words.percent(cost.us("data", "gaps") / cost.step_us)
+        waiting = words.percent(cost.us("data") / cost.step_us)
+        cards.card("Python and waiting" if cost.on_cpu else "Device idle", share, f"{waiting} waiting for data")
+    with launches:
+        if cost.on_cpu:
+            cards.card("Casts", words.percent(cost.us("cast") / cost.step_us), "between formats")
+        else:
+            syncs = "syncs not recorded" if cost.syncs is None else f"{words.number(cost.syncs)} host syncs"
+            cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs)
+
+
+def per(cost: StepCost) -> str:
+    """What the figures are a mean of."""
+    if not cost.steps:
+        return "no steps are marked in it"
+    what = "profiled step" if cost.source == "profile" else "step"
+    return f"mean of {words.plural(cost.steps, what)}"
+
+
+def show_parts(parts: pd.DataFrame) -> None:
+    """The parts as a table."""
+    shown = parts.assign(ms=parts["us"] / 1e3)
+    st.dataframe(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, alt="Parts of a step.")
+
+
+head.title("Step cost")
+run = head.run(table="windows")
+step = profiled.pick(run)
+cost = loaders.analysed(step_cost, run, step)
+if cost.source == "nothing":
+    empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}")
+
+bound = amdahl(cost)
+head.verdict(verdict(cost, bound))
+if bound is None:
+    st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
+else:
+    show_cards(cost, bound)
+charts.show(step_cost_figure(cost.parts, charts.dark()), "step_cost.parts")
+if bound is not None:
+    st.caption(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes]))
+show_parts(cost.parts)
+beside.show(run)

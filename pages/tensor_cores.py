@@ -1,0 +1,58 @@
+"""Do tensor cores do the work, and what could run on them that does not?"""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core.analysis import TensorCoreUse, answer_shares, at_stake, kernel_table, matrix_ops, tensor_core_use
+from amp_core.figures import answer_figure, kernel_figure
+from amp_core.hardware import Gpu
+from pages.parts import charts, empty, head, kernels, loaders, profiled, words
+
+
+def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
+    """The page's answer."""
+    if use.on_cpu:
+        return (
+            "This run was profiled on a CPU, which has no tensor cores: what follows are its operators. "
+            f"{words.percent(use.matrix_frac)} of their time is matrix work, the kind that tensor cores are for."
+        )
+    if use.has_tensor_cores is False:
+        return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All matrix work runs on CUDA cores."
+    if not use.matrix_us:
+        return "No kernel of this window multiplies matrices: there is nothing that tensor cores could do."
+    share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
+    lead = "Tensor cores do the matrix work" if share >= 0.9 else "Tensor cores do part of the matrix work"
+    said = (
+        f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
+        f"kernels that use them; of another {words.percent(use.unknown_frac)} the name does not tell."
+    )
+    if share < 0.01:
+        lead = "Tensor cores stand idle" if unknown < 0.5 else "Whether tensor cores are used cannot be told by name"
+        said = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
+        said += f"{words.percent(use.matrix_frac)}; of {words.percent(use.unknown_frac)} the name does not tell."
+    if len(stake):
+        first = stake.iloc[0]
+        said += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
+        said += words.escape(words.sentence(first["why"]))
+    return said
+
+
+head.title("Tensor cores")
+run = head.run(table="kernels")
+if run.kernels.empty:
+    empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}")
+
+step = profiled.pick(run)
+use = loaders.analysed(tensor_core_use, run, step)
+ops = loaders.analysed(matrix_ops, run, step)
+head.verdict(verdict(use, at_stake(ops)))
+table = loaders.analysed(kernel_table, run, "kernel", step)
+if not use.on_cpu:
+    kernels.shares(use)
+    charts.show(answer_figure(loaders.analysed(answer_shares, run, step), charts.dark()), "tensor_cores.answers")
+    st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
+title = "Where operator time goes" if use.on_cpu else "Where kernel time goes"
+charts.show(kernel_figure(table, charts.dark(), title), "tensor_cores.kernels")
+st.caption(f"{profiled.said(run, step)} What AMPscope itself runs is left out.")
+kernels.matrix_work(ops, use.on_cpu)
+kernels.added_up(run, step, use.on_cpu)

@@ -1,0 +1,155 @@
+"""Tensor cores and Step cost: the answer first, kernels in tables, and plain words where there is no window."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import amdahl, compare_step_cost, kernel_table, matrix_ops, step_cost, tensor_core_use
+from pages.parts.words import percent
+from tests.pages.conftest import metric, titles, words
+from tests.synthetic import write
+from tests.synthetic_kernels import columns, kernel, kernels, window
+
+TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
+
+
+def foreign(folder, rows, **tables):
+    """A run that has kernels and no steps, as an imported trace may."""
+    from amp_core.runlog import RunWriter
+
+    with RunWriter(folder, name=folder.name, config={"source": "import"}) as writer:
+        writer.append("kernels", columns(rows))
+        for table, content in tables.items():
+            writer.append(table, content)
+
+
+def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
+    write(home.runs / "a", "profiled")
+    app = open_app(TENSOR_CORES, run="run/a")
+    use = tensor_core_use(load_run(home.runs / "a"))
+    assert not app.exception
+    assert f"Tensor cores do the matrix work: {percent(use.matrix_tensor_frac)} of its time" in words(app)
+    assert f"of another {percent(use.unknown_frac)} the name does not tell" in words(app)
+    assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
+    assert metric(app, "Unknown by name").value == percent(use.unknown_frac)
+    assert metric(app, "Tensor pipe busy, by counter").value == "–"
+    assert "this GPU has none (NVML has it for Hopper and newer)" in words(app)
+    assert titles(app) == ["Time on tensor cores", "Where kernel time goes"]
+
+
+def test_idle_tensor_cores_are_called_idle_and_why(home, open_app):
+    write(home.runs / "a", "profiled-fp32")
+    app = open_app(TENSOR_CORES, run="run/a")
+    said = words(app)
+    assert "Tensor cores stand idle: no kernel time is known to use them" in said
+    assert "most of it for this reason: FP32 without TF32" in said
+    table = app.dataframe[0].value
+    ops = matrix_ops(load_run(home.runs / "a"))
+    assert table["why"].tolist() == ops["why"].tolist()
+    assert "tensor cores take any" in said  # multiples of 8 are a hint
+
+
+def test_the_counter_is_explained_beside_the_table(home, open_app):
+    rows = [row | {"device": "cuda:0"} for row in kernels("fp16")]
+    times = {"step": list(range(30)), "time_s": [0.1 * (i + 1) for i in range(30)], "step_ms": [100.0] * 30}
+    device = {"time_s": [2.05, 2.15, 2.25], "tensor_active_frac": [0.3, 0.3, 0.3]}
+    foreign(home.runs / "a", rows, steps=times, device=device, windows=columns([window("fp16", rows)]))
+    app = open_app(TENSOR_CORES, run="run/a")
+    assert "the tensor pipe was busy 30.0 % of the time (mean of 3 samples of these steps)" in words(app)
+    assert "GPU utilisation, as `nvidia-smi` shows it, is neither" in words(app)
+    assert metric(app, "Tensor pipe busy, by counter").value == "30.0 %"
+
+
+def test_a_cpu_has_its_operators_and_a_plain_sentence(home, open_app):
+    write(home.runs / "a", "profiled-cpu")
+    app = open_app(TENSOR_CORES, run="run/a")
+    assert "This run was profiled on a CPU, which has no tensor cores" in words(app)
+    assert titles(app) == ["Where operator time goes"] and not app.metric
+    shown = [set(frame.value.columns) for frame in app.dataframe]
+    assert shown and "All operators" in words(app)
+    assert app.dataframe[-1].value["name"].tolist() == kernel_table(load_run(home.runs / "a"))["name"].tolist()
+
+
+def test_kernel_time_is_added_up_as_asked(home, open_app):
+    write(home.runs / "a", "profiled")
+    app = open_app(TENSOR_CORES, run="run/a")
+    app.get("button_group")[0].set_value("module").run()
+    assert not app.exception
+    expected = kernel_table(load_run(home.runs / "a"), "module")
+    table = app.dataframe[-1].value
+    assert table["total_ms"].tolist() == pytest.approx((expected["total_us"] / 1e3).tolist())
+    assert "–" in table["name"].tolist()  # kernels of no module
+
+
+@pytest.mark.parametrize("page", [TENSOR_CORES, STEP_COST])
+def test_a_run_without_a_window_says_how_to_record_one(home, open_app, page):
+    write(home.runs / "a", "fp32")
+    app = open_app(page, run="run/a")
+    assert "profile=(50, 53)" in words(app) and "--profile 50:53" in words(app) and "import-trace" in words(app)
+
+
+def test_an_imported_trace_without_steps_opens(home, open_app):
+    rows = [row | {"step": None, "steps": None} for row in kernels("fp16")]
+    about = window("fp16", rows) | {"step": None, "steps": None}
+    foreign(home.runs / "a", rows, windows=columns([about]))
+    app = open_app(TENSOR_CORES, run="run/a")
+    assert not app.exception and "Profiled: a window that marks no steps." in words(app)
+    app = open_app(STEP_COST, run="run/a")
+    assert not app.exception and "The profiled window takes" in words(app)
+
+
+def test_a_device_without_tensor_cores_is_said_to_have_none(home, open_app, tmp_path):
+    from amp_core.runlog import RunWriter
+
+    environment = {"gpus": [{"name": "NVIDIA GeForce GTX 1080", "capability": "6.1"}]}
+    with RunWriter(home.runs / "a", name="a", environment=environment) as writer:
+        writer.append("kernels", columns([kernel("maxwell_sgemm_128x64_nn", 9.0, 1, "gemm", "aten::mm")]))
+    app = open_app(TENSOR_CORES, run="run/a")
+    assert "No tensor cores: they came with compute capability 7.0" in words(app)
+
+
+def test_two_windows_can_be_looked_at_one_by_one(home, open_app):
+    later = [row | {"step": 40, "total_us": 2 * row["total_us"]} for row in kernels("fp16")]
+    windows = [window("fp16", kernels("fp16")), window("fp16", later) | {"step": 40}]
+    foreign(home.runs / "a", kernels("fp16") + later, windows=columns(windows))
+    app = open_app(STEP_COST, run="run/a")
+    assert "Profiled: steps 20–22, steps 40–42." in words(app)
+    app.get("button_group")[0].set_value(40).run()
+    assert "Profiled: steps 40–42." in words(app)
+    assert metric(app, "Step").value == f"{step_cost(load_run(home.runs / 'a'), 40).step_us / 1e3:.1f} ms"
+
+
+def test_step_cost_names_the_parts_and_the_bound(home, open_app):
+    write(home.runs / "a", "profiled-fp32")
+    app = open_app(STEP_COST, run="run/a")
+    cost = step_cost(load_run(home.runs / "a"))
+    bound = amdahl(cost)
+    assert bound is not None and bound.sentence in words(app)
+    assert "by the data sheet" in words(app) and "halve the bytes" in words(app)
+    assert titles(app) == ["Where the time of a step goes"]
+    table = app.dataframe[0].value
+    assert table["ms"].sum() == pytest.approx(cost.step_us / 1e3)
+    assert metric(app, "Matrix work").value == percent(bound.matrix_frac)
+
+
+def test_without_a_window_step_cost_shows_the_phases_and_says_so(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(STEP_COST, run="run/a")
+    assert "No profiled window: these are the recorded phases of the steps." in words(app)
+    assert titles(app) == ["Where the time of a step goes"] and not app.metric
+    assert "backward" in app.dataframe[0].value["label"].tolist()
+
+
+def test_step_cost_beside_another_run(home, open_app):
+    write(home.runs / "a", "profiled")
+    write(home.runs / "b", "profiled-fp32")
+    write(home.runs / "c", "healthy")
+    app = open_app(STEP_COST, run="run/a")
+    picker = next(box for box in app.selectbox if box.key == "step_cost.beside")
+    picker.set_value("run/b").run()
+    assert not app.exception and titles(app)[-1] == "Time of a step"
+    assert "Shrank: matrix, on CUDA cores" in words(app) and "Grew: matrix, on tensor cores" in words(app)
+    table = compare_step_cost([load_run(home.runs / "b"), load_run(home.runs / "a")])
+    own = table[table["run"] == table["run"].iloc[-1]]
+    assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
+    next(box for box in app.selectbox if box.key == "step_cost.beside").set_value("run/c").run()
+    assert "Not both have a profiled window" in words(app)
