@@ -18,10 +18,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from amp_core.run import Run, load_run
 
@@ -46,11 +45,11 @@ class Progress:
         self._run: Run | None = None
         on_terminal = self._stream.isatty()
         self._interval_s = TERMINAL_INTERVAL_S if on_terminal else LOG_INTERVAL_S
-        self._bar = (
-            tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True, mininterval=0)
-            if on_terminal
-            else None
-        )
+        self._bar: Any = None
+        if on_terminal:
+            from tqdm import tqdm  # a bare training node that writes to a log does without it
+
+            self._bar = tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True, mininterval=0)
         self._began: float | None = None
         self._shown = 0.0
 
