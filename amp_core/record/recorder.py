@@ -13,7 +13,6 @@ that the training goes on using is copied before it is kept.
 """
 
 import functools
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,21 +23,19 @@ from amp_core import _ending
 from amp_core.record import clipping
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
-from amp_core.record.attempt import Attempt, event_rows, memory_bytes, step_row, tensor_rows
+from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import recipe_found
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.observers import Observer, Observers
+from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
 from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
-
-MOST_WAITING = 64
-"""Steps whose numbers may still be on the device; only a device further behind than that is waited for."""
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What `Recorder.audit` can replay beside the run's own recipe."""
@@ -80,7 +77,7 @@ class Recorder:
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
-        self._waiting: deque[Attempt] = deque()  # complete, numbers perhaps still on the device
+        self._outbox = Outbox(writer, self._phases, sampling)
         self._losses: list[torch.Tensor] = []
         self._samples = 0
         self._seen: set[str] = set()  # phases whose start was seen since the last attempt
@@ -94,7 +91,7 @@ class Recorder:
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._device)])
         self._install(model)
-        writer.before_end = self._drain_all
+        writer.before_end = self._end
         writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
         if is_compiled(model) and kinds & {"output_grad", "activation"}:
             unseen = " and ".join(sorted(kinds & {"output_grad", "activation"}))
@@ -414,39 +411,14 @@ class Recorder:
         if not self._pending:
             return
         with self._phases.watching():
-            for attempt in self._pending:
-                attempt.send()
-            self._waiting += self._pending
-            self._pending = []
-            self._drain(wait=len(self._waiting) > MOST_WAITING)
+            pending, self._pending = self._pending, []
+            self._outbox.send(pending)
 
-    def _drain(self, wait: bool) -> None:
-        while self._waiting and self._waiting[0].parcel.ready(wait):
-            attempt = self._waiting.popleft()
-            row = step_row(attempt, self._phases)
-            self.writer.append("steps", row)
-            if attempt.measured:
-                self.writer.append("tensors", tensor_rows(attempt))
-            events = event_rows(attempt)
-            if events["kind"]:
-                self.writer.append("events", events)
-            before = self._sampling.interval
-            if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
-                change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
-                self.writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
-
-    def _drain_all(self) -> None:
+    def _end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
         self._remove()
-        for attempt in self._pending:
-            attempt.send()
-        self._waiting += self._pending
-        self._pending = []
-        try:
-            self._drain(wait=True)
-        except RuntimeError as error:  # the device has failed: what it still held is lost, and the run says so
-            lost = len(self._waiting)
-            self.writer.event("warning", name="steps lost", detail=f"the last {lost} steps stayed on it: {error}")
+        pending, self._pending = self._pending, []
+        self._outbox.empty(pending)
         self._observers.tell("close")
 
     def _describe_precision(self) -> None:
