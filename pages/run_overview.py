@@ -3,8 +3,8 @@
 import streamlit as st
 
 from amp_core import Run, diagnose
-from amp_core.analysis import Overview, loss_curves, memory_trace, overview, phase_times, thin
-from amp_core.figures import loss_figure, memory_figure, phase_figure
+from amp_core.analysis import Overview, device_samples, loss_curves, memory_trace, overview, phase_times, thin
+from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
 from pages.parts import cards, charts, findings, head, live, loaders, words
 
 
@@ -63,4 +63,7 @@ with left:
 with right:
     memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
     charts.show(memory_figure(memory, dark=dark, what=view.memory.what), "overview.memory")
+samples = loaders.analysed(device_samples, run)
+if len(samples):
+    charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
 details(run)

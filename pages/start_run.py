@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from pages.parts import ablation, form, head, live, picker, queue
+from pages.parts import ablation, form, hardware, head, live, picker, queue
 
 head.title("Start a run")
 entry = picker.chosen()
@@ -30,5 +30,6 @@ else:
         "Runs for one device wait for each other in a queue."
     )
     form.show()
+    hardware.here()
     ablation.show()
     live.show(None, with_queue=True)

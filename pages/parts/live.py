@@ -25,7 +25,7 @@ from amp_core.analysis import (
     what_memory,
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
-from pages.parts import cards, charts, head, loaders, queue, words
+from pages.parts import cards, charts, gauges, head, loaders, queue, words
 from pages.parts.library import Entry
 
 TICK_S = 1.0
@@ -81,6 +81,7 @@ def _numbers(entry: Entry) -> Run | None:
         st.caption("The process is up; its first step is on the way.")
         return None
     cards.show(run, view)
+    gauges.show(run)
     return run
 
 

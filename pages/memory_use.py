@@ -1,0 +1,119 @@
+"""Where did the memory go, and what does a recipe save of it?"""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import (
+    MemoryBreakdown,
+    labelled,
+    memory_breakdown,
+    memory_difference,
+    memory_moments,
+    memory_phases,
+    memory_steps,
+    memory_trace,
+    not_recorded,
+    thin,
+    what_memory,
+)
+from amp_core.figures import memory_figure, memory_moments_figure, memory_parts_figure
+from pages.parts import cards, charts, empty, head, loaders, memory, words
+
+
+def verdict(found: MemoryBreakdown) -> str:
+    """The page's answer."""
+    largest = found.parts[found.parts["category"] != "other"].nlargest(2, "bytes")
+    named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
+    if memory.on_cpu(found):
+        return (
+            f"Tensors held most {found.moment}, and most of that were {named}. "
+            f"The process as a whole stood at {words.size(found.total_bytes)} there."
+        )
+    return f"The peak of {words.size(found.total_bytes)} came {words.escape(found.moment)}; most of it were {named}."
+
+
+def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:
+    """The row of cards: the peak, and that of each phase."""
+    on_cpu = memory.on_cpu(found)
+    column = "tensors_bytes" if on_cpu else "peak_bytes"
+    with st.container(horizontal=True):
+        if on_cpu:
+            held = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
+            cards.card("In tensors, at most", words.size(held), found.what, help_=memory.CPU)
+        else:
+            reserved = f"{words.size(found.reserved_bytes)} reserved" if found.reserved_bytes else found.what
+            cards.card("Peak", words.size(found.total_bytes), reserved, help_=memory.RESERVED)
+        for row in phases.itertuples():
+            cards.card(
+                f"Peak of {row.phase}", words.size(getattr(row, column)), "in tensors" if on_cpu else "allocated"
+            )
+
+
+def pick_step(steps: list[int]) -> int:
+    """Which of the steps that were looked at."""
+    if len(steps) == 1:
+        return steps[0]
+    step: int = st.segmented_control(
+        "Step", steps, default=steps[-1], required=True, format_func=lambda n: f"{n:,}", key=f"memory.step.{len(steps)}"
+    )
+    return step
+
+
+def difference(run: Run) -> None:
+    """This run beside another: which category shrank, which grew, and why."""
+    other = memory.pick_other(run)
+    if other is None:
+        return
+    found = [loaders.analysed(memory_breakdown, one) for one in (other, run)]
+    if found[0].total_bytes is None:
+        st.info(f"{words.escape(other.name)} did not look at what its memory is made of.")
+        return
+    names = labelled([other, run])
+    shown = [one.parts.assign(run=name) for one, name in zip(found, names, strict=True)]
+    parts = pd.concat(shown)
+    if any(memory.on_cpu(one) for one in found):
+        parts = parts[parts["category"] != "other"]
+    charts.show(memory_parts_figure(parts, charts.dark(), "Memory at the peak, side by side"), "memory.beside")
+    st.dataframe(
+        memory.changes(loaders.analysed(memory_difference, [other, run])),
+        column_config=memory.CHANGES,
+        hide_index=True,
+        alt="Difference by category.",
+    )
+
+
+head.title("Memory")
+run = head.run()
+steps = loaders.analysed(memory_steps, run)
+dark = charts.dark()
+if steps:
+    answer = st.container()
+    step = pick_step(steps)
+    found = loaders.analysed(memory_breakdown, run, step)
+    with answer:
+        head.verdict(verdict(found))
+        numbers(found, loaders.analysed(memory_phases, run, step))
+    for note in found.notes:
+        st.markdown(note)
+    on_cpu = memory.on_cpu(found)
+    parts = found.parts[found.parts["category"] != "other"] if on_cpu else found.parts
+    title = "Held in tensors, at most" if on_cpu else "Memory at the peak"
+    charts.show(memory_parts_figure(parts.assign(run=run.name), dark, title), "memory.parts")
+    st.dataframe(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
+    moments = loaders.analysed(memory_moments, run, step)
+    title = f"Memory through step {step:,}"
+    charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
+    for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
+        st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
+    difference(run)
+else:
+    head.verdict(
+        "What this run's memory is made of was not looked at: it has fewer than two steps, or another program wrote it."
+    )
+st.subheader("Over the run", anchor=False)
+trace = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
+if len(trace):
+    charts.show(memory_figure(trace, dark=dark, what=what_memory(run)), "memory.trace")
+else:
+    empty.nothing("Memory was not measured at any step of this run.")

@@ -1,0 +1,47 @@
+"""The row of gauges: what the GPU is doing now, or the one sentence why nobody knows."""
+
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded, sparkline
+from amp_core.analysis.devices import SHARES
+from pages.parts import cards, words
+
+UTILISATION = "Share of time in which any kernel ran. It says nothing of tensor cores."
+TENSOR = "Share of time in which the tensor cores' pipe was busy, counted by the GPU (Hopper and newer)."
+
+
+def show(run: Run) -> None:
+    """Draw the gauges of a run; without samples a sentence."""
+    now = device_now(run)
+    if not now.samples:
+        st.caption(_why_none(run))
+        return
+    frame = device_samples(run)
+    course = {c: sparkline(frame[c]) for c in (*SHARES, "memory_used_bytes", "power_w", "temperature_c")}
+    with st.container(horizontal=True):
+        cards.card("GPU busy", words.percent(now.gpu_util_frac), _clocks(now), course["gpu_util_frac"], UTILISATION)
+        active = now.tensor_active_frac
+        beside = f"{words.percent(now.sm_active_frac)} multiprocessors" if active is not None else "not counted here"
+        cards.card("Tensor cores active", words.percent(active), beside, course["tensor_active_frac"], TENSOR)
+        total = f"of {words.size(now.memory_total_bytes)}, all processes" if now.memory_total_bytes else "all processes"
+        cards.card("Device memory", words.size(now.memory_used_bytes), total, course["memory_used_bytes"])
+        limit = f"of {words.number(now.power_limit_w, 'W')}" if now.power_limit_w else "no limit told"
+        cards.card("Power", words.number(now.power_w, "W"), limit, course["power_w"])
+        held = "clocks free" if now.throttle in (None, "none", "idle") else f"held by {now.throttle}"
+        cards.card("Temperature", words.number(now.temperature_c, "°C"), held, course["temperature_c"])
+
+
+def _clocks(now: DeviceNow) -> str:
+    return f"at {words.number(now.sm_clock_mhz, 'MHz', 4)}" if now.sm_clock_mhz is not None else "any kernel"
+
+
+def _why_none(run: Run) -> str:
+    """Why there are no gauges, in one sentence."""
+    said = [reason for reason in not_recorded(run) if reason.startswith("device samples")]
+    if said:
+        return f"No device gauges: {words.escape(words.sentence(said[0].partition(': ')[2] or said[0]))}"
+    device = str(run.head.config.get("device") or "")
+    if device.startswith("cuda"):
+        return "No device gauges yet: the GPU has not been sampled."
+    return "No device gauges: this run is on a CPU, and they are an NVIDIA GPU's."

@@ -1,0 +1,77 @@
+"""The card that says what a machine can do in 16 bits, and which recipe to try first there.
+
+hardware.here()        # this machine, as the driver and the kernel tell
+hardware.of(run)       # the machine on which a run was recorded
+"""
+
+from collections.abc import Collection
+
+import streamlit as st
+
+from amp_core import Run
+from amp_core._machine import cpu_flags, cpu_name
+from amp_core._nvml import Nvml, NvmlError
+from amp_core.hardware import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
+from amp_core.train.config import RECIPES
+from pages.parts import devices, words
+
+
+@st.cache_data(ttl=60, show_spinner=False)
+def _gpus() -> list[Gpu]:
+    try:
+        with Nvml() as nvml:
+            return [Gpu(gpu.name, gpu.capability) for gpu in nvml.gpus()]
+    except NvmlError:  # `devices.available` says why
+        return []
+
+
+def here() -> None:
+    """This machine's card."""
+    found, why_no_gpu = devices.available()
+    usable = any(name != "cpu" for name, _ in found)
+    with st.expander("What this machine can do", icon=":material/memory:", expanded=False):
+        if usable:
+            _gpu_lines(_gpus())
+        else:
+            st.markdown(f"No GPU to train on: {words.escape(words.sentence(why_no_gpu or 'none was found'))}")
+        _cpu_lines(cpu_name(), cpu_flags(), advise=not usable)
+
+
+def of(run: Run) -> None:
+    """The card of the machine on which `run` was recorded; nothing where its head does not say."""
+    environment = run.head.environment
+    listed_gpus = environment.get("gpus")
+    gpus = [gpu_of(g.get("name"), g.get("capability")) for g in listed_gpus or [] if isinstance(g, dict)]
+    cpu = environment.get("cpu")
+    if not gpus and not cpu:
+        return
+    with st.expander("What the machine of this run can do", icon=":material/memory:", expanded=False):
+        if gpus:
+            _gpu_lines(gpus)
+        else:
+            flags = environment.get("cpu_16bit")
+            _cpu_lines(str(cpu), [str(f) for f in flags] if isinstance(flags, list) else None, advise=True)
+
+
+def _gpu_lines(gpus: list[Gpu]) -> None:
+    for gpu in dict.fromkeys(gpus):  # eight alike are one line
+        count = gpus.count(gpu)
+        many = f"{count} × " if count > 1 else ""
+        st.markdown(f"**{many}{words.escape(gpu.name)}**: {words.escape(gpu.in_words())}")
+    if gpus:
+        _advice(first_recipe(gpus[0]))
+
+
+def _cpu_lines(name: str, flags: Collection[str] | None, *, advise: bool) -> None:
+    said = "its instructions are not known."
+    if flags is not None:
+        has = {p.upper(): names for p, names in cpu_abilities(flags).items() if names}
+        known = listed([f"{p} by {listed(names)}" for p, names in has.items()]) if has else ""
+        said = f"{known}." if known else "no 16-bit matrix instructions: FP16 and BF16 run, but slowly."
+    st.markdown(f"**{words.escape(name)}**: {words.escape(said)}")
+    if advise:
+        _advice(first_recipe_on_cpu(flags))
+
+
+def _advice(advice: Advice) -> None:
+    st.markdown(f"Try **{RECIPES[advice.recipe].label}** first. {words.escape(advice.why)}")

@@ -1,0 +1,91 @@
+"""What the Memory page shows beside its figures: tables in words, and the other run."""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import MemoryBreakdown
+from pages.parts import loaders, words
+
+RESERVED = (
+    "Allocated by torch, at most. Reserved is what its allocator held of the device at that moment, in use or not: the "
+    "device shows that as used, and more for the CUDA context and other processes."
+)
+CPU = (
+    "On a CPU nothing counts allocations. The categories are sums over tensors; the process as a whole, Python and "
+    "libraries included, is the resident set."
+)
+TABLE = {
+    "Part": st.column_config.TextColumn(pinned=True),
+    "Held": st.column_config.TextColumn(),
+    "Share": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
+    "What it is": st.column_config.TextColumn(width="large"),
+}
+CHANGES = {
+    "Part": st.column_config.TextColumn(pinned=True),
+    "Other run": st.column_config.TextColumn(),
+    "This run": st.column_config.TextColumn(),
+    "Difference": st.column_config.TextColumn(),
+    "Why": st.column_config.TextColumn(width="large"),
+}
+
+
+def on_cpu(found: MemoryBreakdown) -> bool:
+    """Whether the total is the process's and not an allocator's."""
+    return found.reserved_bytes is None
+
+
+def table(found: MemoryBreakdown) -> pd.DataFrame:
+    """The categories at the peak in words."""
+    rows = [
+        {"Part": part.label, "Held": words.size(part.bytes), "Share": part.frac, "What it is": part.about}
+        for part in found.parts.itertuples()
+        if part.bytes != 0
+    ]
+    return pd.DataFrame(rows, columns=list(TABLE))
+
+
+def changes(found: pd.DataFrame) -> pd.DataFrame:
+    """`memory_difference` in words."""
+    rows = [
+        {
+            "Part": part.label,
+            "Other run": words.size(part.first_bytes),
+            "This run": words.size(part.bytes),
+            "Difference": signed(part.difference_bytes),
+            "Why": part.why,
+        }
+        for part in found.itertuples()
+        if part.first_bytes or part.bytes
+    ]
+    return pd.DataFrame(rows, columns=list(CHANGES))
+
+
+def signed(bytes_: float) -> str:
+    """A difference of sizes with its sign."""
+    if bytes_ != bytes_ or bytes_ == 0:
+        return words.size(bytes_)
+    return f"{'+' if bytes_ > 0 else '−'}{words.size(abs(bytes_))}"
+
+
+def pick_other(run: Run) -> Run | None:
+    """A picker for a run to set beside this one, FP32 of the same workload first; None where none is chosen."""
+    entries = {
+        key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
+    }
+    st.subheader("Beside another run", anchor=False)
+    task = [run.head.config.get(name) for name in ("workload", "size", "device")]
+
+    def nearness(key: str) -> tuple[bool, bool]:
+        config = entries[key].config or {}
+        return [config.get(n) for n in ("workload", "size", "device")] != task, config.get("precision") != "fp32"
+
+    key = st.selectbox(
+        "Run that this one is held against",
+        sorted(entries, key=nearness),
+        index=None,
+        format_func=lambda key: entries[key].name,
+        placeholder="FP32 beside AMP, for one",
+        key="memory.beside.run",
+    )
+    return loaders.open_run(entries[key]) if key is not None else None

@@ -1,0 +1,101 @@
+"""Device gauges on the live page, the device's course on a finished one, and the card of the machine."""
+
+import pytest
+
+from amp_core._nvml import Nvml
+from amp_core.runlog import RunWriter
+from pages.parts import devices, hardware
+from tests.pages.conftest import metric, titles, words
+from tests.record import fake_nvml as fakes
+from tests.record.fake_nvml import FakeNvml
+from tests.synthetic import live, write
+
+START = "pages/start_run.py"
+
+
+def test_live_gauges_show_the_newest_sample(home, open_app):
+    with live(home.runs / "a", "bf16") as run:
+        run.advance(3)
+        told = {"tensor_active_frac": [0.41], "sm_active_frac": [0.9], "power_w": [412.0], "throttle": ["power cap"]}
+        run.writer.append("device", {"time_s": [99.0], "power_limit_w": [700.0]} | told)
+        app = open_app(run="run/a")
+        assert metric(app, "GPU busy").value == "90.0 %"
+        assert metric(app, "Tensor cores active").value == "41.0 %"
+        assert metric(app, "Tensor cores active").delta == "90.0 % multiprocessors"
+        assert metric(app, "Power").value == "412 W" and metric(app, "Power").delta == "of 700 W"
+        assert metric(app, "Device memory").delta == "of 80.0 GiB, all processes"
+        assert metric(app, "Temperature").value == "61.0 °C"
+        assert metric(app, "Temperature").delta == "held by power cap"
+
+
+def test_what_a_gpu_does_not_count_is_no_zero(home, open_app):
+    with live(home.runs / "a", "bf16") as run:
+        run.advance(3)
+        app = open_app(run="run/a")
+        assert metric(app, "Tensor cores active").value == "–"
+        assert metric(app, "Tensor cores active").delta == "not counted here"
+
+
+@pytest.mark.parametrize(
+    ("config", "detail", "said"),
+    [
+        ({"device": "cpu"}, None, "No device gauges: this run is on a CPU"),
+        ({"device": "cuda:0"}, None, "No device gauges yet: the GPU has not been sampled."),
+        (
+            {"device": "cuda:0"},
+            "device samples: there is no NVIDIA driver here",
+            "No device gauges: there is no NVIDIA",
+        ),
+    ],
+)
+def test_without_samples_there_is_one_sentence(home, open_app, config, detail, said):
+    writer = RunWriter(home.runs / "a", config=config)
+    writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.9]})
+    if detail:
+        writer.event("warning", "not recorded", detail)
+    app = open_app(run="run/a")
+    writer.close()
+    assert said in words(app) and not [c for c in app.metric if c.label == "GPU busy"]
+
+
+def test_a_finished_run_shows_the_devices_course_where_it_has_one(home, open_app):
+    write(home.runs / "a", "bf16")
+    write(home.runs / "b", "healthy")
+    assert "Share of time on the device" in titles(open_app(run="run/a"))
+    assert "Share of time on the device" not in titles(open_app(run="run/b"))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """This machine as one with the given cards, or without an NVIDIA GPU."""
+
+    def make(*cards):
+        hardware._gpus.clear()
+        found = [(f"cuda:{i}", card.name) for i, card in enumerate(cards)]
+        none = None if cards else "there is no NVIDIA driver here"
+        monkeypatch.setattr(devices, "available", lambda: ([*found, ("cpu", "CPU")], none))
+        monkeypatch.setattr(hardware, "Nvml", lambda: Nvml(FakeNvml(*cards)))
+        monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+
+    yield make
+    hardware._gpus.clear()
+
+
+def test_the_card_says_what_this_machine_can_do(home, open_app, machine):
+    machine(fakes.HOPPER, fakes.HOPPER)
+    said = words(open_app(START))
+    assert "2 × NVIDIA H200: Tensor cores for FP16, BF16, TF32 and FP8" in said.replace("**", "")
+    assert "Try **BF16 AMP** first." in said
+
+
+def test_the_card_says_plainly_where_there_are_no_tensor_cores(home, open_app, machine):
+    machine(fakes.GTX16)
+    said = words(open_app(START))
+    assert "No tensor cores, though compute capability 7.5" in said and "Try **FP32** first." in said
+
+
+def test_the_card_of_a_cpu(home, open_app, machine):
+    machine()
+    said = words(open_app(START))
+    assert "No GPU to train on: there is no NVIDIA driver here." in said
+    assert "no 16-bit matrix instructions" in said and "Try **FP32** first." in said

@@ -1,0 +1,88 @@
+"""Memory: what the peak was made of, from moment to moment, and beside another run."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import memory_breakdown
+from pages.parts.words import size
+from tests.pages.conftest import metric, titles, words
+from tests.synthetic import live, write
+from tests.synthetic_memory import memory_rows
+
+PAGE = "pages/memory_use.py"
+
+
+def test_a_gpu_run_tells_its_peak_and_what_it_was(home, open_app):
+    write(home.runs / "a", "bf16")
+    app = open_app(PAGE, run="run/a")
+    found = memory_breakdown(load_run(home.runs / "a"))
+    assert f"The peak of {size(found.total_bytes)} came in backward" in words(app)
+    assert "activations (" in words(app)
+    assert metric(app, "Peak").value == size(found.total_bytes)
+    assert metric(app, "Peak").delta == f"{size(found.reserved_bytes)} reserved"
+    assert [c.label for c in app.metric][1:] == ["Peak of forward", "Peak of backward", "Peak of optimizer"]
+    assert titles(app)[:2] == ["Memory at the peak", "Memory through step 64"]
+    table = app.dataframe[0].value
+    assert table["Share"].sum() == pytest.approx(1.0)
+    assert "autocast's copies of weights" in table["Part"].tolist()
+
+
+def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(PAGE, run="run/a")
+    said = words(app)
+    assert "Tensors held most in the forward of blocks.3" in said and "The process as a whole stood at" in said
+    assert metric(app, "In tensors, at most").delta == "resident set of the process"
+    assert titles(app)[0] == "Held in tensors, at most"
+    assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
+
+
+def test_another_step_can_be_chosen(home, open_app):
+    write(home.runs / "a", "fp32")
+    app = open_app(PAGE, run="run/a")
+    app.get("button_group")[0].set_value(4).run()
+    assert not app.exception and "Memory through step 4" in titles(app)
+
+
+def test_beside_fp32_each_category_says_why_it_differs(home, open_app):
+    write(home.runs / "amp", "profiled")
+    write(home.runs / "reference", "profiled-fp32")
+    app = open_app(PAGE, run="run/amp")
+    assert "Memory at the peak, side by side" not in titles(app)
+    app.selectbox(key="memory.beside.run").select("run/reference").run()
+    assert not app.exception and "Memory at the peak, side by side" in titles(app)
+    table = app.dataframe[1].value.set_index("Part")
+    assert table.loc["activations", "Difference"].startswith("−")
+    assert "16 bits wide" in table.loc["activations", "Why"]
+    assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
+
+
+def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app):
+    write(home.runs / "a", "one-step")
+    app = open_app(PAGE, run="run/a")
+    assert "was not looked at" in words(app) and len(titles(app)) == 1
+    write(home.runs / "b", "bare")
+    app = open_app(PAGE, run="run/b")
+    assert "Memory was not measured at any step" in words(app) and titles(app) == []
+    app = open_app(PAGE, run="run/a")
+    assert not [s for s in app.selectbox if s.key == "memory.beside.run"]
+
+
+def test_the_other_run_may_have_nothing(home, open_app):
+    write(home.runs / "a", "fp32")
+    write(home.runs / "b", "one-step")
+    app = open_app(PAGE, run="run/a")
+    app.selectbox(key="memory.beside.run").select("run/b").run()
+    assert "b did not look at what its memory is made of" in words(app)
+
+
+def test_what_could_not_be_seen_is_said(home, open_app):
+    with live(home.runs / "a", "healthy") as run:
+        run.advance(1)
+        rows = memory_rows(1, "cpu", "fp32")
+        rows["activations_bytes"] = rows["autocast_bytes"] = [None] * len(rows["step"])
+        run.writer.append("memory", rows)
+        detail = "activations and autocast's casts in memory: the program has saved-tensor hooks of its own"
+        run.writer.event("warning", "not recorded", detail)
+    app = open_app(PAGE, run="run/a")
+    assert "Not recorded: activations and autocast's casts in memory: the program has" in words(app)
