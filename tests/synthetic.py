@@ -21,6 +21,7 @@ from amp_core.formats import FORMATS
 from amp_core.runlog import RunWriter
 from tests.synthetic_kernels import GPU, add_window
 from tests.synthetic_memory import memory_rows
+from tests.synthetic_ops import add_trace
 
 LAYERS = {
     "embed.weight": -16.0,
@@ -58,6 +59,7 @@ class Scenario:
     ranks: int = 1
     profile: str = ""
     bare: bool = False
+    trace: str | None = None
     status: str = "finished"
     end_reason: str | None = None
     seed: int = 0
@@ -87,10 +89,14 @@ SCENARIOS = {
     "profiled": Scenario(profile="fp16", device="cuda:0", steps=60),
     "profiled-fp32": Scenario(profile="fp32", precision="fp32", scaler=False, device="cuda:0", steps=60),
     "profiled-cpu": Scenario(profile="cpu", precision="fp32", scaler=False, steps=60),
+    "traced": Scenario(trace="cuda", device="cuda:0", steps=20),
+    "traced-cpu": Scenario(trace="cpu", precision="bf16", scaler=False, steps=20),
+    "traced-foreign": Scenario(trace="foreign", steps=0),
     "stopped": Scenario(steps=37, status="stopped", end_reason="stopped by SIGTERM"),
 }
 """`bare` has steps and losses only, as a foreign writer may give: every other column is null. `profiled` ones have a
-made-up window of kernels, see `tests/synthetic_kernels.py`."""
+made-up window of kernels, see `tests/synthetic_kernels.py`; `traced` ones a step of operators, see
+`tests/synthetic_ops.py`."""
 
 
 def write(folder: str | os.PathLike[str], scenario: str | Scenario, **changes: Any) -> Path:
@@ -101,6 +107,8 @@ def write(folder: str | os.PathLike[str], scenario: str | Scenario, **changes: A
         run.advance(what.steps)
         if what.profile:
             add_window(run.writer, what.profile)
+        if what.trace:
+            add_trace(run.writer, what.trace)
         run.writer.close(what.status, what.end_reason)
     return Path(folder)
 

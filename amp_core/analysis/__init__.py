@@ -6,6 +6,7 @@ scale_trace(run)                            # one row per step attempted
 exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
+from amp_core.analysis._traced import traced_steps
 from amp_core.analysis.advice import layer_advice
 from amp_core.analysis.amdahl import Amdahl, amdahl
 from amp_core.analysis.audits import predicted_and_audited
@@ -23,6 +24,7 @@ from amp_core.analysis.memory_parts import (
     memory_steps,
 )
 from amp_core.analysis.overview import Overview, overview
+from amp_core.analysis.precision import PrecisionMap, precision_cells, precision_map
 from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
@@ -42,6 +44,7 @@ __all__ = [
     "MemoryBreakdown",
     "MemorySummary",
     "Overview",
+    "PrecisionMap",
     "SafeWindow",
     "ScaleSummary",
     "SpeedSummary",
@@ -75,6 +78,8 @@ __all__ = [
     "overview",
     "phase_cost",
     "phase_times",
+    "precision_cells",
+    "precision_map",
     "predicted_and_audited",
     "profiled_windows",
     "safe_window",
@@ -88,6 +93,7 @@ __all__ = [
     "step_cost",
     "tensor_core_use",
     "thin",
+    "traced_steps",
     "what_if",
     "what_memory",
     "whole_model",

@@ -17,6 +17,7 @@ from amp_core.figures.layers import classes_over_time, exponents_over_time, magn
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.lost import lost_figure
 from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
+from amp_core.figures.precision import precision_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.stepcost import step_cost_figure
@@ -42,6 +43,7 @@ __all__ = [
     "memory_moments_figure",
     "memory_parts_figure",
     "phase_figure",
+    "precision_figure",
     "recipe_colour",
     "scale_figure",
     "step_cost_figure",

@@ -47,6 +47,16 @@ def profiled() -> Run:
         return run
 
 
+@functools.cache
+def traced() -> Run:
+    """A run with a traced step, for the figures of operators."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = load_run(write(Path(folder) / "traced", "traced"))
+        for table in ("ops", "events"):
+            run.table(table)
+        return run
+
+
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
@@ -66,6 +76,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "answer_figure": lambda run: (of_steps(run, analysis.answer_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
+    "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
     "accumulation_figure": lambda run: (
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),

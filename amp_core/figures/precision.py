@@ -1,0 +1,150 @@
+"""The precision map: modules × operators, each cell in the format that it ran in.
+
+>>> precision_figure(precision_cells(run))
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import UNKNOWN_RECIPE, colour, empty, finished, recipe_colour, tick_names
+from amp_core.formats import FORMATS
+
+MOST_WORDS = 600
+"""With more cells than this the format is not written into each."""
+_ORDER = ("fp8-e5m2", "fp8-e4m3", "fp16", "bf16", "mixed", "fp32", "fp64")
+
+
+def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Precision map") -> go.Figure:
+    """Modules (down, in the order of their first call) × operators (across), from `precision_cells`.
+
+    Colour and word of a cell are the format; a cross marks what ran in FP32 though autocast has it in 16 bits.
+    """
+    if not len(cells):
+        return empty(title, "No operators of this kind were traced.")
+    modules, ops = list(dict.fromkeys(cells["module"])), _columns(cells)
+    found = [name for name in _ORDER if (cells["ran"] == name).any()]
+    row = [modules.index(name) for name in cells["module"]]
+    column = [ops.index(name) for name in cells["op"]]
+    grid = np.full((len(modules), len(ops)), np.nan, dtype=np.float32)
+    grid[row, column] = [found.index(ran) if ran in found else np.nan for ran in cells["ran"]]
+    hues = [_hue(name, dark) for name in found]
+    names = _shown(modules, cells)
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=ops,
+        y=modules,
+        z=grid,
+        zmin=-0.5,
+        zmax=len(found) - 0.5,
+        colorscale=[[edge / len(found), hue] for i, hue in enumerate(hues) for edge in (i, i + 1)],
+        colorbar={
+            "title": {"text": "ran in", "side": "top"},
+            "tickvals": list(range(len(found))),
+            "ticktext": [_word(name) for name in found],
+            "thickness": 14,
+            "len": min(1.0, 0.1 + 0.12 * len(found)),
+            "y": 1,
+            "yanchor": "top",
+            "outlinewidth": 0,
+        },
+        xgap=2,
+        ygap=2 if len(modules) < 80 else 0,
+        hoverinfo="skip",
+    )
+    for name, hue in zip(found, hues, strict=True):
+        _words(figure, cells[cells["ran"] == name], _ink(hue), len(cells) <= MOST_WORDS)
+    _crosses(figure, cells[cells["stayed"]], dark)
+    every = max(1, math.ceil(len(modules) / 60))
+    figure.update_xaxes(title="operator", type="category", side="top", tickangle=-50, showgrid=False)
+    figure.update_yaxes(
+        title="module",
+        autorange="reversed",
+        type="category",
+        tickvals=modules[::every],
+        ticktext=tick_names(names, 44)[::every],
+        showgrid=False,
+    )
+    parts = ", ".join(f"{(cells['ran'] == name).sum()} in {_word(name)}" for name in found)
+    alt = (
+        f"{title}: {len(modules):,} modules by {len(ops):,} operators; of {len(cells):,} cells {parts}; "
+        f"{int(cells['stayed'].sum()):,} ran in FP32 though autocast has them in 16 bits."
+    )
+    height = min(1400, max(300, 210 + 24 * len(modules)))
+    margin = {"l": 96, "r": 24, "t": 150, "b": 40}
+    return finished(figure, title, alt, height, margin=margin, legend={"y": 0, "yanchor": "top", "orientation": "h"})
+
+
+def _columns(cells: pd.DataFrame) -> list[str]:
+    """Operators with the most matrix work first, then those of most modules."""
+    order = cells.groupby("op", sort=False).agg(flops=("flops", "sum"), modules=("module", "nunique"))
+    return [str(op) for op in order.sort_values(["flops", "modules"], ascending=False, kind="stable").index]
+
+
+def _shown(modules: list[str], cells: pd.DataFrame) -> list[str]:
+    """Names for the axis: how many modules stand behind one that is shown for several."""
+    members = cells.groupby("module")["members"].max()
+    return [f"{m} × {members[m]}" if members[m] > 1 else m for m in modules]
+
+
+def _words(figure: go.Figure, cells: pd.DataFrame, ink: str, written: bool) -> None:
+    """The format in each cell, and what there is to know of it when it is pointed at."""
+    columns = ["module", "op", "ran", "count", "members", "flops", "policy"]
+    told = [_told(*values) for values in cells[columns].itertuples(index=False, name=None)]
+    figure.add_scatter(
+        x=cells["op"].tolist(),
+        y=cells["module"].tolist(),
+        mode="text" if written else "markers",
+        marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
+        text=[_word(name, short=True) for name in cells["ran"]] if written else None,
+        textfont={"size": 10, "color": ink},
+        hovertext=told,
+        hoverinfo="text",
+        showlegend=False,
+        name="cells",
+    )
+
+
+def _told(module: str, op: str, ran: str, count: int, members: int, flops: float, policy: str) -> str:
+    among = f" in {members:,} modules" if members > 1 else ""
+    work = f", {flops:.3g} operations" if flops == flops else ""
+    decided = f"<br>autocast: {policy}" if policy else ""
+    return f"{module}<br>{op}: {_word(ran)}, {count:,} calls{among}{work}{decided}"
+
+
+def _crosses(figure: go.Figure, stayed: pd.DataFrame, dark: bool) -> None:
+    if len(stayed):
+        figure.add_scatter(
+            x=stayed["op"].tolist(),
+            y=stayed["module"].tolist(),
+            mode="markers",
+            marker={
+                "color": colour("overflow", dark),
+                "symbol": "x-thin",
+                "size": 18,
+                "line": {"color": colour("overflow", dark), "width": 2.5},
+            },
+            hoverinfo="skip",
+            name="FP32, though autocast has it in 16 bits",
+            showlegend=True,
+        )
+
+
+def _hue(name: str, dark: bool) -> str:
+    return recipe_colour(name, dark) if name != "mixed" else UNKNOWN_RECIPE[dark]
+
+
+def _word(name: str, short: bool = False) -> str:
+    if name in FORMATS:
+        return FORMATS[name].label if not short or len(FORMATS[name].label) < 6 else "FP8"
+    return {"mixed": "mix" if short else "several"}.get(name, name.upper())
+
+
+def _ink(hue: str) -> str:
+    """Black or white, whichever stands out more on a cell of that colour (WCAG 2.1, relative luminance)."""
+    parts = [int(hue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (light + 0.05) ** 2 > 1.05 * 0.05 else "#FFFFFF"

@@ -1,0 +1,290 @@
+"""The precision map in words, cards and tables."""
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import PrecisionMap
+from amp_core.autocast import POLICIES, READ_AT
+from amp_core.formats import FORMATS
+from pages.parts import cards as card_parts
+from pages.parts import empty, words
+
+HOW = (
+    "Record one with `watch(…, trace_ops=2)` in your own loop, or `ampscope train … --trace-ops`: every operator of "
+    "one step, with what autocast decided. The losses stay the same bit for bit."
+)
+WITHOUT_POLICIES = (
+    "This trace was written by a profiler, which does not tell what autocast decided: casts by their cause, FP32 "
+    f"islands and reasons are not known. {HOW}"
+)
+NARROW = ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")
+DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
+CAUSES = {
+    "autocast": "autocast, for an operator of its list",
+    "code": "your code (.to, .float, .half)",
+    "operator": "an operator, inside",
+    "gradient": "backward: the gradient of a cast",
+}
+FRACTION = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
+CALLS = st.column_config.NumberColumn("Calls", format="localized")
+MFLOP = st.column_config.NumberColumn("Matrix work (MFLOP)", format="localized")
+CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized")
+STAYED = {
+    "module": st.column_config.TextColumn("Module", pinned=True),
+    "op": st.column_config.TextColumn("Operator"),
+    "why": st.column_config.TextColumn("Why", width="large"),
+    "count": CALLS,
+    "flops_frac": st.column_config.ProgressColumn("Share of the step's matrix work", **FRACTION),
+}
+ELSEWHERE = {
+    "op": st.column_config.TextColumn("Operator", pinned=True),
+    "ran": st.column_config.TextColumn("Ran in, on this CPU"),
+    "would_run": st.column_config.TextColumn("Would run in, on CUDA"),
+    "here": st.column_config.TextColumn("Policy here"),
+    "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
+    "count": CALLS,
+}
+CASTS = {
+    "cause": st.column_config.TextColumn("Made by", pinned=True, width="medium"),
+    "cast_of": st.column_config.TextColumn("Of"),
+    "way": st.column_config.TextColumn("Cast"),
+    "phase": st.column_config.TextColumn("Phase"),
+    "count": st.column_config.NumberColumn("Casts a step", format="localized"),
+    "kib": st.column_config.NumberColumn("Written (KiB)", format="localized"),
+    "repeated": st.column_config.NumberColumn("Made before", help="The same tensor had been cast to that dtype before"),
+    "undone": st.column_config.NumberColumn("Undone", help="Cast back to the dtype that the value came from"),
+}
+ISLANDS = {
+    "module": st.column_config.TextColumn("Module", pinned=True),
+    "why": st.column_config.TextColumn("Why", width="medium"),
+    "ops": st.column_config.TextColumn("Operators", width="medium"),
+    "count": CALLS,
+    "kib": CAST_KIB,
+}
+OPS = {
+    "op": st.column_config.TextColumn("Operator", pinned=True),
+    "ran": st.column_config.TextColumn("Ran in"),
+    "phase": st.column_config.TextColumn("Phase"),
+    "policy": st.column_config.TextColumn("Policy"),
+    "in_dtypes": st.column_config.TextColumn("Inputs"),
+    "out_dtype": st.column_config.TextColumn("Output"),
+    "count": CALLS,
+    "modules": st.column_config.NumberColumn("Modules"),
+    "mflop": MFLOP,
+    "kib": CAST_KIB,
+    "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
+}
+MODULES = {
+    "module": st.column_config.TextColumn("Module", pinned=True, width="medium"),
+    "layer_class": st.column_config.TextColumn("Class"),
+    "narrow_frac": st.column_config.ProgressColumn("Matrix work in 16 bits", **FRACTION),
+    "mflop": MFLOP,
+    "count": CALLS,
+    "casts": st.column_config.NumberColumn("Casts for it", format="localized"),
+    "kib": CAST_KIB,
+}
+
+
+def not_recorded(run: Run) -> None:
+    """A run without a trace: why, where the run says so, and how to get one. Ends the page."""
+    events = run.events
+    said = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
+    reason = str(said.iloc[-1]).removeprefix("operators: ") if len(said) else ""
+    lead = "No operators of this run were traced"
+    empty.nothing(f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}")
+
+
+def pick_step(steps: list[int]) -> int | None:
+    """The traced step to look at, None for the only one."""
+    if len(steps) < 2:
+        return None
+    choice = st.selectbox("Traced step", steps, format_func=lambda s: f"{s:,}", key=f"precision.step.{len(steps)}")
+    return int(choice) if choice is not None else None
+
+
+def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
+    """Phase of the map, and whether modules that differ in a number are shown as one (None: where there are many)."""
+    phases = [p for p in ("forward", "backward", "optimizer") if (view.ops["phase"] == p).any()] or ["forward"]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        phase = st.segmented_control("Phase", phases, default=phases[0], required=True, key="precision.phase")
+        shown = st.segmented_control(
+            "Modules",
+            ["automatic", "alike as one", "each"],
+            default="automatic",
+            required=True,
+            key="precision.together",
+            help="`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on.",
+        )
+    return phase, {"alike as one": True, "each": False}.get(shown)
+
+
+def verdict(view: PrecisionMap) -> str:
+    """The page's answer."""
+    if not view.matrix_frac:
+        return f"This step multiplied no matrices; {words.count(view.calls)} operators were traced."
+    narrow = {name: share for name, share in view.matrix_frac.items() if name in NARROW}
+    where = f" on {DEVICES[view.device]}" if view.device in DEVICES else ""
+    share = words.percent(sum(narrow.values()))
+    if view.has_policies and view.autocast is None:
+        if narrow:
+            return f"There was no autocast in this step: the model itself is in {_formats(narrow)}, {share} of its "\
+                   f"matrix work ran in it{where}."  # fmt: skip
+        return f"There was no autocast in this step: all matrix work ran in {_formats(view.matrix_frac)}{where}."
+    said = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
+    count = view.stayed.groupby(["module", "op"]).ngroups
+    if not count:
+        return f"{said}; no operator that autocast has in 16 bits stayed in FP32."
+    ops = ", ".join(words.escape(op) for op in view.stayed["op"].unique()[:3])
+    one = view.stayed["why"].nunique() == 1
+    why = f": {words.escape(words.sentence(view.stayed['why'].iloc[0]))}" if one else "."
+    return (
+        f"{said}; {words.plural(count, 'operator')} ({ops}) stayed in FP32 although autocast has a 16-bit version{why}"
+    )
+
+
+def cards(view: PrecisionMap) -> None:
+    """Numbers at the top."""
+    made = view.casts[view.casts["cast_by"] == "autocast"]
+    waste = view.casts[["repeated", "undone"]].sum().sum()
+    with st.container(horizontal=True):
+        region = label(view.autocast) if view.autocast else ("off" if view.has_policies else words.NONE)
+        lists = f"{view.device.upper()} lists" if view.device else "device unknown"
+        card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
+        top = next(iter(view.matrix_frac.items()), None)
+        card_parts.card(
+            "Matrix work",
+            f"{words.percent(top[1])} {label(top[0])}" if top else words.NONE,
+            f"by {view.weighed_by}",
+            help_="Products of matrices, convolutions, attention, recurrent layers; forward and backward.",
+        )
+        if view.has_policies:
+            card_parts.card(
+                "Casts by autocast",
+                words.count(made["count"].sum()),
+                f"{words.size(made['bytes'].sum())} written",
+                help_="In this step, gradient casts in backward not counted.",
+            )
+            card_parts.card("From its cache", words.count(view.cache_hits), "weights taken again, without a cast")
+            total = int(view.casts["count"].sum())
+            card_parts.card(
+                "Casts without need",
+                words.count(waste),
+                f"of {words.count(total)} casts of all kinds",
+                help_="Of a tensor that had been cast before, or of a cast's result back again.",
+            )
+
+
+def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
+    """What the map shows and what it leaves out."""
+    traced = f"Step {view.step:,}, " if view.step is not None else ""
+    folded = (
+        " A name with \\* stands for all modules that differ in that number." if (cells["members"] > 1).any() else ""
+    )
+    ops = cells["op"].nunique()
+    return (
+        f"{traced}{words.count(view.calls)} operators in all. Shown are {words.plural(ops, 'kind')} of operator: those "
+        f"with matrix work, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
+        "for matrix products, of its result for others. FP32 does not tell whether TF32 was allowed inside."
+    )
+
+
+def stayed(view: PrecisionMap) -> None:
+    """What ran in FP32 though it need not have."""
+    if view.stayed.empty or (view.autocast is None and view.has_policies):
+        return
+    st.subheader("FP32, although autocast has a 16-bit version", anchor=False)
+    show(view.stayed, STAYED, "Operators that ran in FP32 though autocast has them in 16 bits, by module and reason.")
+
+
+def elsewhere(view: PrecisionMap) -> None:
+    """What a GPU would do otherwise."""
+    if view.device != "cpu" or not view.has_policies or view.autocast is None:
+        return
+    st.subheader("On CUDA this would be decided differently", anchor=False)
+    if view.elsewhere.empty:
+        st.caption(f"Nothing in this step: CUDA's lists ({READ_AT}) would have come to the same formats.")
+        return
+    st.caption(
+        f"This step ran on a CPU, whose autocast lists are others than CUDA's ({READ_AT}). "
+        "What no list names runs in the format of its inputs, so further operators may follow these."
+    )
+    table = view.elsewhere.assign(
+        ran=view.elsewhere["ran"].map(label), would_run=view.elsewhere["would_run"].map(label)
+    )
+    show(table, ELSEWHERE, "Operators that CUDA's autocast would run in another format.")
+
+
+def casts(view: PrecisionMap) -> None:
+    """Casts by who made them."""
+    if not view.has_policies:
+        return
+    st.subheader("Casts", anchor=False)
+    if view.casts.empty:
+        st.caption("This step changed no floating-point tensor from one dtype to another.")
+        return
+    table = view.casts.assign(
+        cause=view.casts["cast_by"].map(lambda by: CAUSES.get(by, by)),
+        way=[
+            f"{label(a)} → {label(b)}" for a, b in zip(view.casts["from_format"], view.casts["to_format"], strict=True)
+        ],
+        kib=view.casts["bytes"] / 1024,
+    )
+    st.caption(
+        f"{words.size(view.casts['bytes'].sum())} were written by casts in this step. A weight is cast once in a "
+        "region and then taken from autocast's cache; an activation is cast again for each operator that reads it."
+    )
+    show(table, CASTS, "Casts by cause, direction and phase, with their number and bytes.")
+
+
+def islands(view: PrecisionMap) -> None:
+    """FP32 inside autocast."""
+    if not view.has_policies or view.autocast is None:
+        return
+    st.subheader("FP32 islands inside autocast", anchor=False)
+    if view.islands.empty:
+        st.caption("None: neither a list nor a region that was switched off kept an operator in FP32.")
+        return
+    table = view.islands.assign(kib=view.islands["cast_bytes"] / 1024)
+    show(table, ISLANDS, "Modules with operators in FP32 inside autocast, and why.")
+
+
+def details(view: PrecisionMap) -> None:
+    """All operators and the tree of modules."""
+    by_op, by_module = st.tabs(["By operator", "By module"])
+    with by_op:
+        known = "; ".join(f"`{name}` {text}" for name, text in POLICIES.items())
+        if view.has_policies:
+            st.caption(
+                f"Policies: {known}; `none`: in no list, runs in the dtype of its inputs; `not applied`: listed, but "
+                "called in a way that autocast did not reach. Backward follows the dtypes that forward chose."
+            )
+        table = _measured(view.ops).assign(ran=view.ops["ran"].map(label))
+        show(table, OPS, "All traced operators.")
+    with by_module:
+        deepest = int(view.modules["depth"].max()) if len(view.modules) else 0
+        depth = st.slider("Depth", 0, deepest, min(2, deepest), key=f"precision.depth.{deepest}") if deepest else 0
+        tree, indent = view.modules[view.modules["depth"] <= depth], "\u2003"
+        names = [indent * (d - 1) + name for name, d in zip(tree["module"], tree["depth"], strict=True)]
+        table = _measured(tree).assign(module=names)
+        show(table, MODULES, "The tree of modules with their matrix work and casts.")
+
+
+def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
+    """A table with those columns of it."""
+    st.dataframe(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)
+
+
+def label(name: object) -> str:
+    """A format as the app writes it: FP16, BF16."""
+    return FORMATS[name].label if isinstance(name, str) and name in FORMATS else str(name or words.NONE).upper()
+
+
+def _measured(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(mflop=table["flops"] / 1e6, kib=table["cast_bytes"] / 1024)
+
+
+def _formats(shares: dict[str, float]) -> str:
+    return " and ".join(label(name) for name in shares)

@@ -1,0 +1,32 @@
+"""In which precision did each operator really run, and what decided it?"""
+
+import streamlit as st
+
+from amp_core.analysis import precision_cells, precision_map, traced_steps
+from amp_core.figures import precision_figure
+from pages.parts import charts, empty, head, loaders, precision
+
+head.title("Precision map")
+run = head.run(table="ops")
+if run.ops.empty:
+    precision.not_recorded(run)
+
+steps = loaders.analysed(traced_steps, run)
+step = precision.pick_step(steps)
+view = loaders.analysed(precision_map, run, step)
+head.verdict(precision.verdict(view))
+precision.cards(view)
+
+st.subheader("Modules by operators", anchor=False)
+phase, together = precision.pick_cells(view)
+cells = loaders.analysed(precision_cells, run, step, phase, together)
+charts.show(precision_figure(cells, charts.dark()), "precision.map")
+st.caption(precision.about_map(view, cells))
+
+precision.stayed(view)
+precision.elsewhere(view)
+precision.casts(view)
+precision.islands(view)
+precision.details(view)
+if not view.has_policies:
+    empty.nothing(precision.WITHOUT_POLICIES)
