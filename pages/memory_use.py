@@ -27,10 +27,10 @@ def verdict(found: MemoryBreakdown) -> str:
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if memory.on_cpu(found):
         return (
-            f"Tensors held most {found.moment}, and most of that were {named}. "
+            f"Tensors held most {words.escape(found.moment)}: mostly {named}. "
             f"The process as a whole stood at {words.size(found.total_bytes)} there."
         )
-    return f"The peak of {words.size(found.total_bytes)} came {words.escape(found.moment)}; most of it were {named}."
+    return f"The peak of {words.size(found.total_bytes)} came {words.escape(found.moment)}: mostly {named}."
 
 
 def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:

@@ -8,7 +8,12 @@ from amp_core.analysis.devices import SHARES
 from pages.parts import cards, words
 
 UTILISATION = "Share of time in which any kernel ran. It says nothing of tensor cores."
-TENSOR = "Share of time in which the tensor cores' pipe was busy, counted by the GPU (Hopper and newer)."
+TENSOR = (
+    "Share of time in which the tensor cores' pipe was busy, and beside it that of the multiprocessors (SMs), both "
+    "counted by the GPU: Hopper and newer."
+)
+MEMORY = "In use on the device by all processes, the CUDA context included."
+CLOCKS = "Beside it, what holds the clocks down, where anything does."
 
 
 def show(run: Run) -> None:
@@ -19,21 +24,26 @@ def show(run: Run) -> None:
         return
     frame = device_samples(run)
     course = {c: sparkline(frame[c]) for c in (*SHARES, "memory_used_bytes", "power_w", "temperature_c")}
-    with st.container(horizontal=True):
+    busy, tensor, memory, power, heat = st.columns(5)  # a single row: the charts below are what is looked at
+    with busy:
         cards.card("GPU busy", words.percent(now.gpu_util_frac), _clocks(now), course["gpu_util_frac"], UTILISATION)
+    with tensor:
         active = now.tensor_active_frac
-        beside = f"{words.percent(now.sm_active_frac)} multiprocessors" if active is not None else "not counted here"
-        cards.card("Tensor cores active", words.percent(active), beside, course["tensor_active_frac"], TENSOR)
-        total = f"of {words.size(now.memory_total_bytes)}, all processes" if now.memory_total_bytes else "all processes"
-        cards.card("Device memory", words.size(now.memory_used_bytes), total, course["memory_used_bytes"])
+        beside = f"SMs {words.percent(now.sm_active_frac)}" if active is not None else "not counted"
+        cards.card("Tensor cores", words.percent(active), beside, course["tensor_active_frac"], TENSOR)
+    with memory:
+        total = f"of {words.size(now.memory_total_bytes)}" if now.memory_total_bytes else "all processes"
+        cards.card("Device memory", words.size(now.memory_used_bytes), total, course["memory_used_bytes"], MEMORY)
+    with power:
         limit = f"of {words.number(now.power_limit_w, 'W')}" if now.power_limit_w else "no limit told"
         cards.card("Power", words.number(now.power_w, "W"), limit, course["power_w"])
-        held = "clocks free" if now.throttle in (None, "none", "idle") else f"held by {now.throttle}"
-        cards.card("Temperature", words.number(now.temperature_c, "°C"), held, course["temperature_c"])
+    with heat:
+        held = "clocks free" if now.throttle in (None, "none", "idle") else now.throttle
+        cards.card("Temperature", words.number(now.temperature_c, "°C"), held, course["temperature_c"], CLOCKS)
 
 
 def _clocks(now: DeviceNow) -> str:
-    return f"at {words.number(now.sm_clock_mhz, 'MHz', 4)}" if now.sm_clock_mhz is not None else "any kernel"
+    return f"{words.number(now.sm_clock_mhz, 'MHz', 4)}" if now.sm_clock_mhz is not None else "any kernel"
 
 
 def _why_none(run: Run) -> str:

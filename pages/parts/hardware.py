@@ -29,7 +29,8 @@ def here() -> None:
     """This machine's card."""
     found, why_no_gpu = devices.available()
     usable = any(name != "cpu" for name, _ in found)
-    with st.expander("What this machine can do", icon=":material/memory:", expanded=False):
+    with st.container(border=True):
+        st.markdown("##### What this machine can do")
         if usable:
             _gpu_lines(_gpus())
         else:
@@ -45,7 +46,8 @@ def of(run: Run) -> None:
     cpu = environment.get("cpu")
     if not gpus and not cpu:
         return
-    with st.expander("What the machine of this run can do", icon=":material/memory:", expanded=False):
+    with st.container(border=True):
+        st.markdown("##### What the machine of this run can do")
         if gpus:
             _gpu_lines(gpus)
         else:
