@@ -30,7 +30,7 @@ def here() -> None:
     found, why_no_gpu = devices.available()
     usable = any(name != "cpu" for name, _ in found)
     with st.container(border=True):
-        st.markdown("##### What this machine can do")
+        st.markdown("**What this machine can do**")
         if usable:
             _gpu_lines(_gpus())
         else:
@@ -47,7 +47,7 @@ def of(run: Run) -> None:
     if not gpus and not cpu:
         return
     with st.container(border=True):
-        st.markdown("##### What the machine of this run can do")
+        st.markdown("**What the machine of this run can do**")
         if gpus:
             _gpu_lines(gpus)
         else:
