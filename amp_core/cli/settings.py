@@ -42,7 +42,11 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "seed": (number, "N", "decides initial weights, data order and dropout"),
     "every": (number, "N", "sample number ranges every N steps"),
     "audit_every": (number, "N", "replay a batch in FP32 every N steps and record what the recipe loses"),
+    "profile": (str, "FIRST:STOP", "profile steps FIRST up to, not including, STOP, e.g. 50:53"),
+    "trace_ops": (number, "STEP", "trace every operator of one step, with its dtypes; step 2 where none is named"),
 }
+_WITHOUT_VALUE: dict[str, dict[str, Any]] = {"trace_ops": {"nargs": "?", "const": 2}}
+"""What a flag means that is given alone."""
 _SWITCHES = {
     "fused": "use the optimizer's fused kernel",
     "compile": "run the model through torch.compile",
@@ -61,7 +65,14 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     for name, (kind, metavar, text) in _VALUES.items():
         default = getattr(defaults, name)
         shown = text if default is None else f"{text} (default {default})"
-        group.add_argument(_flag(name), type=kind, metavar=metavar, default=argparse.SUPPRESS, help=shown)
+        group.add_argument(
+            _flag(name),
+            type=kind,
+            metavar=metavar,
+            default=argparse.SUPPRESS,
+            help=shown,
+            **_WITHOUT_VALUE.get(name, {}),
+        )
     for name, text in _SWITCHES.items():
         group.add_argument(
             _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=f"{text}"

@@ -73,6 +73,10 @@ class TrainConfig:
     """Sample number ranges every so many steps."""
     audit_every: int | None = None
     """Replay one batch in FP32 and in the recipe every so many steps, and record what was lost; None never does."""
+    profile: tuple[int, int] | None = None
+    """Profile the steps from the first number up to, not including, the second; None profiles none."""
+    trace_ops: int | None = None
+    """Trace every operator of this step; None traces none."""
     compile: bool = False
     """Run the model through torch.compile."""
     tf32: bool | None = None
@@ -94,6 +98,9 @@ class TrainConfig:
         for name in ("batch_size", "audit_every"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), least=1)
+        if self.trace_ops is not None:
+            _whole("trace_ops", self.trace_ops, least=0)
+        object.__setattr__(self, "profile", _window(self.profile))
         for name in ("lr", "clip_norm", "init_scale", "growth_factor", "backoff_factor"):
             if getattr(self, name) is not None or name not in ("lr", "clip_norm"):
                 _positive(self, name)
@@ -207,6 +214,18 @@ def _whole(name: str, value: object, least: int, most: int | None = None) -> Non
     right = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         raise RunError(f"{name}={value!r} is not possible; give {right}")
+
+
+def _window(value: object) -> tuple[int, int] | None:
+    """The first step and the step after the last: two numbers, which JSON has as a list, or `50:53`."""
+    if value is None:
+        return None
+    ends = value.split(":") if isinstance(value, str) else value
+    if isinstance(ends, list | tuple) and len(ends) == 2:
+        first, stop = (int(n) if isinstance(n, str) and n.isdecimal() else n for n in ends)
+        if all(isinstance(n, int) and not isinstance(n, bool) for n in (first, stop)) and 0 <= first < stop:
+            return first, stop
+    raise RunError(f"profile={value!r} is no window of steps; 50:53 profiles steps 50, 51 and 52")
 
 
 def _positive(config: TrainConfig, name: str) -> None:

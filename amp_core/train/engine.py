@@ -75,6 +75,8 @@ def train(
             scaler=scaler if scaler.is_enabled() else None,
             into=into,
             every=config.every,
+            profile=config.profile,
+            trace_ops=config.trace_ops,
             config=config.to_dict() | {"source": "train", "device": str(device), "data": dict(workload.data)},
         ) as rec:
             model.train()

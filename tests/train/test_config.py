@@ -1,5 +1,6 @@
 """Settings are refused where they enter, with a sentence that names argument, value and what would be right."""
 
+import json
 import subprocess
 import sys
 
@@ -45,6 +46,13 @@ from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
         ({"device": 0}, "device=0 is unknown"),
         ({"compile": "yes"}, "compile='yes' is not a switch; give true or false"),
         ({"tf32": 1}, "tf32=1 is not a switch"),
+        ({"profile": "53:50"}, "profile='53:50' is no window of steps; 50:53 profiles steps 50, 51 and 52"),
+        ({"profile": [1, 2, 3]}, "profile=[1, 2, 3] is no window"),
+        ({"profile": 50}, "profile=50 is no window"),
+        ({"profile": "a:b"}, "profile='a:b' is no window"),
+        ({"profile": (-1, 3)}, "profile=(-1, 3) is no window"),
+        ({"trace_ops": -1}, "trace_ops=-1 is not possible"),
+        ({"trace_ops": True}, "trace_ops=True is not possible"),
         ({"deterministic": True, "cudnn_benchmark": True}, "leave it off with deterministic=True"),
     ],
 )
@@ -64,6 +72,13 @@ def test_dict_round_trip_keeps_every_setting():
     config = TrainConfig(precision="fp16", loss_scale=128, clip_norm=1, tf32=False, seed=7)
     assert TrainConfig.from_dict(config.to_dict()) == config
     assert config.loss_scale == 128.0 and isinstance(config.loss_scale, float)
+
+
+@pytest.mark.parametrize("given", ["50:53", [50, 53], (50, 53)])
+def test_a_profiler_window_is_two_numbers_however_given(given):
+    config = TrainConfig(profile=given, trace_ops=0)
+    assert config.profile == (50, 53)
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
