@@ -53,6 +53,6 @@ if not use.on_cpu:
     st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
 title = "Where operator time goes" if use.on_cpu else "Where kernel time goes"
 charts.show(kernel_figure(table, charts.dark(), title), "tensor_cores.kernels")
-st.caption(f"{profiled.said(run, step)} What AMPscope itself runs is left out.")
+st.caption(f"{profiled.said(run, step)} Copies and what AMPscope itself runs are left out.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)

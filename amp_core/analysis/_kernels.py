@@ -15,6 +15,9 @@ from amp_core.run import Run
 MATRIX = ("gemm", "conv", "attention")
 """Categories of kernels that multiply matrices: what tensor cores are for."""
 
+COPIES = ("memcpy", "memset")
+"""Categories of copies and fills: rows of the table that are no kernels."""
+
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
 _WINDOW_NUMBERS = (
@@ -37,17 +40,17 @@ _WINDOW_NUMBERS = (
 )
 
 
-def kernel_rows(run: Run, step: int | None = None, watching: bool = False) -> pd.DataFrame:
+def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
     """Rows of `kernels` with total_us above 0, of the window that begins at `step` or of all; null texts are "".
 
-    `tensor_core` is yes, no, unknown, or "" where nothing is claimed (a CPU). Kernels of watching itself are left out
-    unless `watching`.
+    `tensor_core` is yes, no, unknown, or "" where nothing is claimed (a CPU). Unless `everything` is wanted, kernels of
+    watching itself are left out, and copies and fills, which are no kernels.
     """
     frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
-    if not watching:
-        frame = frame[frame["phase"] != "watch"]
+    if not everything:
+        frame = frame[(frame["phase"] != "watch") & ~frame["category"].isin(COPIES)]
     on_cpu = frame["device"].str.startswith("cpu")
     if on_cpu.any() and not on_cpu.all():
         frame = frame[~on_cpu]

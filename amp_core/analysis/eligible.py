@@ -98,9 +98,9 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     outputs = _outputs(matrix)
     named = window_rows(run, step)["device_name"]
     gpu = profiled_gpu(run, str(rows["device"].iloc[0]), str(named.iloc[0]) if len(named) else "")
-    flags = run.head.environment.get("flags")
+    allowed = _tf32_allowed(run, matrix)
     groups = matrix.groupby([*_KEYS, "tensor_core"], sort=False)
-    found = [_row(group, gpu, outputs, flags) for _, group in groups]
+    found = [_row(group, gpu, outputs, allowed) for _, group in groups]
     table = pd.DataFrame(found)
     table["time_frac"] = table["total_us"] / total
     return table[_COLUMNS].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
@@ -116,14 +116,17 @@ def at_stake(ops: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def _row(rows: pd.DataFrame, gpu: Gpu, outputs: dict[tuple[Shape, ...], int], flags: object) -> dict[str, Any]:
+def _row(
+    rows: pd.DataFrame, gpu: Gpu, outputs: dict[tuple[Shape, ...], int], tf32_allowed: frozenset[str]
+) -> dict[str, Any]:
     us = float(rows["total_us"].sum())
     longest = rows.iloc[int(rows["total_us"].to_numpy().argmax())]
     key = {name: str(longest[name]) for name in (*_KEYS, "tensor_core")}
     precision = str(longest["precision"]) or _precision(key["in_dtypes"])
     made = product(key["op"], key["in_shapes"])
-    reason = _reason(key, made, precision, gpu) if key["tensor_core"] else ""
-    if reason == "fp32" and _tf32_allowed(flags, convolution=made is not None and made.kind in ("conv", "rnn")):
+    reason = _reason(key, str(longest["name"]), made, precision, gpu) if key["tensor_core"] else ""
+    by_cudnn = longest["category"] == "conv" or (made is not None and made.kind == "rnn")
+    if reason == "fp32" and ("cudnn" if by_cudnn else "matmul") in tf32_allowed:
         reason = "tf32-left"
     could, why = REASONS.get(reason, ("", ""))
     calls = _calls(rows, made)
@@ -154,7 +157,7 @@ def _row(rows: pd.DataFrame, gpu: Gpu, outputs: dict[tuple[Shape, ...], int], fl
     }
 
 
-def _reason(key: dict[str, str], made: Product | None, precision: str, gpu: Gpu) -> str:
+def _reason(key: dict[str, str], kernel: str, made: Product | None, precision: str, gpu: Gpu) -> str:
     """Which of `REASONS` applies to a row of a GPU."""
     if key["tensor_core"] == "yes":
         return "on"
@@ -162,7 +165,7 @@ def _reason(key: dict[str, str], made: Product | None, precision: str, gpu: Gpu)
         return "no-tensor-cores"
     if key["tensor_core"] == "unknown":
         return "by-name"
-    if made is not None and made.is_vector:
+    if (made is not None and made.is_vector) or "gemv" in kernel:
         return "vector"
     if plain_name(key["op"]) in DEPTHWISE or (made is not None and made.sizes.get("C_in") == 1 < made.batch):
         return "depthwise"
@@ -177,9 +180,16 @@ def _reason(key: dict[str, str], made: Product | None, precision: str, gpu: Gpu)
     return {"fp64": "fp64", "bf16": "bf16-early"}.get(precision, "dtype")
 
 
-def _tf32_allowed(flags: object, convolution: bool) -> bool:
-    """Whether the run's flags let FP32 products use TF32; cuDNN (convolutions, recurrent layers) has its own flag."""
-    return isinstance(flags, dict) and flags.get("tf32_cudnn" if convolution else "tf32_matmul") is True
+def _tf32_allowed(run: Run, matrix: pd.DataFrame) -> frozenset[str]:
+    """Where FP32 products may use TF32: `matmul`, and `cudnn` (convolutions, recurrent layers), which has its own flag.
+
+    As the flags in the run's head say; of a foreign run, as its kernels show.
+    """
+    flags = run.head.environment.get("flags")
+    told = flags if isinstance(flags, dict) else {}
+    used = set(matrix.loc[matrix["precision"] == "tf32", "category"])
+    shown = {"matmul": bool(used & {"gemm"}), "cudnn": bool(used & {"conv"})}
+    return frozenset(library for library, seen in shown.items() if told.get(f"tf32_{library}", seen) is True)
 
 
 def _precision(in_dtypes: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis._gpus import dense_rates, profiled_gpu
-from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis._kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._steps import attempts, warmup_steps
 from amp_core.analysis.curves import labelled
 from amp_core.analysis.speed import PHASES
@@ -25,7 +25,7 @@ from amp_core.schema import RunError
 
 PARTS = {
     "data": "waiting for data",
-    "gaps": "device idle, host busy",
+    "gaps": "idle between kernels",
     "tensor": "matrix, on tensor cores",
     "matrix_unknown": "matrix, unknown by name",
     "matrix": "matrix, on CUDA cores",
@@ -59,8 +59,7 @@ _PART_OF = {
     "cast": "cast",
     "layout": "layout",
     "optimizer": "optimizer",
-    "memcpy": "copy",
-    "memset": "copy",
+    **dict.fromkeys(COPIES, "copy"),
 }
 SMALL = 0.02
 """Parts that change by less than this share of the first run's step are called the same."""
@@ -107,7 +106,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     windows = windows[np.isfinite(windows["wall_us"]) & (windows["wall_us"] > 0)]
     if windows.empty:
         return phase_cost(run)
-    rows = kernel_rows(run, step, watching=True)
+    rows = kernel_rows(run, step, everything=True)
     cpu = on_cpu(rows) or bool(windows["device"].str.startswith("cpu").all())
     keys = ["step", "rank", "device"]
     notes: list[str] = []

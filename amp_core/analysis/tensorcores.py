@@ -5,9 +5,9 @@
     (0.58, 0.96, 0.02)
     >>> kernel_table(run, by="module").head()
 
-Shares are of kernel time, AMPscope's own kernels left out. `unknown` is time in kernels whose name does not tell; the
-true share of tensor cores lies between `yes` and `yes` + `unknown`. On a CPU the rows are operators, and of tensor
-cores nothing is said.
+Shares are of kernel time; AMPscope's own kernels are left out, and so are copies and fills, which are none. `unknown`
+is time in kernels whose name does not tell; the true share of tensor cores lies between `yes` and `yes` + `unknown`. On
+a CPU the rows are operators, and of tensor cores nothing is said.
 
 The counter beside it (GPM, Hopper and newer) says something else: the share of time in which the tensor pipe was busy.
 A kernel that uses tensor cores also loads tiles, waits and writes its result, so the counter stays below the share of

@@ -91,6 +91,19 @@ def test_tf32_that_was_allowed_and_not_chosen_is_told_apart(tmp_path: Path) -> N
     assert matrix_ops(load_run(tmp_path / "r"))["reason"].tolist() == ["fp32", "tf32-left"]
 
 
+def test_a_foreign_run_shows_by_its_kernels_that_tf32_was_allowed(tmp_path: Path) -> None:
+    tf32 = kernel("sm80_xmma_gemm_tf32", 10.0, 1, "gemm", "aten::bmm", "yes", precision="tf32")
+    rows = [tf32] + [
+        kernel(name, us, 1, category, op, dtypes=[FLOAT] * 2)
+        for name, us, category, op in (
+            ("sgemm", 8.0, "gemm", "aten::mm"),
+            ("scudnn", 6.0, "conv", "aten::cudnn_convolution"),
+            ("gemv2T_kernel_val", 4.0, "gemm", "aten::mv"),
+        )
+    ]
+    assert matrix_ops(made(tmp_path / "r", rows))["reason"].tolist() == ["on", "tf32-left", "fp32", "vector"]
+
+
 def test_helpers_of_an_operator_are_no_matrix_work(tmp_path: Path) -> None:
     rows = [
         kernel("sgemm", 10.0, 1, "gemm", "aten::mm", dtypes=[FLOAT] * 2),

@@ -27,10 +27,11 @@ THREE = [
     kernel("volta_sgemm_32x32_nn", 10.0, 1, "gemm", "aten::bmm", "no", precision="fp32", phase="backward"),
     kernel("vectorized_elementwise_kernel", 110.0, 9, "elementwise", "aten::add", "no"),
     kernel("_count_exponents", 500.0, 1, "other", "", "no", phase="watch"),
+    kernel("Memcpy HtoD (Pinned -> Device)", 700.0, 1, "memcpy", "aten::copy_", "no"),
 ]
 
 
-def test_shares_are_of_kernel_time_without_watching(tmp_path: Path) -> None:
+def test_shares_are_of_kernel_time_without_watching_and_copies(tmp_path: Path) -> None:
     use = tensor_core_use(made(tmp_path / "r", THREE))
     assert (use.kernel_us, use.matrix_us) == (200.0, 90.0)
     assert (use.tensor_frac, use.unknown_frac, use.matrix_frac) == (0.3, 0.1, 0.45)
@@ -121,6 +122,8 @@ def test_no_window_is_no_share(runs: dict[str, Run], tmp_path: Path) -> None:
     use = tensor_core_use(runs["healthy"])
     assert use.windows == 0 and use.tensor_frac is None and profiled_windows(runs["healthy"]).empty
     assert kernel_table(runs["healthy"]).empty
-    assert load_run(write(tmp_path / "r", "profiled")).kernels["total_us"].sum() == sum(
-        row["total_us"] for row in kernels("fp16")
+    whole = load_run(write(tmp_path / "r", "profiled"))
+    left_out = [row for row in kernels("fp16") if row["category"] == "memcpy" or row["phase"] == "watch"]
+    assert len(left_out) == 2 and whole.kernels["total_us"].sum() == pytest.approx(
+        tensor_core_use(whole).kernel_us + sum(row["total_us"] for row in left_out)
     )
