@@ -60,8 +60,9 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
         cards.card("Matrix work", words.percent(bound.matrix_frac), beside)
     with idle:
         share = words.percent(cost.us("data", "gaps") / cost.step_us)
-        waiting = words.percent(cost.us("data") / cost.step_us)
-        cards.card("Python and waiting" if cost.on_cpu else "Device idle", share, f"{waiting} waiting for data")
+        data = cost.us("data")
+        waiting = f"{words.percent(data / cost.step_us)} waiting for data" if data == data else "data is not marked"
+        cards.card("Python and waiting" if cost.on_cpu else "Device idle", share, waiting)
     with launches:
         if cost.on_cpu:
             cards.card("Casts", words.percent(cost.us("cast") / cost.step_us), "between formats")
@@ -97,7 +98,9 @@ if bound is None:
     st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
 else:
     show_cards(cost, bound)
-charts.show(step_cost_figure(cost.parts, charts.dark()), "step_cost.parts")
+unit = "step" if cost.steps else "window"
+figure = step_cost_figure(cost.parts.assign(per=unit), charts.dark(), f"Where the time of a {unit} goes")
+charts.show(figure, "step_cost.parts")
 if bound is not None:
     st.caption(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes]))
 show_parts(cost.parts)

@@ -8,6 +8,8 @@ from amp_core.figures import answer_figure, kernel_figure
 from amp_core.hardware import Gpu
 from pages.parts import charts, empty, head, kernels, loaders, profiled, words
 
+WORTH_SAYING = 0.01  # of kernel time
+
 
 def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     """The page's answer."""
@@ -30,7 +32,7 @@ def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
         lead = "Tensor cores stand idle" if unknown < 0.5 else "Whether tensor cores are used cannot be told by name"
         said = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
         said += f"{words.percent(use.matrix_frac)}; of {words.percent(use.unknown_frac)} the name does not tell."
-    if len(stake):
+    if stake["time_frac"].sum() >= WORTH_SAYING:
         first = stake.iloc[0]
         said += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
         said += words.escape(words.sentence(first["why"]))

@@ -96,8 +96,9 @@ class StepCost:
     """What could not be measured or had to be guessed."""
 
     def us(self, *parts: str) -> float:
-        """Time of these parts together, microseconds per step."""
-        return float(self.parts.loc[self.parts["part"].isin(parts), "us"].sum())
+        """Time of these parts together, microseconds per step; NaN where none of them was measured."""
+        chosen = self.parts.loc[self.parts["part"].isin(parts), "us"]
+        return float(chosen.sum(min_count=1)) if len(chosen) else 0.0
 
 
 def step_cost(run: Run, step: int | None = None) -> StepCost:

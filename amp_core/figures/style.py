@@ -155,6 +155,8 @@ def log2_axis(low: float, high: float, most: int = 9) -> dict[str, object]:
 
 def percent(share: float) -> str:
     """A share (0–1) in percent with two digits; one too small for them is not called zero."""
+    if share >= 0.995:
+        return f"{100 * share:.0f} %"  # two digits would write 100 as 1e+02
     return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
 
 

@@ -27,7 +27,7 @@ KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "coun
     "phase": st.column_config.TextColumn("Phase", help="That of most of its time"),
 }
 OPS = {
-    "op": st.column_config.TextColumn("Operator", pinned=True, width="medium"),
+    "op": st.column_config.TextColumn("Operator", pinned=True),
     "module": st.column_config.TextColumn("Module"),
     "phase": st.column_config.TextColumn("Phase"),
     "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
@@ -85,7 +85,8 @@ def shares(use: TensorCoreUse) -> None:
         beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
         cards.card("Unknown by name", words.percent(use.unknown_frac), beside)
     with pipe:
-        cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), "of wall time")
+        beside = "not recorded" if use.counter_frac is None else "of wall time"
+        cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside)
 
 
 def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
@@ -101,7 +102,7 @@ def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
     if len(odd):
         caption = (
             f"{words.percent(odd['time_frac'].sum())} of kernel time is in products of such sizes. Multiples of 8 "
-            "(FP16, BF16), 4 (TF32) or 16 (FP8, INT8) are a matter of speed: from cuBLAS 11 on, tensor cores take any."
+            "(FP16, BF16), 4 (TF32) or 16 (FP8, INT8) are a matter of speed: since cuBLAS 11 any size runs there."
         )
         columns = ("time_frac", "sizes", "padded", "tensor_core", "precision", "total_ms", "tflops", "of_peak_frac")
         _ops("Sizes that padding would help", odd, columns, caption)

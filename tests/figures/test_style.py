@@ -15,6 +15,7 @@ from amp_core.figures.style import (
     colour,
     log2_axis,
     numbers,
+    percent,
     power_of_two,
     recipe_colour,
     shortened,
@@ -116,6 +117,11 @@ def test_log2_ticks_are_powers_of_two_within_the_axis(low: int, high: int) -> No
     assert 2 <= len(exponents) <= 10
     assert (exponents == np.rint(exponents)).all() and low <= exponents.min() and exponents.max() <= high
     assert np.allclose(axis["range"], [low * np.log10(2), high * np.log10(2)])
+
+
+def test_shares_have_two_digits() -> None:
+    said = [percent(share) for share in (1.0, 0.996, 0.99, 0.123, 0.00012, 0.00001, 0.0)]
+    assert said == ["100 %", "100 %", "99 %", "12 %", "0.012 %", "<0.01 %", "<0.01 %"]
 
 
 def test_long_names_lose_their_middle() -> None:
