@@ -60,7 +60,10 @@ class FirstOperators(Observer):
         self._stop()
 
     def backward_began(self) -> None:
-        self._stop()
+        # Modes are left in the order they were entered, and not here: autograd puts back, when it is done, the modes
+        # that were active when it began, so that one left meanwhile would stay for the rest of the program.
+        if self._mode is not None:
+            self._mode.rest()
 
     def step_ended(self, step: int) -> None:
         self._stop()
@@ -84,6 +87,10 @@ class _Looking(TorchDispatchMode):
         self._left = MOST_OPERATORS
         self._written = 0
         self._said: set[tuple[str, str, float]] = set()
+
+    def rest(self) -> None:
+        """Look at nothing more."""
+        self._left = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from amp_core import load_run
+from amp_core import load_run, watch
 from amp_core.record.observers import Observer
 from amp_core.record.recorder import Recorder
 from amp_core.record.sampling import Sampling
@@ -134,3 +135,24 @@ def test_a_failing_observer_is_dropped_and_named_and_the_training_goes_on(tmp_pa
     assert told == ["Failing stopped at step_ended: ValueError: no paper left"]
     assert ("ended", 1) in diary.entries
     assert len(load_run(tmp_path / "b").steps) == 2
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_watching_leaves_no_dispatch_mode_behind(tmp_path: Path, scaled: bool) -> None:
+    """Autograd puts back the modes with which a backward began, so one that was left inside it would stay for good."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu") if scaled else None
+    with watch(model, optimizer, scaler=scaler, into=tmp_path / "run", trace_ops=1):
+        for _ in range(3):
+            loss = model(torch.randn(8, 4)).square().mean()
+            if scaler is None:
+                loss.backward()
+                optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            assert _get_current_dispatch_mode_stack() == []
+    run = load_run(tmp_path / "run")
+    assert set(run.ops["step"]) == {1}
