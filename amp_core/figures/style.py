@@ -157,7 +157,7 @@ def percent(share: float) -> str:
     """A share (0–1) in percent with two digits; one too small for them is not called zero."""
     if share >= 0.995:
         return f"{100 * share:.0f} %"  # two digits would write 100 as 1e+02
-    return f"{100 * share:.2g} %" if share >= 1e-4 else "<0.01 %"
+    return f"{100 * share:.2g} %" if share >= 1e-4 or share == 0 else "<0.01 %"
 
 
 def shortened(name: str, most: int = 30) -> str:
