@@ -112,6 +112,11 @@ class Nvml:
         """The driver's version, e.g. `580.65.06`."""
         return _text(self.answer("nvmlSystemGetDriverVersion"))
 
+    def cuda(self) -> str | None:
+        """The newest CUDA that the driver can run, e.g. `13.0`."""
+        version = self.answer("nvmlSystemGetCudaDriverVersion_v2")
+        return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
 
 def _pynvml() -> Any:
     try:

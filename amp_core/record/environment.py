@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from amp_core._machine import cpu_name
+from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
+from amp_core.hardware import CPU_BF16, CPU_FP16
 from amp_core.record import scaler as scaling
 from amp_core.record.measure import dtype_name
 
@@ -36,6 +37,7 @@ def environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
         "cpu": cpu_name(),
+        "cpu_16bit": _flags_16bit(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -107,6 +109,12 @@ def tf32_matmul() -> bool:
     """Whether FP32 matrix products on CUDA may use TF32."""
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
     return bool(torch.backends.cuda.matmul.allow_tf32) if newer is None else newer == "tf32"
+
+
+def _flags_16bit() -> list[str] | None:
+    """Those flags of the processor that stand for 16-bit arithmetic; None where it is not told."""
+    flags = cpu_flags()
+    return sorted(flags & (CPU_BF16.keys() | CPU_FP16.keys())) if flags is not None else None
 
 
 def _told(read: Callable[[], Any]) -> Any:

@@ -1,7 +1,8 @@
-"""What this machine has, and which precision recipes run on it.
+"""What this machine has, what its tensor cores and its CPU can do in 16 bits, and which recipe to try first.
 
-    >>> environment()["recipes"]["tf32"]
-    {'runs': True, 'note': 'the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer'}
+    >>> found = environment()
+    >>> found["gpus"][0]["says"], found["advice"]["recipe"]
+    ('Tensor cores for FP16, BF16, TF32 and FP8 (Hopper, compute capability 9.0).', 'bf16')
 
 Works without torch too, and then says so of every recipe. Numbers that cannot be had are None.
 """
@@ -14,11 +15,15 @@ from typing import Any
 
 import psutil
 
-from amp_core._machine import cpu_name
+from amp_core._machine import cpu_flags, cpu_name
+from amp_core._nvml import Nvml, NvmlError
 from amp_core._version import __version__
+from amp_core.hardware import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
 from amp_core.train.config import RECIPES, Recipe
 
 _PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "scikit-learn", "nvidia-ml-py", "streamlit", "plotly")
+_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_VISIBLE_DEVICES")
+"""Environment variables that decide what a training gets; shown where they are set."""
 
 SLOW_FP16_CPU = "runs, but slowly: this CPU has no FP16 matrix instructions, so choose size tiny"
 
@@ -28,22 +33,35 @@ def environment() -> dict[str, Any]:
     has_torch = find_spec("torch") is not None
     if has_torch:
         import torch
+    driver = _driver()
+    gpus = _torch_gpus() or driver["gpus"] if has_torch else driver["gpus"]
+    usable = next((gpu for gpu in gpus if gpu["usable"]), None)
+    flags = cpu_flags()
+    on_gpu = _gpu(usable) if usable is not None else None
+    advice = first_recipe(on_gpu) if on_gpu is not None else first_recipe_on_cpu(flags)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {"ampscope": __version__} | {name: _version(name) for name in _PACKAGES},
         "cuda": torch.version.cuda if has_torch else None,
         "cudnn": _cudnn_version() if has_torch else None,
+        "driver": driver["version"],
+        "driver_cuda": driver["cuda"],
+        "nvml": driver["nvml"],
         "cpu": {
             "name": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads() if has_torch else None,
             "capability": torch.backends.cpu.get_cpu_capability() if has_torch else None,
             "memory_bytes": psutil.virtual_memory().total,
+            "instructions": cpu_abilities(flags) if flags is not None else None,
         },
-        "gpus": _torch_gpus() or _driver_gpus() if has_torch else _driver_gpus(),
+        "gpus": gpus,
         "device": ("cuda:0" if torch.cuda.is_available() else "cpu") if has_torch else None,
-        "recipes": {recipe.name: _verdict(recipe, has_torch) for recipe in RECIPES.values()},
+        "flags": _flags() if has_torch else None,
+        "overrides": {name: os.environ[name] for name in _OVERRIDES if name in os.environ},
+        "recipes": {recipe.name: _verdict(recipe, on_gpu, has_torch) for recipe in RECIPES.values()},
+        "advice": {"recipe": advice.recipe, "why": advice.why},
     }
 
 
@@ -63,78 +81,100 @@ def _cudnn_version() -> int | None:
     return version
 
 
+def _flags() -> dict[str, Any]:
+    """Switches that decide precision and speed, as a program of this torch begins with."""
+    import torch
+
+    return {
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "fp16_reduced_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "bf16_reduced_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    }
+
+
 def _torch_gpus() -> list[dict[str, Any]]:
     import torch
 
     gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        gpus.append(
-            {
-                "device": f"cuda:{index}",
-                "name": properties.name,
-                "memory_bytes": properties.total_memory,
-                "capability": f"{properties.major}.{properties.minor}",
-                "usable": True,
-            }
-        )
+        # ROCm numbers its parts by another count, which would pass for a compute capability.
+        capability = (properties.major, properties.minor) if torch.version.hip is None else None
+        name = properties.name if torch.version.hip is None or "AMD" in properties.name else f"AMD {properties.name}"
+        gpus.append(_described(f"cuda:{index}", Gpu(name, capability), properties.total_memory, usable=True))
     return gpus
 
 
-def _driver_gpus() -> list[dict[str, Any]]:
-    """GPUs that the driver knows but torch cannot use, so that a CPU-only torch on a GPU machine is noticed."""
+def _driver() -> dict[str, Any]:
+    """What the NVIDIA driver says of itself and of its GPUs, so that a CPU-only torch on such a machine is noticed."""
     try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, no GPU
-        return []
-    try:
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-            gpus.append(
-                {
-                    "device": f"gpu {index}",
-                    "name": pynvml.nvmlDeviceGetName(handle),
-                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                    "capability": f"{major}.{minor}",
-                    "usable": False,
-                }
-            )
-        return gpus
-    finally:
-        pynvml.nvmlShutdown()
+        with Nvml() as nvml:
+            gpus = [
+                _described(f"gpu {i}", Gpu(gpu.name, gpu.capability), gpu.memory_bytes, usable=False)
+                for i, gpu in enumerate(nvml.gpus())
+            ]
+            return {"version": nvml.driver(), "cuda": nvml.cuda(), "nvml": "answers", "gpus": gpus}
+    except NvmlError as error:
+        return {"version": None, "cuda": None, "nvml": str(error), "gpus": []}
 
 
-def _verdict(recipe: Recipe, has_torch: bool) -> dict[str, Any]:
+def _described(device: str, gpu: Gpu, memory_bytes: int | None, *, usable: bool) -> dict[str, Any]:
+    """A GPU as JSON has it. `tensor_cores` says for each precision whether they multiply it; None for not known."""
+    capability = f"{gpu.capability[0]}.{gpu.capability[1]}" if gpu.capability is not None else None
+    return {
+        "device": device,
+        "name": gpu.name,
+        "memory_bytes": memory_bytes,
+        "capability": capability,
+        "architecture": gpu.architecture,
+        "tensor_cores": {precision: gpu.takes(precision) for precision in PRECISIONS},
+        "counts_tensor_use": gpu.counts_tensor_use,
+        "says": gpu.in_words(),
+        "usable": usable,
+    }
+
+
+def _gpu(described: dict[str, Any]) -> Gpu:
+    return gpu_of(described["name"], described["capability"])
+
+
+def _verdict(recipe: Recipe, gpu: Gpu | None, has_torch: bool) -> dict[str, Any]:
     if not has_torch:
         return {"runs": False, "note": "needs torch, which is not installed"}
-    import torch
-
-    capability = torch.cuda.get_device_capability(0) if torch.cuda.is_available() else None
-    return {"runs": True, "note": _note(recipe, capability, torch)}
+    return {"runs": True, "note": _note_on_cpu(recipe) if gpu is None else _note(recipe, gpu)}
 
 
-def _note(recipe: Recipe, capability: tuple[int, int] | None, torch: Any) -> str:
-    """What to expect of `recipe` on a GPU of `capability`, or on the CPU."""
+def _note(recipe: Recipe, gpu: Gpu) -> str:
+    """What to expect of `recipe` on a GPU."""
+    low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
+    if gpu.has_tensor_cores is None:
+        return "runs; what this GPU's matrix units do with it is not known"
+    if recipe.tf32:
+        there = "on tensor cores" if gpu.takes("tf32") else ""
+        return there or "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
+    if low is None:
+        return "native, on CUDA cores"
+    if gpu.takes("fp16" if low == "float16" else "bf16"):
+        return "on tensor cores"
+    if low == "float16":
+        return "runs without tensor cores: saves memory, hardly time"
+    return "runs, but emulated: BF16 needs compute capability 8.0 or newer"
+
+
+def _note_on_cpu(recipe: Recipe) -> str:
+    """What to expect of `recipe` on this CPU."""
     low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
     if recipe.tf32:
-        if capability is not None and capability >= (8, 0):
-            return "native"
         return "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
     if low is None:
         return "native"
-    if capability is None:
-        supported = {
-            "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-            "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        }[low]()
-        slow = SLOW_FP16_CPU if low == "float16" else "runs, but slowly: this CPU has no BF16 instructions"
-        return "native" if supported else slow
-    if low == "float16":
-        return "native" if capability >= (7, 0) else "runs without Tensor Cores: saves memory, hardly time"
-    return "native" if capability >= (8, 0) else "runs, but emulated: BF16 needs compute capability 8.0 or newer"
+    flags = cpu_flags()
+    if flags is None:
+        return "runs; what this CPU does with it is not known"
+    names = cpu_abilities(flags)["fp16" if low == "float16" else "bf16"]
+    if names:
+        return f"native ({', '.join(names)})"
+    return SLOW_FP16_CPU if low == "float16" else "runs, but slowly: this CPU has no BF16 instructions"

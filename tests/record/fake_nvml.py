@@ -121,6 +121,9 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self) -> str:
         return self._give("driver", "580.65.06")
 
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self._give("cuda", 13000)
+
     def nvmlDeviceGetCount(self) -> int:
         return self._give("count", len(self.cards))
 

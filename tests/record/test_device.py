@@ -244,7 +244,8 @@ def test_every_function_asked_for_exists_in_the_package():
     import pynvml
 
     replaced = [name for name in vars(FakeNvml) if name.startswith("nvml")]
-    assert len(replaced) > 25 and [name for name in replaced if not hasattr(pynvml, name)] == []
+    newer = {"nvmlDeviceGetTemperatureV"}  # not in the oldest package that is allowed; the older one is asked there
+    assert len(replaced) > 25 and {name for name in replaced if not hasattr(pynvml, name)} <= newer
     with Nvml(FakeNvml(fakes.HOPPER)) as nvml:
         assert nvml.gpus()[0].capability == (9, 0) and nvml.driver() == "580.65.06"
         with pytest.raises(NvmlError):

@@ -1,0 +1,130 @@
+"""`ampscope env` on machines of every kind: what the tensor cores take, what the CPU does, and what to try first."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from amp_core.__main__ import main
+from amp_core._nvml import Nvml, NvmlError
+from amp_core.cli.env import in_words
+from amp_core.train import RECIPES
+from amp_core.train import environment as environments
+from tests.record import fake_nvml as fakes
+from tests.record.fake_nvml import FakeNvml
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """This machine as one with these GPUs, which torch can use, and this CPU."""
+
+    def make(*cards, usable=True, flags=("avx2",), nvml=None, hip=None):
+        shown = list(cards) if usable else []
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(shown))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(shown))
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda i: SimpleNamespace(
+                name=shown[i].name, major=shown[i].capability[0], minor=shown[i].capability[1], total_memory=80 * 2**30
+            ),
+        )
+        monkeypatch.setattr(environments, "Nvml", lambda: Nvml(nvml or FakeNvml(*cards)))
+        monkeypatch.setattr(environments, "cpu_flags", lambda: frozenset(flags) if flags is not None else None)
+        return environments.environment()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("card", "recipe", "notes"),
+    [
+        (fakes.PASCAL, "fp32", {"fp16": "runs without tensor cores", "bf16": "runs, but emulated", "tf32": "the same"}),
+        (fakes.GTX16, "fp32", {"fp16": "runs without tensor cores", "bf16": "runs, but emulated", "tf32": "the same"}),
+        (fakes.VOLTA, "fp16", {"fp16": "on tensor cores", "bf16": "runs, but emulated", "tf32": "the same as fp32"}),
+        (fakes.AMPERE, "bf16", {"fp16": "on tensor cores", "bf16": "on tensor cores", "tf32": "on tensor cores"}),
+        (fakes.HOPPER, "bf16", {"fp32": "native, on CUDA cores", "fp16-pure": "on tensor cores"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, fakes.Card) else "",
+)
+def test_each_gpu_is_told_what_its_tensor_cores_take(machine, card, recipe, notes):
+    found = machine(card)
+    assert found["advice"]["recipe"] == recipe and len(found["advice"]["why"]) > 40
+    for name, note in notes.items():
+        assert found["recipes"][name]["note"].startswith(note)
+    gpu = found["gpus"][0]
+    assert gpu["capability"] == f"{card.capability[0]}.{card.capability[1]}" and gpu["usable"]
+    assert gpu["tensor_cores"]["fp16"] is (recipe != "fp32")
+    said = in_words(found)
+    assert gpu["says"] in said and f"try first: {recipe}." in said
+    assert ("GPM" in said) is (card.capability >= (9, 0))
+    json.dumps(found, allow_nan=False)
+
+
+def test_below_volta_and_without_tensor_cores_it_is_said_plainly(machine):
+    assert "No tensor cores: they came with compute capability 7.0" in in_words(machine(fakes.PASCAL))
+    assert "No tensor cores, though compute capability 7.5" in in_words(machine(fakes.GTX16))
+
+
+def test_driver_and_its_cuda_are_named(machine):
+    found = machine(fakes.HOPPER)
+    assert (found["driver"], found["driver_cuda"], found["nvml"]) == ("580.65.06", "13.0", "answers")
+    assert "580.65.06, runs CUDA up to 13.0" in in_words(found)
+
+
+def test_a_gpu_that_torch_cannot_use_is_noticed_and_the_cpu_is_advised(machine):
+    found = machine(fakes.AMPERE, usable=False, flags=("avx512_bf16",))
+    assert not found["gpus"][0]["usable"] and "(torch cannot use it)" in in_words(found)
+    assert found["device"] == "cpu" and found["advice"]["recipe"] == "bf16"
+    assert found["recipes"]["bf16"]["note"] == "native (AVX512-BF16)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "recipe", "fp16", "bf16"),
+    [
+        (("avx2",), "fp32", "runs, but slowly: this CPU has no FP16", "runs, but slowly: this CPU has no BF16"),
+        (("amx_bf16", "avx512_fp16"), "bf16", "native (AVX512-FP16)", "native (AMX tiles)"),
+        (None, "fp32", "runs; what this CPU does with it is not known", "runs; what this CPU does"),
+    ],
+)
+def test_a_cpu_is_told_what_its_instructions_do(machine, flags, recipe, fp16, bf16):
+    found = machine(flags=flags, nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
+    assert found["advice"]["recipe"] == recipe
+    assert found["recipes"]["fp16"]["note"].startswith(fp16) and found["recipes"]["bf16"]["note"].startswith(bf16)
+    assert "GPU           none: there is no NVIDIA driver here" in in_words(found)
+    assert list(found["recipes"]) == list(RECIPES)
+
+
+def test_an_amd_gpu_is_no_nvidia_one_of_the_same_number(machine):
+    card = fakes.Card("Instinct MI250X", (9, 0))
+    found = machine(card, hip="6.2", nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
+    gpu = found["gpus"][0]
+    assert gpu["name"] == "AMD Instinct MI250X" and gpu["capability"] is None
+    assert set(gpu["tensor_cores"].values()) == {None} and "nothing is said" in gpu["says"]
+    assert found["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
+
+
+def test_flags_are_those_a_program_begins_with_and_what_is_set_outside(machine, monkeypatch, capsys):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    found = machine(fakes.AMPERE)
+    assert found["flags"]["tf32_matmul"] is torch.backends.cuda.matmul.allow_tf32
+    assert found["flags"]["matmul_precision"] == torch.get_float32_matmul_precision()
+    assert found["overrides"] == {"NVIDIA_TF32_OVERRIDE": "0"} or "CUDA_VISIBLE_DEVICES" in found["overrides"]
+    assert "NVIDIA_TF32_OVERRIDE=0" in in_words(found)
+
+
+def test_without_the_package_nvml_is_a_reason(monkeypatch):
+    def missing():
+        raise NvmlError("the package nvidia-ml-py is not installed")
+
+    monkeypatch.setattr(environments, "Nvml", missing)
+    assert environments._driver()["nvml"] == "the package nvidia-ml-py is not installed"
+
+
+def test_the_command_prints_words_or_one_document(capsys):
+    assert main(["env"]) == 0
+    assert "try first: " in capsys.readouterr().out
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["advice"]["recipe"] in RECIPES
