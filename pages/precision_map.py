@@ -4,7 +4,7 @@ import streamlit as st
 
 from amp_core.analysis import precision_cells, precision_map, traced_steps
 from amp_core.figures import precision_figure
-from pages.parts import charts, empty, head, loaders, precision
+from pages.parts import charts, head, loaders, precision
 
 head.title("Precision map")
 run = head.run(table="ops")
@@ -17,16 +17,16 @@ view = loaders.analysed(precision_map, run, step)
 head.verdict(precision.verdict(view))
 precision.cards(view)
 
-st.subheader("Modules by operators", anchor=False)
 phase, together = precision.pick_cells(view)
 cells = loaders.analysed(precision_cells, run, step, phase, together)
-charts.show(precision_figure(cells, charts.dark()), "precision.map")
+title = f"Modules by operators, {phase}"
+charts.show(precision_figure(cells, charts.dark(), title), "precision.map")
 st.caption(precision.about_map(view, cells))
 
+if not view.has_policies:
+    st.info(precision.WITHOUT_POLICIES, icon=":material/info:")
 precision.stayed(view)
 precision.elsewhere(view)
 precision.casts(view)
 precision.islands(view)
 precision.details(view)
-if not view.has_policies:
-    empty.nothing(precision.WITHOUT_POLICIES)

@@ -38,8 +38,8 @@ FOLD_FROM = 30
 _WHY = {
     "disabled": "inside autocast(enabled=False)",
     "outside": "called outside of the autocast region",
-    "attention": "inside attention that found no fused kernel, which torch computes in FP32",
-    "not applied": "called in a way that autocast does not reach: from inside another operator, or with FP64 beside it",
+    "attention": "attention without a fused kernel, which torch computes in FP32",
+    "not applied": "called in a way that autocast does not reach, such as from inside another operator",
     "no autocast": "no autocast in this step",
     "unknown": "this trace does not tell of autocast",
 }
@@ -79,11 +79,11 @@ class PrecisionMap:
     casts: pd.DataFrame
     """cast_by, cast_of, from_format, to_format, phase, count, bytes, repeated, undone."""
     islands: pd.DataFrame
-    """module, why, ops, count, cast_bytes: what ran in FP32 inside an autocast region that is on, or switched off in
-    it."""
+    """module, modules, why, ops, count, cast_bytes: what ran in FP32 inside an autocast region that is on, or switched
+    off in it. Modules that differ in a number alone are one row (`h.*.norm`); `modules` says how many they are."""
     stayed: pd.DataFrame
-    """module, op, why, count, flops, flops_frac (of the step's matrix work): forward operators that ran in FP32 though
-    autocast has them in 16 bits."""
+    """module, modules, op, why, count, flops, flops_frac (of the step's matrix work): forward operators that ran in
+    FP32 though autocast has them in 16 bits. Modules as in `islands`."""
     elsewhere: pd.DataFrame
     """op, here, on_cuda, ran, would_run, count: of a trace of a CPU, what CUDA's list would decide otherwise."""
 
@@ -217,10 +217,14 @@ def _islands(work: pd.DataFrame) -> pd.DataFrame:
     found = work[(off | listed) & work["ran"].isin(("fp32", "fp64"))]
     why = np.where(found["autocast"] == "disabled", _WHY["disabled"], "autocast's list has it in FP32")
     found = found.assign(why=why.astype(object), casts=found["cast_bytes"])
-    table = found.groupby(["module", "why"], sort=False).agg(
-        ops=("op", lambda ops: ", ".join(dict.fromkeys(ops))), count=("count", "sum"), cast_bytes=("casts", _sum)
+    found["alike"] = [fold(module) for module in found["module"]]
+    table = found.groupby(["alike", "why"], sort=False).agg(
+        modules=("module", "nunique"),
+        ops=("op", lambda ops: ", ".join(dict.fromkeys(ops))),
+        count=("count", "sum"),
+        cast_bytes=("casts", _sum),
     )
-    return table.reset_index()
+    return table.reset_index().rename(columns={"alike": "module"})
 
 
 def _stayed(work: pd.DataFrame, told: bool, autocast_seen: bool, whole: float) -> pd.DataFrame:
@@ -233,12 +237,12 @@ def _stayed(work: pd.DataFrame, told: bool, autocast_seen: bool, whole: float) -
             index=False, name=None
         )
     ]
-    table = (
-        found.assign(why=pd.Series(why, found.index, dtype=object))
-        .groupby(["module", "op", "why"], sort=False)
-        .agg(count=("count", "sum"), flops=("flops", _sum))
-        .reset_index()
+    alike = [fold(module) for module in found["module"]]
+    found = found.assign(why=np.array(why, dtype=object), alike=np.array(alike, dtype=object))
+    table = found.groupby(["alike", "op", "why"], sort=False).agg(
+        modules=("module", "nunique"), count=("count", "sum"), flops=("flops", _sum)
     )
+    table = table.reset_index().rename(columns={"alike": "module"})
     table["flops_frac"] = table["flops"] / whole if whole else np.nan
     return table.sort_values("flops", ascending=False, kind="stable").reset_index(drop=True)
 

@@ -98,7 +98,9 @@ def _words(figure: go.Figure, cells: pd.DataFrame, ink: str, written: bool) -> N
         y=cells["module"].tolist(),
         mode="text" if written else "markers",
         marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
-        text=[_word(name, short=True) for name in cells["ran"]] if written else None,
+        text=[_word(n, short=True) if not cross else "" for n, cross in zip(cells["ran"], cells["stayed"], strict=True)]
+        if written
+        else None,
         textfont={"size": 10, "color": ink},
         hovertext=told,
         hoverinfo="text",
@@ -123,8 +125,8 @@ def _crosses(figure: go.Figure, stayed: pd.DataFrame, dark: bool) -> None:
             marker={
                 "color": colour("overflow", dark),
                 "symbol": "x-thin",
-                "size": 18,
-                "line": {"color": colour("overflow", dark), "width": 2.5},
+                "size": 9,
+                "line": {"color": colour("overflow", dark), "width": 3},
             },
             hoverinfo="skip",
             name="FP32, though autocast has it in 16 bits",
@@ -139,7 +141,7 @@ def _hue(name: str, dark: bool) -> str:
 def _word(name: str, short: bool = False) -> str:
     if name in FORMATS:
         return FORMATS[name].label if not short or len(FORMATS[name].label) < 6 else "FP8"
-    return {"mixed": "mix" if short else "several"}.get(name, name.upper())
+    return {"mixed": "mix" if short else "mixed"}.get(name, name.upper())
 
 
 def _ink(hue: str) -> str:

@@ -23,17 +23,19 @@ WITHOUT_POLICIES = (
 NARROW = ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
 CAUSES = {
-    "autocast": "autocast, for an operator of its list",
-    "code": "your code (.to, .float, .half)",
+    "autocast": "autocast",
+    "code": "Python code: .to, .float, …",
     "operator": "an operator, inside",
-    "gradient": "backward: the gradient of a cast",
+    "gradient": "backward of a cast",
 }
 FRACTION = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
 CALLS = st.column_config.NumberColumn("Calls", format="localized")
 MFLOP = st.column_config.NumberColumn("Matrix work (MFLOP)", format="localized")
 CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized")
+MODULE_COUNT = st.column_config.NumberColumn("Modules", format="localized")
 STAYED = {
-    "module": st.column_config.TextColumn("Module", pinned=True),
+    "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
+    "modules": MODULE_COUNT,
     "op": st.column_config.TextColumn("Operator"),
     "why": st.column_config.TextColumn("Why", width="large"),
     "count": CALLS,
@@ -58,7 +60,8 @@ CASTS = {
     "undone": st.column_config.NumberColumn("Undone", help="Cast back to the dtype that the value came from"),
 }
 ISLANDS = {
-    "module": st.column_config.TextColumn("Module", pinned=True),
+    "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
+    "modules": MODULE_COUNT,
     "why": st.column_config.TextColumn("Why", width="medium"),
     "ops": st.column_config.TextColumn("Operators", width="medium"),
     "count": CALLS,
@@ -72,7 +75,7 @@ OPS = {
     "in_dtypes": st.column_config.TextColumn("Inputs"),
     "out_dtype": st.column_config.TextColumn("Output"),
     "count": CALLS,
-    "modules": st.column_config.NumberColumn("Modules"),
+    "modules": MODULE_COUNT,
     "mflop": MFLOP,
     "kib": CAST_KIB,
     "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
@@ -134,10 +137,12 @@ def verdict(view: PrecisionMap) -> str:
                    f"matrix work ran in it{where}."  # fmt: skip
         return f"There was no autocast in this step: all matrix work ran in {_formats(view.matrix_frac)}{where}."
     said = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
-    count = view.stayed.groupby(["module", "op"]).ngroups
+    count = int(view.stayed["modules"].sum())
     if not count:
         return f"{said}; no operator that autocast has in 16 bits stayed in FP32."
     ops = ", ".join(words.escape(op) for op in view.stayed["op"].unique()[:3])
+    if not view.has_policies:
+        return f"{said}; {words.plural(count, 'operator')} ({ops}) ran in FP32, which autocast would have in 16 bits."
     one = view.stayed["why"].nunique() == 1
     why = f": {words.escape(words.sentence(view.stayed['why'].iloc[0]))}" if one else "."
     return (
@@ -164,10 +169,10 @@ def cards(view: PrecisionMap) -> None:
             card_parts.card(
                 "Casts by autocast",
                 words.count(made["count"].sum()),
-                f"{words.size(made['bytes'].sum())} written",
-                help_="In this step, gradient casts in backward not counted.",
+                f"{words.size(made['bytes'].sum())}, {words.count(view.cache_hits)} × from cache",
+                help_="What they wrote in this step, and how often an operator took the 16-bit copy of a weight that "
+                "autocast had made for another. The gradients of casts in backward are not counted.",
             )
-            card_parts.card("From its cache", words.count(view.cache_hits), "weights taken again, without a cast")
             total = int(view.casts["count"].sum())
             card_parts.card(
                 "Casts without need",
@@ -261,7 +266,9 @@ def details(view: PrecisionMap) -> None:
                 f"Policies: {known}; `none`: in no list, runs in the dtype of its inputs; `not applied`: listed, but "
                 "called in a way that autocast did not reach. Backward follows the dtypes that forward chose."
             )
-        table = _measured(view.ops).assign(ran=view.ops["ran"].map(label))
+        inputs = [", ".join(map(label, text.split(", "))) if text else "" for text in view.ops["in_dtypes"]]
+        table = _measured(view.ops).assign(ran=view.ops["ran"].map(label), in_dtypes=inputs)
+        table["out_dtype"] = view.ops["out_dtype"].map(label)
         show(table, OPS, "All traced operators.")
     with by_module:
         deepest = int(view.modules["depth"].max()) if len(view.modules) else 0
@@ -273,8 +280,11 @@ def details(view: PrecisionMap) -> None:
 
 
 def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
-    """A table with those columns of it."""
-    st.dataframe(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)
+    """A table with those columns of which anything is known; what is not known of a text is an en dash."""
+    known = {name: column for name, column in columns.items() if table.empty or table[name].notna().any()}
+    texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
+    table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
+    st.dataframe(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)
 
 
 def label(name: object) -> str:
