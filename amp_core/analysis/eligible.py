@@ -9,6 +9,7 @@ sizes: since cuBLAS 11.0 and cuDNN 7.6.3 they serve all sizes. They do so best w
 User's Guide", section 2.2, "Tensor Core Requirements", table 1). So alignment is a hint about speed, never the reason.
 """
 
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,10 @@ _DTYPES = {
     "uint8": "int8",
 }
 
+MINOR = 0.1
+"""Share of an operator's matrix time below which kernels count with the others, whatever their own answer."""
+
+_WINDOW = ["step", "rank", "device"]
 _KEYS = ["op", "module", "phase", "in_shapes", "in_dtypes"]
 _COLUMNS = [
     *("op", "module", "phase", "kernel", "in_shapes", "in_dtypes", "precision", "tensor_core", "count", "total_us"),
@@ -80,6 +85,9 @@ _COLUMNS = [
 
 def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     """Operators that multiply matrices, one row per operator × module × phase × input shapes × answer, longest first.
+
+    An operator may launch several matrix kernels. Those that differ in their answer and take less than `MINOR` of the
+    operator's matrix time (tables of offsets, transforms) count with the others.
 
     op, module, phase, in_shapes, in_dtypes as recorded; kernel (that of most time); precision of its inputs;
     tensor_core (yes, no, unknown; "" on a CPU); count (calls, as far as launches tell); total_us (of its matrix
@@ -95,12 +103,11 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     matrix = rows[is_matrix(rows) | (cpu & rows["op"].map(is_matrix_op).astype(bool))]
     if matrix.empty:
         return pd.DataFrame(columns=_COLUMNS)
-    outputs = _outputs(matrix)
+    outputs, allowed = _outputs(matrix), _tf32_allowed(run, matrix)
     named = window_rows(run, step)["device_name"]
     gpu = profiled_gpu(run, str(rows["device"].iloc[0]), str(named.iloc[0]) if len(named) else "")
-    allowed = _tf32_allowed(run, matrix)
-    groups = matrix.groupby([*_KEYS, "tensor_core"], sort=False)
-    found = [_row(group, gpu, outputs, allowed) for _, group in groups]
+    operators = _operators(matrix)
+    found = [_row(record, gpu, outputs, allowed) for record in operators.to_dict("records")]
     table = pd.DataFrame(found)
     table["time_frac"] = table["total_us"] / total
     return table[_COLUMNS].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
@@ -116,21 +123,49 @@ def at_stake(ops: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
+def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
+    """Rows of matrix kernels put together by operator and answer: the columns of the kernel of most time, total_us,
+    calls, launches, and `answers` (how many there are for the same operator).
+
+    An operator that launches several matrix kernels has as many of each, so the most of one kernel are its calls.
+    """
+    matrix = matrix.sort_values("total_us", ascending=False, kind="stable")
+    by_answer = matrix.groupby([*_KEYS, "tensor_core"], sort=False)["total_us"].transform("sum")
+    whole = matrix.groupby(_KEYS, sort=False)["total_us"].transform("sum")
+    main = matrix.assign(us=by_answer).sort_values("us", ascending=False, kind="stable").drop_duplicates(_KEYS)
+    answer = matrix[_KEYS].merge(main[[*_KEYS, "tensor_core"]], on=_KEYS, how="left")["tensor_core"]
+    answer.index = matrix.index
+    matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR * whole, answer))
+    keys = [*_KEYS, "tensor_core"]
+    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["count"].sum()
+    calls = each.groupby(level=[*keys, *_WINDOW], sort=False, dropna=False).max()
+    counted = calls.groupby(level=keys, sort=False).sum().rename("calls").reset_index()
+    sums = matrix.groupby(keys, sort=False, as_index=False).agg(us=("total_us", "sum"), launches=("count", "sum"))
+    longest = matrix.drop_duplicates(keys).drop(columns=["total_us", "count"])
+    table = longest.merge(sums, on=keys).merge(counted, on=keys)
+    table["answers"] = table.groupby(_KEYS)["tensor_core"].transform("size")
+    return table
+
+
 def _row(
-    rows: pd.DataFrame, gpu: Gpu, outputs: dict[tuple[Shape, ...], int], tf32_allowed: frozenset[str]
+    kernel: Mapping[Hashable, Any], gpu: Gpu, outputs: dict[tuple[Shape, ...], int], tf32_allowed: frozenset[str]
 ) -> dict[str, Any]:
-    us = float(rows["total_us"].sum())
-    longest = rows.iloc[int(rows["total_us"].to_numpy().argmax())]
-    key = {name: str(longest[name]) for name in (*_KEYS, "tensor_core")}
-    precision = str(longest["precision"]) or _precision(key["in_dtypes"])
+    """A row of `matrix_ops` from one of `_operators`."""
+    key = {name: str(kernel[name]) for name in (*_KEYS, "tensor_core")}
+    us = float(kernel["us"])
+    precision = str(kernel["precision"]) or _precision(key["in_dtypes"])
+    if key["tensor_core"] == "yes" and precision == "fp32":
+        precision = "tf32"  # the only way in which FP32 inputs get there
     made = product(key["op"], key["in_shapes"])
-    reason = _reason(key, str(longest["name"]), made, precision, gpu) if key["tensor_core"] else ""
-    by_cudnn = longest["category"] == "conv" or (made is not None and made.kind == "rnn")
+    reason = _reason(key, str(kernel["name"]), made, precision, gpu) if key["tensor_core"] else ""
+    by_cudnn = kernel["category"] == "conv" or (made is not None and made.kind == "rnn")
     if reason == "fp32" and ("cudnn" if by_cudnn else "matmul") in tf32_allowed:
         reason = "tf32-left"
     could, why = REASONS.get(reason, ("", ""))
-    calls = _calls(rows, made)
-    flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made else 0.0
+    # A recurrent layer launches one kernel many times: its calls are not known. Nor is what each of two answers did.
+    calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
+    known = made is not None and kernel["answers"] == 1
+    flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
     rate = flops / us * 1e6 if flops else np.nan
     rates = dense_rates(gpu.name) if key["tensor_core"] else None
     peak = (rates.of(precision) if rates else None) or np.nan
@@ -140,7 +175,7 @@ def _row(
     wanted = MULTIPLES.get(precision, 8 if could == "yes" else 1)  # FP32 is looked at as the 16-bit it might be
     padded = unaligned(made.sizes, wanted) if made and key["tensor_core"] and not made.is_vector else {}
     return key | {
-        "kernel": longest["name"],
+        "kernel": kernel["name"],
         "precision": precision,
         "count": calls,
         "total_us": us,
@@ -196,15 +231,6 @@ def _precision(in_dtypes: str) -> str:
     """Precision of an operator's inputs, where all that are floats (or bytes) agree; "" where not recorded."""
     known = {_DTYPES.get(t.removeprefix("c10::").lower(), "") for t in dtypes_of(in_dtypes)} - {""}
     return known.pop() if len(known) == 1 else ""
-
-
-def _calls(rows: pd.DataFrame, made: Product | None) -> float:
-    """Calls of the operator: an operator that launches several matrix kernels has as many of each, so the most of one
-    kernel counts. A recurrent layer launches one kernel many times; its calls are not known, and launches stand in."""
-    if made is not None and made.kind == "rnn":
-        return float(rows["count"].sum())
-    each = rows.groupby(["step", "rank", "device", "name"], dropna=False)["count"].sum()
-    return float(each.groupby(level=[0, 1, 2], dropna=False).max().sum())
 
 
 def _outputs(matrix: pd.DataFrame) -> dict[tuple[Shape, ...], int]:

@@ -158,6 +158,31 @@ def test_several_kernels_of_one_call_are_one_call(tmp_path: Path) -> None:
     assert matrix_ops(made(tmp_path / "r", rows))["count"].tolist() == [7]
 
 
+def test_small_helpers_count_with_the_kernel_that_does_the_work(tmp_path: Path) -> None:
+    rows = [
+        kernel("sm80_xmma_fprop_implicit_gemm_tf32f32", 95.0, 6, "conv", "aten::cudnn_convolution", "yes"),
+        kernel("computeOffsetsKernel", 5.0, 6, "conv", "aten::cudnn_convolution", "no"),
+    ]
+    found = matrix_ops(made(tmp_path / "a", rows))
+    assert found[["tensor_core", "total_us", "count", "reason"]].values.tolist() == [["yes", 100.0, 6, "on"]]
+    rows[1] = rows[1] | {"name": "scudnn_winograd", "total_us": 40.0}
+    apart = matrix_ops(made(tmp_path / "b", rows))
+    assert apart["tensor_core"].tolist() == ["yes", "no"] and apart["flops"].isna().all()
+
+
+def test_a_large_model_is_analysed_in_a_moment(tmp_path: Path) -> None:
+    import time
+
+    rows = [
+        kernel("sgemm", 10.0 + i, 3, "gemm", "aten::mm", module=f"layers.{i}", shapes=[[64, 8 + i], [8 + i, 64]])
+        for i in range(3000)
+    ]
+    run = made(tmp_path / "r", rows)
+    began = time.perf_counter()
+    assert len(matrix_ops(run)) == 3000
+    assert time.perf_counter() - began < 5.0
+
+
 def test_a_forward_convolution_learns_its_output_from_the_backward(tmp_path: Path) -> None:
     given, weight, out = [32, 64, 56, 56], [128, 64, 3, 3], [32, 128, 28, 28]
     rows = [
