@@ -15,6 +15,7 @@ from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.observers import Observer
 from amp_core.record.optrace import OpTrace
+from amp_core.record.profile import ProfileWindow
 from amp_core.record.recorder import Recorder
 from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
@@ -155,6 +156,8 @@ def _observers(
     ]
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
+    if window is not None:
+        observers.append(ProfileWindow(writer, model, *window))
     return observers
 
 

@@ -1,0 +1,238 @@
+"""What of a trace's events is kept: times and numbers in flat arrays, every text once.
+
+    >>> kept = collect(TraceStream(path))
+    >>> len(kept.calls), len(kept.work), kept.texts[kept.work.name[0]]
+
+Three sorts of events matter. **Spans** of a host thread: operators, and ranges that programs and torch mark (steps,
+optimizers, data loading, modules). **Calls** of a thread into the device's runtime, which launch or wait. **Work** of a
+device: kernels, copies, fills. The rest (arrows, memory, metadata) is left out, so that a trace of a gigabyte takes
+some hundred megabytes.
+
+Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" where newer ones have "cpu_op", "kernel",
+"gpu_memcpy", "cuda_runtime"; they mark ranges as operators, and write thread numbers as text.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from amp_core.schema import RunError
+
+OP, MARK = 0, 1
+"""Sorts of spans: an operator, or a range that somebody marked."""
+
+MAX_EVENTS = 40_000_000
+MAX_TEXT_CHARS = 2**28
+"""Together with the limits of the stream these bound what a hostile trace can make this program hold."""
+LONGEST_NAME = 2000
+LONGEST_ARGUMENTS = 4000
+
+MARKED = re.compile(
+    r"ProfilerStep#\d+$|Optimizer\.|enumerate\(DataLoader\)|ampscope\.|nn\.Module: |## |"
+    r"DistributedDataParallel\.forward$"
+)
+"""Ranges that old traces have among the operators."""
+
+_QUERIES = re.compile(
+    r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
+)
+"""Calls that neither launch nor wait. There can be more of them than of all others."""
+
+
+@dataclass
+class Spans:
+    """Spans of host threads, one entry each in every array; times in microseconds since the first event."""
+
+    start: "array[float]" = field(default_factory=lambda: array("d"))
+    end: "array[float]" = field(default_factory=lambda: array("d"))
+    thread: "array[int]" = field(default_factory=lambda: array("i"))
+    sort: "array[int]" = field(default_factory=lambda: array("b"))
+    name: "array[int]" = field(default_factory=lambda: array("i"))
+    shapes: "array[int]" = field(default_factory=lambda: array("i"))
+    dtypes: "array[int]" = field(default_factory=lambda: array("i"))
+    sequence: "array[int]" = field(default_factory=lambda: array("q"))
+    forward_thread: "array[int]" = field(default_factory=lambda: array("q"))
+    external: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class Calls:
+    """Calls into the runtime of a device."""
+
+    start: "array[float]" = field(default_factory=lambda: array("d"))
+    end: "array[float]" = field(default_factory=lambda: array("d"))
+    thread: "array[int]" = field(default_factory=lambda: array("i"))
+    name: "array[int]" = field(default_factory=lambda: array("i"))
+    correlation: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class Work:
+    """Kernels, copies and fills."""
+
+    start: "array[float]" = field(default_factory=lambda: array("d"))
+    end: "array[float]" = field(default_factory=lambda: array("d"))
+    device: "array[int]" = field(default_factory=lambda: array("i"))
+    name: "array[int]" = field(default_factory=lambda: array("i"))
+    correlation: "array[int]" = field(default_factory=lambda: array("q"))
+    external: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class Kept:
+    """A trace, reduced."""
+
+    spans: Spans = field(default_factory=Spans)
+    calls: Calls = field(default_factory=Calls)
+    work: Work = field(default_factory=Work)
+    texts: list[str] = field(default_factory=list)
+    threads: int = 0
+    base_us: float = 0.0
+    """Time of the first event, as the trace counts time."""
+
+
+class _Texts:
+    """Numbers for texts, and for other things that come again and again."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+        self._number: dict[str, int] = {}
+        self._lists: dict[str, int] = {}
+        self._chars = 0
+
+    def of(self, text: str) -> int:
+        number = self._number.get(text)
+        if number is None:
+            number = self._number[text] = len(self._texts)
+            self._texts.append(text)
+            self._chars += len(text)
+            if self._chars > MAX_TEXT_CHARS:
+                raise RunError("the trace has more different names than a profiled program can have")
+        return number
+
+    def of_list(self, value: Any) -> int:
+        """The number of `value` as JSON text; -1 for what is no list, and for one that nobody can read."""
+        if not isinstance(value, list) or not value:
+            return -1
+        key = str(value)  # cheaper than JSON, and made for every operator
+        number = self._lists.get(key)
+        if number is None:
+            text = json.dumps(value)
+            number = self._lists[key] = self.of(text) if len(text) <= LONGEST_ARGUMENTS else -1
+            self._chars += len(key)
+        return number
+
+
+def collect(events: Iterable[dict[str, Any]]) -> Kept:
+    """Keep what matters of `events`. Raises `RunError` where that is nothing, or more than any trace has."""
+    kept = Kept()
+    texts = _Texts(kept.texts)
+    threads: dict[tuple[str, str], int] = {}
+    spans, calls, work = kept.spans, kept.calls, kept.work
+    base: float | None = None
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        what = _SORTS.get(category) if isinstance(category := event.get("cat"), str) else None
+        if what is None:
+            continue
+        start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
+        if start is None or duration is None or duration < 0 or not isinstance(name, str):
+            continue
+        arguments = event.get("args")
+        if not isinstance(arguments, dict):
+            arguments = {}
+        if base is None:
+            base = kept.base_us = start
+        start -= base
+        name = name[:LONGEST_NAME]
+        if what == "work":
+            work.start.append(start)
+            work.end.append(start + duration)
+            work.device.append(_small(arguments.get("device", event.get("pid")), 0))
+            work.name.append(texts.of(name))
+            work.correlation.append(_whole(arguments.get("correlation")))
+            work.external.append(_whole(arguments.get("External id", arguments.get("external id"))))
+            continue
+        if what == "call" and _QUERIES.search(name):
+            continue
+        place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
+        thread = threads.setdefault(place, len(threads))
+        if what == "call":
+            calls.start.append(start)
+            calls.end.append(start + duration)
+            calls.thread.append(thread)
+            calls.name.append(texts.of(name))
+            calls.correlation.append(_whole(arguments.get("correlation")))
+            continue
+        marked = what == "mark" or MARKED.match(name) is not None
+        if what == "python" and not name.startswith("nn.Module: "):
+            continue
+        spans.start.append(start)
+        spans.end.append(start + duration)
+        spans.thread.append(thread)
+        spans.sort.append(MARK if marked else OP)
+        spans.name.append(texts.of(name))
+        spans.shapes.append(texts.of_list(arguments.get("Input Dims")))
+        spans.dtypes.append(texts.of_list(arguments.get("Input type")))
+        spans.sequence.append(_whole(arguments.get("Sequence number")))
+        spans.forward_thread.append(_whole(arguments.get("Fwd thread id")))
+        spans.external.append(_whole(arguments.get("External id", arguments.get("external id"))))
+        if len(spans) + len(calls) + len(work) > MAX_EVENTS:
+            raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
+    kept.threads = len(threads)
+    if not (len(spans) or len(work)):
+        raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
+    return kept
+
+
+_SORTS = {
+    "cpu_op": "op",
+    "Operator": "op",
+    "cpu": "op",  # torch.autograd.profiler without Kineto
+    "user_annotation": "mark",
+    "python_function": "python",
+    "cuda_runtime": "call",
+    "cuda_driver": "call",
+    "hip_runtime": "call",
+    "xpu_runtime": "call",
+    "privateuse1_runtime": "call",
+    "Runtime": "call",
+    "kernel": "work",
+    "Kernel": "work",
+    "gpu_memcpy": "work",
+    "Memcpy": "work",
+    "gpu_memset": "work",
+    "Memset": "work",
+}
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e18 < value < 1e18:
+        return None
+    return value
+
+
+def _whole(value: Any) -> int:
+    """A number that names something, or -1."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        return int(value)
+    return -1
+
+
+def _small(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1024 else otherwise

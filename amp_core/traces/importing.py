@@ -1,0 +1,91 @@
+"""Make a run folder of profiler traces, one per rank.
+
+>>> import_traces(["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"], "runs/profiled")
+PosixPath('runs/profiled')
+"""
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amp_core.runlog import RunWriter
+from amp_core.schema import RunError
+from amp_core.traces.read import Trace, read_trace
+
+
+def import_traces(
+    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], name: str | None = None
+) -> Path:
+    """Write the run folder `out` from `paths` and return it.
+
+    The rank of a trace is what it says itself, else its place in the list. Nothing is written where a trace cannot be
+    read. Raises `RunError`.
+    """
+    if not paths:
+        raise RunError("traces=[] names none; give one trace, or one of each rank")
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
+    traces = _by_rank([read_trace(path) for path in paths])
+    first = next(iter(traces.values()))
+    began = _date(first.began_us)
+    world_size = max([t.world_size or 1 for t in traces.values()] + [len(traces), max(traces) + 1])
+    with RunWriter(
+        target,
+        name=name or target.name,
+        config=_config(first, [t.name for t in traces.values()]),
+        environment={"gpus": first.gpus, "profiler": first.facts},
+        world_size=world_size,
+    ) as writer:
+        if began is not None:
+            writer.update_head(created_at=began)
+        writer.event("started", name=writer.head.name, detail=_said(traces))
+        for rank, trace in traces.items():
+            if rank == 0:
+                trace.write(writer)
+                continue
+            with RunWriter(target, rank=rank, world_size=world_size) as other:
+                trace.write(other)
+    return target
+
+
+def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
+    """Traces by rank, in order."""
+    found: dict[int, Trace] = {}
+    told = len({trace.rank for trace in traces}) == len(traces) and all(trace.rank is not None for trace in traces)
+    for place, trace in enumerate(traces):
+        rank = trace.rank if told and trace.rank is not None else place
+        if rank >= _MOST_RANKS:
+            raise RunError(f"trace={trace.name!r} says it is of rank {rank}; ranks count from 0")
+        found[rank] = trace
+    if not told and len({t.rank for t in traces if t.rank is not None}) < sum(t.rank is not None for t in traces):
+        raise RunError(
+            f"traces={[t.name for t in traces]!r:.200} hold two of one rank; give one trace of each rank, "
+            "or import them into runs of their own"
+        )
+    return dict(sorted(found.items()))
+
+
+_MOST_RANKS = 1_000_000
+
+
+def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
+    """What is known of the settings: a trace tells none of the training's own."""
+    return {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
+
+
+def _said(traces: dict[int, Trace]) -> str:
+    steps = max(trace.steps for trace in traces.values())
+    told = f"{steps} marked steps" if steps else "no marked steps"
+    ranks = f" of {len(traces)} ranks" if len(traces) > 1 else ""
+    return f"imported from a profiler trace with {told}{ranks}"
+
+
+def _date(began_us: float) -> str | None:
+    """When it was recorded, where the trace counts from 1970 and not from the start of the machine."""
+    if not 1e15 < began_us < 1e16:  # the years 2001 to 2286
+        return None
+    moment = datetime.datetime.fromtimestamp(began_us / 1e6, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")
