@@ -1,0 +1,96 @@
+"""Every check that needs a GPU, in one command: `python -m tests.gpu [--minutes 9] [--out DIR]`.
+
+Needs torch, numpy, pandas, pyarrow, numba, psutil, nvidia-ml-py and triton; image-resnet is left out without
+scikit-learn. Prints one table, and writes it with `results.json` and sample runs into the folder. Ends with 0 where
+nothing failed, else with 1. `--device cpu --quick` shows on any machine that the command itself works.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from amp_core.record.environment import environment
+from tests.gpu.checks import VERDICTS, Row, all_checks
+from tests.gpu.runner import run_checks, work
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__.partition("\n")[0])
+    options.add_argument("--minutes", type=float, default=9.0, help="how long all of it may take")
+    options.add_argument("--out", type=Path, help="folder for the table and the sample runs; by default a new one")
+    options.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu")
+    options.add_argument("--quick", action="store_true", help="a few steps of the smallest models: nothing is timed")
+    options.add_argument("--only", help="names of checks, with commas between them")
+    options.add_argument("--list", action="store_true", help="print the names of the checks and end")
+    for name in ("--worker", "--results", "--until"):  # how the command calls itself
+        options.add_argument(name, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    checks = all_checks()
+    if given.list:
+        print("\n".join(check.name for check in checks))
+        return 0
+    device = torch.device(given.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            print("tests.gpu: torch finds no CUDA device here; give --device cpu --quick to try the command itself")
+            return 2
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    if given.worker is not None:
+        chosen = [check for name in given.worker.split(",") for check in checks if check.name == name]
+        work(chosen, device, given.quick, given.out, Path(given.results), float(given.until))
+        return 0
+    only = given.only.split(",") if given.only else [check.name for check in checks]
+    if unknown := set(only) - {check.name for check in checks}:
+        print(f"tests.gpu: --only {', '.join(sorted(unknown))} is no check; --list names them")
+        return 2
+    out: Path = given.out or Path(tempfile.mkdtemp(prefix="ampscope-gpu-"))
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / "runs").exists():
+        print(f"tests.gpu: --out {out} holds runs already; give a new folder")
+        return 2
+    begun = time.monotonic()
+    rows = run_checks(
+        [check for check in checks if check.name in only],
+        device,
+        given.quick,
+        out.resolve(),
+        given.minutes * 60 - 5,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    took = time.monotonic() - begun
+    text = f"{machine(device)}; {took:.0f} s\n\n{table(rows)}\n\n{summary(rows)}\n"
+    (out / "results.md").write_text(text)
+    record = {"machine": environment(), "device": str(device), "seconds": took, "rows": [row.to_dict() for row in rows]}
+    (out / "results.json").write_text(json.dumps(record, indent=1, default=str))
+    print(f"{text}\nwritten to {out}")
+    return 1 if any(row.verdict in ("FAIL", "error") for row in rows) else 0
+
+
+def machine(device: torch.device) -> str:
+    """Where this ran."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} processor"
+    return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
+
+
+def table(rows: list[Row]) -> str:
+    """One line for each row, as markdown."""
+    lines = [("check", "asked", "measured", "verdict"), ("---",) * 4]
+    lines += [(row.check, row.asked, row.measured, row.verdict) for row in rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def summary(rows: list[Row]) -> str:
+    """How many of each verdict."""
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""`measure` on the device: the same numbers as the specification, and near the speed of memory."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from amp_core.record import measure as measuring
+from tests.gpu.checks import Place, Row
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+BANDWIDTH = 0.7
+"""Of a device copy's."""
+
+
+def cases(dtype: torch.dtype, large: int) -> dict[str, torch.Tensor]:
+    """Tensors of every kind that a kernel could trip over, on the CPU."""
+    draw = torch.Generator().manual_seed(0)
+    bits = torch.randint(0, 256, (1_000_003 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)
+    if dtype == torch.float64:  # whose squares are finite, so that sums can be compared
+        bits = torch.where(bits.isfinite() & (bits.abs() > 1e150), bits.sign(), bits)
+    normal = torch.randn(large, generator=draw)
+    tiny = (normal[:100_000] * 2.0**-140).to(dtype)
+    return {
+        "every bit pattern": bits,
+        "normal": normal.to(dtype),
+        "beginning off a boundary": normal.to(dtype)[3:],
+        "transposed": normal[:200_000].to(dtype).reshape(400, 500).t(),
+        "every third": normal[:30_000].to(dtype)[::3],
+        "subnormal and zero": tiny,
+        "one value": normal[:1].to(dtype),
+        "empty": normal[:0].to(dtype),
+        "zeros": torch.zeros(70).to(dtype),
+    }
+
+
+def exact(place: Place) -> Iterator[Row]:
+    """Every count, extreme and sum against the plain specification on the CPU, for every dtype."""
+    large = 300_000 if place.quick else 3_000_000
+    for dtype in DTYPES:
+        tensors = cases(dtype, large)
+        parts = measuring.measure([t.to(place.device) for t in tensors.values()])
+        wrong = []
+        for (name, tensor), got in zip(tensors.items(), parts, strict=True):
+            expected, found = measuring._measure_plain(tensor), got.cpu()
+            counts = torch.equal(found[:5], expected[:5]) and torch.equal(found[7:], expected[7:])
+            if not counts or not torch.allclose(found[5:7], expected[5:7], rtol=1e-9):
+                wrong.append(name)
+        yield Row(
+            f"kernel exact, {str(dtype).removeprefix('torch.')}",
+            "counts and extremes equal, sums to 1e-9",
+            f"differs: {', '.join(wrong)}" if wrong else f"{len(tensors)} tensors agree",
+            "FAIL" if wrong else "pass",
+        )
+    if place.cuda:
+        used = measuring._kernels.get("cuda")
+        yield Row(
+            "kernel in use",
+            "Triton",
+            "plain torch" if used is None else used.__module__,
+            "FAIL" if used is None else "pass",
+        )
+
+
+def seconds_of(place: Place, work: Callable[[], object], repeats: int) -> float:
+    """Median seconds of `work` once it is warm."""
+    taken = []
+    for k in range(repeats + 3):
+        place.settle()
+        begun = time.perf_counter()
+        work()
+        place.settle()
+        if k >= 3:
+            taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
+
+
+def bandwidth(place: Place) -> Iterator[Row]:
+    """Bytes a second that `measure` reads, beside those that a copy reads and writes."""
+    values = 2**28 if place.cuda and not place.quick else 2**22
+    repeats = 5 if place.quick else 20
+    source = torch.randn(values, device=place.device)
+    target = torch.empty_like(source)
+    copy = 2 * source.nbytes / seconds_of(place, partial(target.copy_, source), repeats)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tensor = source.to(dtype)
+        read = tensor.nbytes / seconds_of(place, partial(measuring.measure_together, [tensor]), repeats)
+        what = f"{values / 1e6:.0f} M {str(dtype).removeprefix('torch.')}"
+        yield _row(what, read, copy, place.judged(read >= BANDWIDTH * copy))
+    many = [torch.randn(shape, device=place.device) for shape in gpt2_shapes(layers=1 if place.quick else 12)]
+    read = sum(t.nbytes for t in many) / seconds_of(place, partial(measuring.measure_together, many), repeats)
+    yield _row(f"{len(many)} gradients of GPT-2 small", read, copy, "shown")
+
+
+def gpt2_shapes(layers: int) -> list[tuple[int, ...]]:
+    """Shapes of GPT-2 small's parameters."""
+    width = 768
+    block = [(width,)] * 4
+    for outputs, inputs in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width)):
+        block += [(outputs, inputs), (outputs,)]
+    return block * layers + [(50304, width), (1024, width), (width,), (width,)]
+
+
+def _row(what: str, read: float, copy: float, verdict: str) -> Row:
+    return Row(
+        f"kernel bandwidth, {what}",
+        f"≥ {BANDWIDTH:.0%} of a copy",
+        f"{read / copy:.0%}: {read / 1e9:,.0f} of {copy / 1e9:,.0f} GB/s",
+        verdict,
+        {"bytes_per_s": read, "copy_bytes_per_s": copy},
+    )

@@ -1,0 +1,258 @@
+"""Watching: that it changes nothing and waits for nothing, and what it costs in time and memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from amp_core import load_run
+from amp_core.record import watch
+from amp_core.record.device import DeviceSampler
+from amp_core.runlog import RunWriter
+from amp_core.train.engine import endless, train_step
+from tests.gpu.checks import Place, Row
+from tests.gpu.loops import Loop, alternate, in_words, plain, quartiles, scratch, seconds_a_step
+
+SYNCHRONISATIONS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "aten::_local_scalar_dense",
+)
+
+
+def model_of(place: Place) -> tuple[str, str]:
+    """What loops are timed on: GPT-2 small, or the smallest one where it would take too long."""
+    return ("text-gpt", "small") if place.cuda and not place.quick else ("text-gpt", "tiny")
+
+
+def identical(place: Place) -> Iterator[Row]:
+    """Losses with and without watching, under one seed."""
+    steps = 6 if place.quick else 30
+    size = "mini" if place.cuda and not place.quick else "tiny"
+    recipes = ("fp32", "bf16") if not place.cuda else ("fp32", "bf16", "fp16")
+    with sdpa_kernel(SDPBackend.MATH):  # the faster kinds add up gradients in an order that varies
+        for recipe in recipes:
+            for fused in (False, True):
+                with scratch() as folder:
+                    bare = _losses(Loop(place, "text-gpt", size, recipe, fused=fused), steps)
+                    watched = _losses(
+                        Loop(place, "text-gpt", size, recipe, fused=fused, into=folder / "run", every=2, level="full"),
+                        steps,
+                    )
+                differ = sum(a != b for a, b in zip(bare, watched, strict=True))
+                yield Row(
+                    f"losses with and without watching, {recipe}{', fused' if fused else ''}",
+                    "the same bit for bit",
+                    f"{differ} of {steps} differ" if differ else f"{steps} losses the same",
+                    "FAIL" if differ else "pass",
+                )
+
+
+def _losses(loop: Loop, steps: int) -> list[float]:
+    loop.run(steps)
+    losses = torch.stack(loop.losses).tolist()
+    loop.close()
+    return losses
+
+
+def cost(place: Place) -> Iterator[Row]:
+    """A step watched at every step, over a bare one."""
+    with scratch() as folder:
+        for recipe in ("fp16", "bf16") if place.cuda else ("bf16",):
+            bare = Loop(place, *model_of(place), recipe)
+            watched = {
+                "weight gradients, every step": Loop(
+                    place, *model_of(place), recipe, into=folder / recipe, every=1, kinds=("weight_grad",)
+                ),
+                "all kinds, every 10th step": Loop(
+                    place, *model_of(place), recipe, into=folder / f"{recipe}-all", every=10, level="full"
+                ),
+            }
+            took, steps = seconds_a_step(bare, 0.02 if place.quick else 0.4)
+            for loop in watched.values():
+                loop.run(3)
+            steps = max(10, steps // 10 * 10)  # a sampled one among every ten, in each turn
+            loops = {"bare": bare, **watched}
+            turns = {name: plain(partial(loop.run, steps)) for name, loop in loops.items()}
+            seconds = alternate(place, turns, 2 if place.quick else 9, spare_s=20 if recipe == "fp16" else 4)
+            for loop in loops.values():
+                loop.close()
+            for name in watched:
+                ratio = quartiles(seconds[name], seconds["bare"])
+                yield Row(
+                    f"cost of watching, {' '.join(model_of(place))}, {recipe}: {name}",
+                    "≤ 1.02 of the bare loop",
+                    f"{in_words(ratio)}; a step takes {took * 1e3:.1f} ms",
+                    place.judged(ratio[1] <= 1.02),
+                    {"ratio": ratio, "step_s": took},
+                )
+
+
+def waits(place: Place) -> Iterator[Row]:
+    """Calls that wait for the device, in a profile of a bare loop and of a watched one."""
+    steps = 5
+    with scratch() as folder:
+        for fused in (True, False):
+            bare = _synchronisations(Loop(place, "text-gpt", "tiny", "fp16", fused=fused), steps)
+            watched = _synchronisations(
+                Loop(place, "text-gpt", "tiny", "fp16", fused=fused, into=folder / str(fused), every=1), steps
+            )
+            added = {name: watched[name] - bare[name] for name in SYNCHRONISATIONS if watched[name] != bare[name]}
+            measured = ", ".join(f"{n:+d} {name}" for name, n in added.items()) or "none added"
+            yield Row(
+                f"waiting for the device, {steps} steps{', fused' if fused else ''}",
+                "no synchronisation added",
+                f"{measured}; the bare loop makes {sum(bare.values())}",
+                "FAIL" if any(n > 0 for n in added.values()) else "pass",
+                {"bare": bare, "watched": watched},
+            )
+
+
+def _synchronisations(loop: Loop, steps: int) -> dict[str, int]:
+    from torch.profiler import ProfilerActivity, profile
+
+    loop.run(4)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        loop.run(steps)
+    counts = {event.key: int(event.count) for event in profiler.key_averages()}
+    loop.close()
+    return {name: counts.get(name, 0) for name in SYNCHRONISATIONS}
+
+
+def memory(place: Place) -> Iterator[Row]:
+    """Peak of device memory with and without watching, over the gradients' own size."""
+    with scratch() as folder:
+        size = "mini" if place.quick else "small"
+        for kinds in (("weight_grad",), ("weight_grad", "output_grad"), None):
+            asked = {"level": "full"} if kinds is None else {"kinds": kinds}
+            bare, gradients = _peak(Loop(place, "text-gpt", size, "bf16", batch_size=4))
+            into = folder / str(len(kinds or ()))
+            watched, _ = _peak(Loop(place, "text-gpt", size, "bf16", batch_size=4, into=into, every=1, **asked))
+            more = (watched - bare) / gradients
+            yield Row(
+                f"memory of watching, text-gpt {size}, {'all kinds' if kinds is None else ' and '.join(kinds)}",
+                "< 1 % of the gradients" if kinds is not None else "",
+                f"{more:+.2%}: {(watched - bare) / 2**20:+.2f} of {gradients / 2**20:,.0f} MiB",
+                place.judged(more < 0.01) if kinds is not None else "shown",
+                {"bytes": watched - bare, "gradient_bytes": gradients},
+            )
+
+
+def _peak(loop: Loop) -> tuple[int, int]:
+    loop.run(3)
+    torch.cuda.reset_peak_memory_stats(loop.place.device)
+    loop.run(4)
+    found = torch.cuda.max_memory_allocated(loop.place.device), loop.gradient_bytes()
+    loop.close()
+    return found
+
+
+def engine(place: Place) -> Iterator[Row]:
+    """A step of the engine, watched as it always is, over the same loop written by hand and not watched."""
+    workload, size = model_of(place)
+    with scratch() as folder:
+        bare = Loop(place, workload, size, "bf16", fresh=True)
+        other = Loop(place, workload, size, "bf16", fresh=True)
+        batches = endless(other.workload, place.device, None)
+        recorder = watch(other.model, other.optimizer, into=folder / "run", every=other.config.every)
+
+        def steps_of_engine(count: int) -> None:
+            for _ in range(count):
+                train_step(
+                    other.config, other.precision, other.workload, other.model, other.optimizer, batches, recorder
+                )
+            place.settle()
+
+        took, steps = seconds_a_step(bare, 0.02 if place.quick else 0.4)
+        steps = max(10, steps // 10 * 10)
+        steps_of_engine(3)
+        turns = {"bare": plain(partial(bare.run, steps)), "engine": plain(partial(steps_of_engine, steps))}
+        seconds = alternate(place, turns, 2 if place.quick else 15, spare_s=4)
+        recorder.close()
+        bare.close()
+        other.close()
+    ratio = quartiles(seconds["engine"], seconds["bare"])
+    yield Row(
+        f"the engine's loop, {workload} {size}, bf16",
+        "≤ 1.01 of a bare hand-written one",
+        f"{in_words(ratio)}; a step takes {took * 1e3:.1f} ms",
+        place.judged(ratio[1] <= 1.01),
+        {"ratio": ratio, "step_s": took},
+    )
+
+
+def sampler(place: Place) -> Iterator[Row]:
+    """Steps while the device sampler runs, over steps while it does not."""
+    loop = Loop(place, *model_of(place), "bf16")
+    took, steps = seconds_a_step(loop, 0.1 if place.quick else 1.0, most=1000)
+    with scratch() as folder:
+        number = 0
+
+        @contextmanager
+        def sampling() -> Iterator[None]:
+            nonlocal number
+            number += 1
+            writer = RunWriter(folder / str(number))
+            observer = DeviceSampler(writer, place.device)
+            loop.run(5)  # so that finding the device is not part of what is timed
+            try:
+                yield
+            finally:
+                observer.close()
+                writer.close("finished", None)
+
+        competitors = {
+            "without": (partial(loop.run, steps), nullcontext),
+            "with": (partial(loop.run, steps), sampling),
+        }
+        seconds = alternate(place, competitors, 2 if place.quick else 9, spare_s=4)
+    loop.close()
+    ratio = quartiles(seconds["with"], seconds["without"])
+    yield Row(
+        f"cost of the device sampler, {' '.join(model_of(place))}, bf16",
+        "≤ 1.005",
+        in_words(ratio),
+        place.judged(ratio[1] <= 1.005),
+        {"ratio": ratio, "step_s": took},
+    )
+
+
+def closed_window(place: Place) -> Iterator[Row]:
+    """Steps before a profiler window opens and after it closed, over those of a loop without a window.
+
+    The profiler is the whole process's, so what it leaves behind would hit both loops alike: the loop without a window
+    is also set beside itself, before and after.
+    """
+    number = 2 if place.quick else 9
+    with scratch() as folder:
+        none = Loop(place, *model_of(place), "bf16", into=folder / "none", every=10)
+        _, steps = seconds_a_step(none, 0.02 if place.quick else 0.4)
+        steps = max(10, steps // 10 * 10)
+        first = 10 + number * steps
+        one = Loop(place, *model_of(place), "bf16", into=folder / "one", every=10, profile=(first, first + 2))
+        loops = {"none": none, "one": one}
+        one.run(5)
+        turns = {name: plain(partial(loop.run, steps)) for name, loop in loops.items()}
+        before = alternate(place, turns, number, spare_s=12)
+        one.run(first + 5 - len(one.losses))
+        none.run(5)
+        after = alternate(place, turns, number, spare_s=4)
+        for loop in loops.values():
+            loop.close()
+        kernels = load_run(folder / "one").table("kernels").num_rows
+    several = min(len(before["none"]), len(after["none"]))
+    for title, ratio in (
+        ("to come, over a loop without one", quartiles(before["one"], before["none"])),
+        ("over, over a loop without one", quartiles(after["one"], after["none"])),
+        ("over, on the rest of the process", quartiles(after["none"][:several], before["none"][:several])),
+    ):
+        yield Row(
+            f"cost of a profiler window that is {title}, {' '.join(model_of(place))}, bf16",
+            "≤ 1.005",
+            f"{in_words(ratio)}; the window holds {kernels} rows of kernels",
+            place.judged(ratio[1] <= 1.005 and kernels > 0),
+            {"ratio": ratio},
+        )
