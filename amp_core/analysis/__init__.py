@@ -28,7 +28,8 @@ from amp_core.analysis.precision import PrecisionMap, precision_cells, precision
 from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
-from amp_core.analysis.stepcost import StepCost, compare_step_cost, phase_cost, step_cost
+from amp_core.analysis.stepchange import compare_step_cost
+from amp_core.analysis.stepcost import StepCost, phase_cost, step_cost
 from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_table, profiled_windows, tensor_core_use
 from amp_core.analysis.thin import sparkline, thin
 from amp_core.analysis.whatif import headroom_bits, what_if, whole_model

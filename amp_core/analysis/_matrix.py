@@ -102,6 +102,11 @@ _RNN = (
     *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 )
+WRAPPERS = (
+    *("linear", "matmul", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
+    *("convolution", "_convolution", "lstm", "gru", "rnn_tanh", "rnn_relu"),
+)
+"""Operators that leave the work to others: of a CPU there are rows of them, with time in which nothing is multiplied."""
 DEPTHWISE = ("_conv_depthwise2d", "conv_depthwise3d")
 """Operators of convolutions with one input channel per group: cuDNN and torch run them without tensor cores."""
 

@@ -19,6 +19,7 @@ from amp_core.analysis._gpus import dense_rates, profiled_gpu
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._matrix import (
     DEPTHWISE,
+    WRAPPERS,
     Product,
     Shape,
     added_by_padding,
@@ -100,7 +101,9 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     rows = kernel_rows(run, step)
     total = float(rows["total_us"].sum())
     cpu = on_cpu(rows)
-    matrix = rows[is_matrix(rows) | (cpu & rows["op"].map(is_matrix_op).astype(bool))]
+    matrix = rows[is_matrix(rows)]
+    if cpu:
+        matrix = matrix[[is_matrix_op(op) and plain_name(op) not in WRAPPERS for op in matrix["op"]]]
     if matrix.empty:
         return pd.DataFrame(columns=_COLUMNS)
     outputs, allowed = _outputs(matrix), _tf32_allowed(run, matrix)

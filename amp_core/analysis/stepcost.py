@@ -1,7 +1,6 @@
 """Where the time of a step goes.
 
     >>> step_cost(run).parts[["label", "us", "frac"]]
-    >>> compare_step_cost([run_fp32, run_fp16])      # which parts shrank, which grew
 
 From a profiled window: kernels by what they do, and the rest of its wall time, in which the device waited. What runs
 beside something else is counted once: communication only where nothing else ran, other kernels that overlap on several
@@ -9,7 +8,6 @@ streams by their share of the time in which any ran. So the parts add up to the 
 recorded phases of the steps stand in, and `source` says so.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +16,8 @@ import pandas as pd
 from amp_core.analysis._gpus import dense_rates, profiled_gpu
 from amp_core.analysis._kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._steps import attempts, warmup_steps
-from amp_core.analysis.curves import labelled
 from amp_core.analysis.speed import PHASES
 from amp_core.run import Run
-from amp_core.schema import RunError
 
 PARTS = {
     "data": "waiting for data",
@@ -61,8 +57,6 @@ _PART_OF = {
     "optimizer": "optimizer",
     **dict.fromkeys(COPIES, "copy"),
 }
-SMALL = 0.02
-"""Parts that change by less than this share of the first run's step are called the same."""
 
 
 @dataclass(frozen=True)
@@ -175,49 +169,12 @@ def phase_cost(run: Run) -> StepCost:
     )
 
 
-def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
-    """The step cost of each run beside that of the first, part by part.
-
-    Columns: run (label), part, label, us, frac (of its own run), first_us, change_us (above 0: grew), change_frac (of
-    the first run's step), verdict (`grew`, `shrank`, `same`, `new`, `gone`), per (`step`, or `sample` where batch sizes
-    differ), source. Only with a profiled window in every run are kernels compared; otherwise the recorded phases of
-    all. Raises `RunError` where there is no run.
-    """
-    if not runs:
-        raise RunError("runs=[] is empty; give one run or more")
-    costs = [step_cost(run) for run in runs]
-    alike = {cost.source for cost in costs} == {"profile"} and len({cost.on_cpu for cost in costs}) == 1
-    if not alike or any(cost.steps == 0 for cost in costs):
-        costs = [phase_cost(run) for run in runs]
-    counts = {cost.samples for cost in costs}
-    by_sample = len(counts) > 1 and None not in counts and 0 not in counts
-    names = {part: name for cost in costs for part, name in zip(cost.parts["part"], cost.parts["label"], strict=True)}
-    order = [part for part in dict.fromkeys((*PARTS, *PHASE_LABELS)) if part in names]
-    frames = []
-    for label, cost in zip(labelled(runs), costs, strict=True):
-        share = 1 / cost.samples if by_sample and cost.samples else 1.0
-        parts = cost.parts.set_index("part")[["us", "frac"]].reindex(order).reset_index()
-        parts[["us", "frac"]] = parts[["us", "frac"]].astype(float)
-        parts["label"] = parts["part"].map(names)
-        frames.append(parts.assign(run=label, us=parts["us"] * share, source=cost.source))
-    table = pd.concat(frames, ignore_index=True)
-    first = frames[0].set_index("part")["us"]
-    table["first_us"] = table["part"].map(first).astype(float)
-    table["change_us"] = table["us"].fillna(0.0) - table["first_us"].fillna(0.0)
-    whole = float(first.sum())
-    table["change_frac"] = table["change_us"] / whole if whole > 0 else np.nan
-    table["verdict"] = [_verdict(*row) for row in table[["us", "first_us", "change_frac"]].itertuples(index=False)]
-    table["per"] = "sample" if by_sample else "step"
-    columns = ["run", "part", "label", "us", "frac", "first_us", "change_us", "change_frac", "verdict", "per", "source"]
-    return table[columns]
-
-
 def _split(
     window: "pd.Series[float]", rows: pd.DataFrame, recorded_us: dict[str, float], notes: list[str]
 ) -> tuple[dict[str, float], float]:
     """One window's wall time by part, microseconds, and kernel time that ran beside other kernels."""
     wall = float(window["wall_us"])
-    kinds = _by_part(rows)
+    kinds = _by_part(rows, str(window["device"]).startswith("cpu"))
     own = kinds.pop("watch")
     communication = kinds.pop("communication")
     launched = sum(kinds.values()) + communication + own
@@ -231,23 +188,31 @@ def _split(
             notes.append("Waiting for data is what the steps recorded of it, since nothing in the profile marks it.")
         else:
             notes.append("Nothing marks the loading of data: waiting for it is part of the time the device was idle.")
-    data = min(idle, _known(told, 0.0))
-    idle_watch = min(idle - data, max(0.0, watch - own))
+    idle_data = min(idle, _known(told, 0.0))
+    idle_watch = min(idle - idle_data, max(0.0, watch - own))
     watch = min(watch, own) + idle_watch
     alone = min(busy, _known(window["communication_alone_us"], max(0.0, communication - max(0.0, launched - busy))))
     computing = max(0.0, busy - alone - (watch - idle_watch))
     kernels = sum(kinds.values())
     scale = min(1.0, computing / kernels) if kernels > 0 else 0.0
     parts = {part: us * scale for part, us in kinds.items()}
-    parts |= {"data": data, "gaps": idle - data - idle_watch, "communication": alone, "watch": watch}
+    parts |= {
+        "data": idle_data + parts["data"],
+        "gaps": idle - idle_data - idle_watch,
+        "communication": alone,
+        "watch": watch,
+    }
     parts["other"] += max(0.0, wall - sum(parts.values()))  # busy with what the table does not hold
-    if not np.isfinite(told):
+    if not np.isfinite(told) and not parts["data"]:
         parts["data"] = np.nan
     return parts, max(0.0, launched - busy)
 
 
-def _by_part(rows: pd.DataFrame) -> dict[str, float]:
-    """Kernel time by part, microseconds, as it ran; parts that are no kernels are 0."""
+def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
+    """Kernel time by part, microseconds, as it ran; parts that are no kernels are 0.
+
+    On a CPU operators that load data are waiting for data; on a GPU such kernels are what they do, mostly copies.
+    """
     part = rows["category"].map(_PART_OF).fillna("other")
     part = part.mask(rows["phase"] == "optimizer", "optimizer")
     part = part.mask(is_matrix(rows) & (rows["phase"] != "optimizer"), "matrix")
@@ -255,6 +220,8 @@ def _by_part(rows: pd.DataFrame) -> dict[str, float]:
     part = part.mask((part == "matrix") & (rows["tensor_core"] == "unknown"), "matrix_unknown")
     part = part.mask(rows["category"] == "communication", "communication")
     part = part.mask(rows["phase"] == "watch", "watch")
+    if cpu:
+        part = part.mask(rows["phase"] == "data", "data")
     us = rows["total_us"].groupby(part).sum()
     return {name: float(us.get(name, 0.0)) for name in PARTS}
 
@@ -282,11 +249,3 @@ def _known(value: float, otherwise: float) -> float:
 def _per(values: "pd.Series[float]", steps: float) -> float | None:
     total = values.sum(min_count=1)
     return float(total) / steps if np.isfinite(total) else None
-
-
-def _verdict(us: float, first: float, change: float) -> str:
-    if not first > 0:  # NaN: not measured there
-        return "new" if us > 0 else "same"
-    if not us > 0:
-        return "gone"
-    return "same" if not abs(change) >= SMALL else "grew" if change > 0 else "shrank"

@@ -158,6 +158,16 @@ def test_several_kernels_of_one_call_are_one_call(tmp_path: Path) -> None:
     assert matrix_ops(made(tmp_path / "r", rows))["count"].tolist() == [7]
 
 
+def test_on_a_cpu_operators_that_only_call_others_multiply_nothing(tmp_path: Path) -> None:
+    rows = [
+        kernel(f"aten::{op}", us, 2, "gemm", f"aten::{op}", None, shapes=[[64, 64], [64, 64]]) | {"device": "cpu"}
+        for op, us in (("linear", 3.0), ("mm", 90.0))
+    ]
+    found = matrix_ops(made(tmp_path / "r", rows))
+    assert found["op"].tolist() == ["aten::mm"] and found["flops_per_s"].iloc[0] == pytest.approx(2 * 2 * 64**3 / 90e-6)
+    assert found[["could", "why"]].values.tolist() == [["", ""]]
+
+
 def test_small_helpers_count_with_the_kernel_that_does_the_work(tmp_path: Path) -> None:
     rows = [
         kernel("sm80_xmma_fprop_implicit_gemm_tf32f32", 95.0, 6, "conv", "aten::cudnn_convolution", "yes"),

@@ -57,6 +57,14 @@ def test_what_runs_in_the_optimizer_is_the_optimizer(tmp_path: Path) -> None:
     assert (found["tensor"], found["optimizer"]) == pytest.approx((400.0, 50.0))
 
 
+def test_on_a_cpu_operators_that_load_data_are_waiting_for_data(tmp_path: Path) -> None:
+    rows = [row | {"device": "cpu", "tensor_core": None} for row in (GEMM, ADD, ADD | {"phase": "data"})]
+    told = {"busy_us": 800.0, "idle_us": 100.0, "wall_us": 900.0, "idle_data_us": 40.0}
+    found = us(cost_of(tmp_path / "r", rows, **told))
+    assert (found["data"], found["gaps"], found["memory_bound"]) == pytest.approx((240.0, 60.0, 200.0))
+    assert sum(found.values()) == pytest.approx(900.0)
+
+
 def test_communication_counts_only_where_it_is_alone(tmp_path: Path) -> None:
     rows = [GEMM, ADD, REDUCE]
     told = {"busy_us": 650.0, "idle_us": 100.0, "wall_us": 750.0, "idle_data_us": 0.0, "kernel_us": 900.0}
