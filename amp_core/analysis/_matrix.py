@@ -106,7 +106,7 @@ WRAPPERS = (
     *("linear", "matmul", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
     *("convolution", "_convolution", "lstm", "gru", "rnn_tanh", "rnn_relu"),
 )
-"""Operators that leave the work to others: of a CPU there are rows of them, with time in which nothing is multiplied."""
+"""Operators that leave the work to others: a CPU has rows of them, with time in which nothing is multiplied."""
 DEPTHWISE = ("_conv_depthwise2d", "conv_depthwise3d")
 """Operators of convolutions with one input channel per group: cuDNN and torch run them without tensor cores."""
 
