@@ -9,7 +9,7 @@ finite, and with `each_step` on all; the numbers are read when they have arrived
 import math
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -30,11 +30,28 @@ MOST_BYTES = 64 * 2**20
 """Tensors are kept up to this size together; what would come after them in the step is not looked at."""
 MOST_EVENTS = 100
 
-Sight = tuple[int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+class Sight(NamedTuple):
+    """A module's call, as it was: what is in it is looked for only where somebody asks."""
+
+    number: int
+    """Of the module among all."""
+    given: Any
+    output: Any
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """Tensors among the arguments."""
+        return [t for t in tree_leaves(self.given) if isinstance(t, torch.Tensor)]
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """Floating-point tensors in the output."""
+        return [t for t in tensors_in(self.output) if t.is_floating_point()]
 
 
 class ForwardCheck(Observer):
-    """Hooks on all modules of one model; a step costs about a microsecond for each where nothing is measured."""
+    """Hooks on all modules of one model, which on a CPU do no more than to keep what passes."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
         self._writer = writer
@@ -118,14 +135,13 @@ class ForwardCheck(Observer):
             if threading.get_ident() != self._thread:
                 self._on_other_thread(index)
                 return
-            outputs = tuple(t for t in tensors_in(output) if t.is_floating_point())
-            self._dtypes[index] = [t.dtype for t in outputs]
+            sight = Sight(index, (args, kwargs), output)
             if self._measuring:
-                self._measure(index, outputs)
+                self._dtypes[index] = [t.dtype for t in sight.outputs]
+                self._measure(index, sight.outputs)
             elif self._bytes < MOST_BYTES:
-                inputs = tuple(t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-                self._kept.append((index, inputs, outputs))
-                self._bytes += sum(t.numel() * t.element_size() for t in outputs)
+                self._kept.append(sight)
+                self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(sight.outputs)
 
         return after_forward
 
@@ -142,7 +158,7 @@ class ForwardCheck(Observer):
             was, now = (" ".join(dtype_name(d) for d in kinds) for kinds in (before, dtypes))
             self._writer.event("recomputed", self._modules[index][0], was, self._step, dtype=now, phase="backward")
 
-    def _measure(self, index: int, outputs: tuple[torch.Tensor, ...]) -> None:
+    def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
         for tensor in outputs:
             if measurable(tensor) and tensor.element_size() > 1:
                 size = torch.linalg.vector_norm(tensor.detach(), float("inf"), dtype=torch.float32)
@@ -158,30 +174,32 @@ class ForwardCheck(Observer):
             self._find(bad[0])
         elif self._step % EVERY == 0:
             self._look_for_large()
+        if self._armed or self._step % EVERY == 0:
+            self._dtypes |= {sight.number: [t.dtype for t in sight.outputs] for sight in self._kept}
         self._forget()
 
     def _find(self, loss: torch.Tensor) -> None:
         """Name the first module of those kept whose output is not finite."""
         if self._written >= MOST_EVENTS:
             return
-        bad = [k for k, (_, _, outputs) in enumerate(self._kept) if not all(_finite(t) for t in outputs)]
+        bad = [k for k, sight in enumerate(self._kept) if not all(_finite(t) for t in sight.outputs)]
         if not bad:
             self._write(self._step, "", "loss", loss.dtype, value=None, count=0, detail="")
             return
-        index, inputs, outputs = self._kept[bad[0]]
-        floating = [t for t in inputs if t.is_floating_point() and t.numel()]
+        first = self._kept[bad[0]]
+        floating = [t for t in first.inputs if t.is_floating_point() and t.numel()]
         detail = ""
-        if self._has_bad_weights(index):
+        if self._has_bad_weights(first.number):
             detail = "weights"
         elif not all(_finite(t) for t in floating):
-            model, given, _ = self._kept[-1]  # the model itself is through last, unless it was too much to keep
-            detail = "data" if model == 0 and not all(_finite(t) for t in given) else "input"
+            last = self._kept[-1]  # the model itself is through last, unless it was too much to keep
+            detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
         self._report(
             self._step,
-            index,
-            next(t.dtype for t in outputs if not _finite(t)),
+            first.number,
+            next(t.dtype for t in first.outputs if not _finite(t)),
             value=max((float(t.detach().abs().max()) for t in floating), default=None),
-            count=len({self._kept[k][0] for k in bad}),
+            count=len({self._kept[k].number for k in bad}),
             detail=detail,
         )
 
@@ -201,10 +219,10 @@ class ForwardCheck(Observer):
 
     def _look_for_large(self) -> None:
         """Where FP16 outputs come within a factor of 2 of its largest number, say so once for each module."""
-        for index, _, outputs in self._kept:
-            for tensor in outputs:
-                if tensor.dtype == torch.float16 and tensor.numel() and index not in self._near:
-                    self._judge(self._step, index, float(tensor.detach().abs().max()))
+        for sight in self._kept:
+            for tensor in sight.outputs:
+                if tensor.dtype == torch.float16 and tensor.numel() and sight.number not in self._near:
+                    self._judge(self._step, sight.number, float(tensor.detach().abs().max()))
 
     def _judge(self, step: int, index: int, size: float) -> None:
         largest = float(torch.finfo(torch.float16).max)
@@ -234,6 +252,10 @@ class ForwardCheck(Observer):
                     count=len({measured[k][0] for k in bad}),
                     detail="weights" if self._has_bad_weights(index) else "",
                 )
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(t.nbytes for t in tensors)
 
 
 def _finite(tensor: torch.Tensor) -> bool:
