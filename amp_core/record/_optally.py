@@ -114,7 +114,7 @@ class Tally:
     ) -> None:
         self.modules = Modules(model, self._next_call)
         self._at_own_work = at_own_work
-        self.regions = Regions(device_types, self._left_autocast)
+        self.regions = Regions(device_types, self._cache_cleared)
         self.phase = "forward"
         self.calls = 0
         self._closed = False
@@ -262,7 +262,7 @@ class Tally:
             if threading.get_ident() in self._open:
                 self._settle(threading.get_ident())
 
-    def _left_autocast(self) -> None:
+    def _cache_cleared(self) -> None:
         self._next_call()
         with self._lock:
             self._copies.clear()

@@ -118,9 +118,9 @@ class Region(NamedTuple):
 class Regions:
     """Knows the autocast regions of each thread. Inside an operator torch itself no longer tells: it is off there."""
 
-    def __init__(self, device_types: Sequence[str], left: Callable[[], None] = _NOTHING) -> None:
+    def __init__(self, device_types: Sequence[str], cleared: Callable[[], None] = _NOTHING) -> None:
         self._types = tuple(dict.fromkeys(device_types))
-        self._left = left
+        self._cleared = cleared
         self._stacks: dict[int, list[dict[str, str | None]]] = {}
         self._main = 0
         self._patches = Patches()
@@ -131,9 +131,13 @@ class Regions:
         self._stacks[self._main] = [self._read()]
         self._patches.wrap(autocast, "__enter__", self._around_enter)
         self._patches.wrap(autocast, "__exit__", self._around_exit)
+        # A region that was entered before does not call our `__exit__`, but it calls these by their names.
+        for name in ("set_autocast_enabled", "set_autocast_dtype"):
+            self._patches.wrap(torch, name, self._around_setting)
+        self._patches.wrap(torch, "clear_autocast_cache", self._around_clearing)
 
     def take_off(self) -> None:
-        """Give torch its own class back."""
+        """Give torch its own functions back."""
         self._patches.restore()
 
     def now(self, device_type: str) -> Region:
@@ -156,9 +160,9 @@ class Regions:
 
     def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __enter__(region: Any) -> Any:  # noqa: N807
-            result = original(region)
-            self._stack().append(self._read())
-            return result
+            stack = self._stack()
+            stack.append(stack[-1])
+            return original(region)
 
         return __enter__
 
@@ -168,13 +172,25 @@ class Regions:
             stack = self._stack()
             if len(stack) > 1:
                 stack.pop()
-            stack[-1] = self._read()  # where the region had begun before we did, what is left
-            torch.autocast_increment_nesting()
-            if torch.autocast_decrement_nesting() == 0:  # torch has let go of its copies of weights
-                self._left()
+            stack[-1] = self._read()
             return result
 
         return __exit__
+
+    def _around_setting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_it(*args: Any) -> Any:
+            result = original(*args)
+            self._stack()[-1] = self._read()
+            return result
+
+        return set_it
+
+    def _around_clearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clear_autocast_cache() -> Any:
+            self._cleared()
+            return original()
+
+        return clear_autocast_cache
 
 
 class CallSite(NamedTuple):

@@ -33,16 +33,19 @@ class OpTrace(Observer):
         self._tally: Tally | None = None
         self._mode: Seeing | None = None
         self._done = False
+        self._hindrance = ""
 
     def step_began(self, step: int) -> None:
         """Begin with the step that was asked for, or with the first after it."""
         self._leave()
         if self._done or self._tally is not None or step < self._step:
             return
-        reason = self._hindrance()
-        if reason is not None:
+        if is_compiled(self._model):
             self._done = True
-            self._not_recorded(reason, step)
+            self._not_recorded("the model runs as a compiled graph, in which operators cannot be seen", step)
+            return
+        if _get_current_dispatch_mode_stack():  # it may end before ours does, and would end ours instead
+            self._hindrance = "another TorchDispatchMode was active"
             return
         model = unwrapped(self._model)
         types = [p.device.type for p in model.parameters()]
@@ -71,19 +74,14 @@ class OpTrace(Observer):
             self._finish()
         elif not self._done:
             self._done = True
-            self._not_recorded(f"the run ended before step {self._step}", None)
-
-    def _hindrance(self) -> str | None:
-        """Why the step cannot be traced without changing it."""
-        if is_compiled(self._model):
-            return "the model runs as a compiled graph, in which operators cannot be seen"
-        if _get_current_dispatch_mode_stack():
-            return "another TorchDispatchMode is active, which may end before ours does"
-        return None
+            self._not_recorded(self._hindrance or f"the run ended before step {self._step}", None)
 
     def _leave(self) -> None:
-        """Leave the mode, unless another was entered since and is still active: that one would be ended instead."""
-        if self._mode is None:
+        """Leave the mode where that ends nothing else and lasts; otherwise it stays, idle, until the next moment.
+
+        A mode entered since would be ended in its place, and autograd puts back what was active when it began.
+        """
+        if self._mode is None or torch._C._current_graph_task_id() != -1:
             return
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._mode:
