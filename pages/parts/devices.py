@@ -2,6 +2,7 @@
 
 from importlib import metadata
 
+import psutil
 import pynvml
 import streamlit as st
 
@@ -37,3 +38,19 @@ def available() -> tuple[list[Device], str | None]:
 
 def _indices() -> range:
     return range(pynvml.nvmlDeviceGetCount())
+
+
+@st.cache_data(ttl=60, show_spinner=False)
+def memory_bytes(device: str) -> int | None:
+    """All memory that the device `cpu` or `cuda:N` has; None where the driver does not say."""
+    if device == "cpu":
+        return int(psutil.virtual_memory().total)
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:") or 0))
+            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, TrainConfig
+from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, Size, TrainConfig
 from pages.parts import devices, library, picker, words
 
 ADVANCED = (
@@ -22,6 +22,9 @@ ADVANCED = (
     "growth_factor",
     "backoff_factor",
     "every",
+    "audit_every",
+    "profile",
+    "trace_ops",
     "compile",
     "deterministic",
     "fused",
@@ -31,6 +34,12 @@ WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in wor
 DEFAULTS = TrainConfig()
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 BY_SIZE = "Empty: what suits the size of the workload."
+FITS = "\n\nMemory is an estimate for FP32 with Adam; activations take up to half of theirs under 16-bit autocast."
+PROFILE_HELP = "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them."
+AUDIT_HELP = "Every so many steps one batch is replayed in FP32, to measure what the recipe loses of its gradients."
+TRACE_HELP = "Which operator ran in which precision, and why; Precision map shows it. Empty: none."
+WORTH_SAYING = 2**30
+"""Bytes of memory from which a size says what it needs."""
 SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays."
 
 
@@ -40,7 +49,14 @@ def show() -> None:
     with st.form("start.form"):
         left, right = st.columns([2, 3])
         with left:
-            st.selectbox("Workload and size", WHAT, WHAT.index(("text-gpt", "tiny")), _what, **_keep("what"))
+            st.selectbox(
+                "Workload and size",
+                WHAT,
+                WHAT.index(("text-gpt", "tiny")),
+                _what,
+                help="\n".join(f"- **{w.label}** ({w.name}): {w.description}" for w in WORKLOADS.values()) + FITS,
+                **_keep("what"),
+            )
             _refusal(refused, "workload", "size")
         with right:
             st.pills(
@@ -85,6 +101,8 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
     settings = {name: state[name] for name in (*PLAIN, *ADVANCED)}
+    settings["profile"] = state["profile"] or None
+    _check_fits(WORKLOADS[workload].sizes[size], state["device"])
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
@@ -96,6 +114,16 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         loss_scale = state["scale"] if takes_scale else "dynamic"
         found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
     return found
+
+
+def _check_fits(size: Size, device: str) -> None:
+    """Raises `RunError` where the device cannot even hold what no choice of batch makes smaller."""
+    memory = devices.memory_bytes(device)
+    if memory is not None and size.state_bytes > memory:
+        raise RunError(
+            f"size={size.name!r} cannot be trained on {device}: weights, gradients and Adam take "
+            f"{words.size(size.state_bytes)}, and it has {words.size(memory)}; choose a smaller size"
+        )
 
 
 def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
@@ -134,10 +162,13 @@ def _advanced(refused: tuple[str, str] | None) -> None:
         ("growth_factor", "Growth factor", {}),
         ("backoff_factor", "Backoff factor", {}),
         ("every", "Sample ranges every", {"help": "Number ranges are recorded every so many steps."}),
+        ("audit_every", "Audit every", {"value": None, "placeholder": "off", "step": 50, "help": AUDIT_HELP}),
+        ("trace_ops", "Trace operators of step", {"value": 2, "placeholder": "none", "help": TRACE_HELP}),
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         for name, label, options in numbers:
             st.number_input(label, **{"value": getattr(DEFAULTS, name), "width": 190} | options | _keep(name))
+        st.text_input("Profile steps", "20:23", placeholder="none", width=190, help=PROFILE_HELP, **_keep("profile"))
         st.selectbox("Optimizer", OPTIMIZERS, width=190, **_keep("optimizer"))
         st.text_input("Name", placeholder="made from the settings", width=190, **_keep("name"))
     with st.container(horizontal=True):
@@ -159,4 +190,10 @@ def _refusal(refused: tuple[str, str] | None, *names: str) -> None:
 
 def _what(choice: tuple[str, str]) -> str:
     workload, size = WORKLOADS[choice[0]], WORKLOADS[choice[0]].sizes[choice[1]]
-    return f"{workload.label} · {size.name} ({words.compact(size.parameters)} parameters)"
+    facts = [f"{words.compact(size.parameters)} parameters"]
+    needed = size.memory_bytes()
+    if needed >= WORTH_SAYING:
+        most = max((devices.memory_bytes(name) or 0 for name, _ in devices.available()[0]), default=0)
+        more = f", more than the {words.size(most)} here" if 0 < most < needed else ""
+        facts.append(f"about {words.size(needed)} of memory{more}")
+    return f"{workload.label} · {size.name} ({', '.join(facts)})"

@@ -75,9 +75,16 @@ def best_batch(
         gained = rate > best[1] * GAIN
         best = (batch, rate) if rate > best[1] else best
         took = time.monotonic() - begun
-        if not gained or place.quick or time.monotonic() + 1.7 * took > until:
-            return best
         batch *= 2
+        over = time.monotonic() + 1.7 * took > until or not fits(place, workload, size, batch)
+        if not gained or place.quick or over:
+            return best
+
+
+def fits(place: Place, workload: str, size: str, batch: int) -> bool:
+    """Whether a batch is worth a try: not every library that runs out of memory says so in a way that can be caught."""
+    needed = WORKLOADS[workload].sizes[size].memory_bytes(batch)
+    return not place.cuda or needed < 0.7 * torch.cuda.get_device_properties(place.device).total_memory
 
 
 def rate_of(loop: Loop) -> float:

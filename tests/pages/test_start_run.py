@@ -61,6 +61,7 @@ def test_the_form_starts_with_what_a_newcomer_wants(home, open_app):
     assert field(app, "what").value == ("text-gpt", "tiny")
     assert field(app, "precisions").value == ["fp16"]
     assert field(app, "steps").value == 200
+    assert field(app, "profile").value == "20:23" and field(app, "trace_ops").value == 2
     assert field(app, "scaling").value == "dynamic" and field(app, "scale").value == 65536
 
 
@@ -80,6 +81,52 @@ def test_gpus_that_are_there_come_first(home, open_app, monkeypatch):
     app = open_app(START)
     assert field(app, "device").value == "cuda:0"
     assert "No CUDA" not in words(app)
+
+
+def test_sizes_say_what_memory_they_need_and_which_have_too_little(home, open_app, monkeypatch):
+    from pages.parts import devices
+
+    monkeypatch.setattr(devices, "memory_bytes", lambda device: 8 * 2**30)
+    labels = field(open_app(START), "what").options
+    assert "Text, GPT · tiny (119 k parameters)" in labels
+    small = next(label for label in labels if label.startswith("Text, GPT · small"))
+    assert small.endswith("GiB of memory)") and "more than" not in small
+    medium = next(label for label in labels if label.startswith("Text, GPT · medium"))
+    assert medium.endswith(", more than the 8.00 GiB here)")
+
+
+def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkeypatch):
+    from pages.parts import devices
+
+    configs, _ = started
+    monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**30)
+    app = open_app(START)
+    field(app, "what").set_value(("text-bert", "large"))
+    app = submit(app)
+    assert not configs
+    said = app.error[0].value.replace("\\", "")
+    assert said.startswith("size='large' cannot be trained on") and "choose a smaller size" in said
+
+
+def test_what_is_recorded_besides_is_asked_for(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    submit(app)
+    assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, None)
+    field(app, "profile").set_value("")
+    field(app, "trace_ops").set_value(None)
+    field(app, "audit_every").set_value(50)
+    submit(app)
+    assert (configs[-1].profile, configs[-1].trace_ops, configs[-1].audit_every) == (None, None, 50)
+
+
+def test_a_profile_that_is_no_window_is_refused_beside_its_field(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "profile").set_value("53:50")
+    app = submit(app)
+    assert not configs
+    assert "is no window of steps" in app.error[0].value
 
 
 def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, open_app):
