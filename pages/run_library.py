@@ -16,6 +16,8 @@ def take(kind: str) -> None:
     try:
         if kind == "zip":
             key = incoming.take_zip(files.name, files.getvalue())
+        elif kind == "trace":
+            key = incoming.take_traces([(f.name, f.getvalue()) for f in files])
         else:
             key = incoming.take_folder((f.name, f.getvalue()) for f in files)
     except (RunError, OSError) as error:
@@ -92,7 +94,7 @@ else:
 
 st.subheader("Bring in a run", anchor=False)
 turn = st.session_state["library.turn"]
-left, right = st.columns(2)
+left, middle, right = st.columns(3)
 left.file_uploader(
     "A packed run (.zip, up to 64 MB)",
     type=["zip"],
@@ -100,6 +102,16 @@ left.file_uploader(
     on_change=take,
     args=("zip",),
     help="`ampscope pack RUN` or the Download button makes one.",
+)
+middle.file_uploader(
+    "Profiler traces (.json, .json.gz, up to 64 MB a file)",
+    type=["json", "gz"],
+    accept_multiple_files=True,
+    key=f"library.trace.{turn}",
+    on_change=take,
+    args=("trace",),
+    help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps become a "
+    "run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
 )
 right.file_uploader(
     "A run folder (up to 64 MB a file)",

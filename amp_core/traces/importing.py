@@ -6,6 +6,8 @@ PosixPath('runs/profiled')
 
 import datetime
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,26 +31,40 @@ def import_traces(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
     traces = _by_rank([read_trace(path) for path in paths])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".import-", dir=target.parent))
+        try:
+            _write(traces, aside, name or target.name)
+            aside.chmod(0o755)
+            aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)  # gone already where the rename succeeded
+    except OSError as error:
+        raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def _write(traces: dict[int, Trace], folder: Path, name: str) -> None:
     first = next(iter(traces.values()))
-    began = _date(first.began_us)
-    world_size = max([t.world_size or 1 for t in traces.values()] + [len(traces), max(traces) + 1])
+    world_size = max([t.world_size or 1 for t in traces.values()] + [max(traces) + 1])
     with RunWriter(
-        target,
-        name=name or target.name,
+        folder,
+        name=name,
         config=_config(first, [t.name for t in traces.values()]),
         environment={"gpus": first.gpus, "profiler": first.facts},
         world_size=world_size,
     ) as writer:
+        began = _date(first.began_us)
         if began is not None:
             writer.update_head(created_at=began)
-        writer.event("started", name=writer.head.name, detail=_said(traces))
+        writer.event("started", name=name, detail=_said(traces))
         for rank, trace in traces.items():
             if rank == 0:
                 trace.write(writer)
                 continue
-            with RunWriter(target, rank=rank, world_size=world_size) as other:
+            with RunWriter(folder, rank=rank, world_size=world_size) as other:
                 trace.write(other)
-    return target
 
 
 def _by_rank(traces: list[Trace]) -> dict[int, Trace]:

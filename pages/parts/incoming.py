@@ -3,8 +3,9 @@
     >>> key = take_zip("a.zip", data)
     'run/uploads/a'
 
-The upload goes to a temporary file, `python -m amp_core unpack` checks and unpacks it under a time limit, and only a
-sound run appears in the library. Raises `RunError` with one sentence, nothing written, for anything else.
+The upload goes to a temporary file, `python -m amp_core unpack` (of profiler traces: `import-trace`) checks and unpacks
+it under a time limit, and only a sound run appears in the library. Raises `RunError` with one sentence, nothing
+written, for anything else.
 """
 
 import io
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from amp_core import RunError
@@ -26,21 +27,35 @@ TIME_LIMIT_S = 60
 
 def take_zip(file_name: str, data: bytes) -> str:
     """Unpack an uploaded zip into the library; gives its key."""
-    wanted = _name(PurePosixPath(file_name.replace("\\", "/")).stem)
+    return _take(_stem(file_name), "unpack", [(file_name, "upload.zip", data)])
+
+
+def take_traces(files: Sequence[tuple[str, bytes]]) -> str:
+    """Make a run of uploaded profiler traces, one of each rank, given as name and content; gives its key."""
+    # The number goes first: several ranks' files may have one name.
+    named = [(name, f"{i}-{_name(name)}", data) for i, (name, data) in enumerate(files)]
+    return _take(_stem(files[0][0]).split(".")[0], "import-trace", named)
+
+
+def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) -> str:
+    """Let `command` make a run in the library out of files: their names as the user knows them, as they are stored, and
+    their content."""
     folder = library.runs_dir() / library.UPLOADS
-    target = _free(folder, wanted)
+    target = _free(folder, _name(wanted))
+    known = files[0][0]
     with tempfile.TemporaryDirectory(prefix="ampscope-upload-") as aside:
-        file = Path(aside) / "upload.zip"
-        file.write_bytes(data)
-        command = [sys.executable, "-m", "amp_core", "unpack", str(file), "--out", str(target.absolute())]
+        for _, stored, data in files:
+            (Path(aside) / stored).write_bytes(data)
+        paths = [str(Path(aside) / stored) for _, stored, _ in files]
+        line = [sys.executable, "-m", "amp_core", command, *paths, "--out", str(target.absolute())]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise RunError(f"{file_name} took more than {TIME_LIMIT_S} s to read; it was left out") from None
+            raise RunError(f"{known} took more than {TIME_LIMIT_S} s to read; it was left out") from None
         if done.returncode != 0:
-            raise RunError(_said(done.stderr, file, file_name))
+            raise RunError(_said(done.stderr, Path(aside), {stored: name for name, stored, _ in files}))
     return f"run/{library.UPLOADS}/{target.name}"
 
 
@@ -85,9 +100,19 @@ def _free(folder: Path, name: str) -> Path:
     return target
 
 
-def _said(stderr: str, file: Path, file_name: str) -> str:
-    """The sentence that unpacking ended with, speaking of the file by the name the user knows."""
+def _stem(file_name: str) -> str:
+    return PurePosixPath(file_name.replace("\\", "/")).stem
+
+
+def _said(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
+    """The sentence that reading ended with, speaking of files (`names`: by the name they are stored under) as the user
+    knows them."""
     lines = [line.removeprefix("ampscope: ") for line in stderr.strip().splitlines() if line.strip()]
     if not lines or not stderr.strip().splitlines()[-1].startswith("ampscope: "):
-        return f"{file_name} is damaged in a way that stopped its reader"
-    return lines[-1].replace(f"file={str(file)!r}", file_name).replace(str(file), file_name)
+        return f"{next(iter(names.values()))} is damaged in a way that stopped its reader"
+    said = lines[-1]
+    for stored, name in names.items():
+        path = str(aside / stored)
+        for written in (f"file={path!r}", path, f"trace={stored!r}", stored):
+            said = said.replace(written, name)
+    return said

@@ -1,0 +1,51 @@
+"""`ampscope import-trace`: a run folder from traces that torch.profiler exported."""
+
+import argparse
+import sys
+
+from amp_core.schema import RunError
+
+MOST_MEMORY_GIB = 8
+"""What reading may take of a machine: a trace of a gigabyte takes less than one."""
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser(
+        "import-trace", help="make a run of torch.profiler traces (.json, .json.gz)", allow_abbrev=False
+    )
+    command.add_argument(
+        "traces", metavar="TRACE", nargs="+", help="Chrome trace; one of each rank where there are more"
+    )
+    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
+    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import, and print what was found. The files may be a stranger's, so their memory is bounded."""
+    from amp_core.run import load_run
+    from amp_core.traces import import_traces
+
+    if sys.platform != "win32":
+        import resource
+
+        most = MOST_MEMORY_GIB * 2**30
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        folder = import_traces(arguments.traces, arguments.out, arguments.name)
+    except MemoryError:
+        raise RunError(f"traces={arguments.traces!r:.200} need more than {MOST_MEMORY_GIB} GiB to read") from None
+    print(folder)
+    made = load_run(folder)
+    kernels = made.kernels
+    on_gpu = kernels[kernels["tensor_core"].notna()]
+    total_us = float(on_gpu["total_us"].sum())
+    if total_us > 0:
+        shares = on_gpu.groupby("tensor_core")["total_us"].sum() / total_us
+        words = {"yes": "on tensor cores", "no": "without", "unknown": "unknown by name"}
+        told = ", ".join(f"{shares.get(answer, 0.0):.1%} {word}" for answer, word in words.items())
+        print(f"{total_us / 1e3:.1f} ms of kernels, copies and fills: {told}")
+    else:
+        print(f"no kernels of a GPU; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
+    return 0
