@@ -110,12 +110,12 @@ def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkey
 
 def test_what_is_recorded_besides_is_asked_for(started, open_app):
     configs, _ = started
-    app = open_app(START)
-    submit(app)
+    app = submit(open_app(START))
     assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, None)
     field(app, "profile").set_value("")
     field(app, "trace_ops").set_value(None)
     field(app, "audit_every").set_value(50)
+    field(app, "name").set_value("another")
     submit(app)
     assert (configs[-1].profile, configs[-1].trace_ops, configs[-1].audit_every) == (None, None, 50)
 
