@@ -1,0 +1,134 @@
+"""`ampscope tune`: find settings by trying them. So far: `--max-batch`, the largest batch that fits.
+
+Each trial is a process of its own, so running out of memory ends a trial and not the search.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+import signal
+import sys
+from types import FrameType
+
+from amp_core.cli.settings import add_settings, number, settings
+from amp_core.schema import RunError
+from amp_core.train.config import RECIPES, TrainConfig
+from amp_core.train.max_batch import (
+    MOST,
+    SHARE_OF_FREE,
+    TIMEOUT_S,
+    MaxBatch,
+    Trial,
+    check,
+    free_bytes,
+    in_bytes,
+    largest_batch,
+)
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000), ("", 1024))
+}
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser("tune", help="find settings by trying them", allow_abbrev=False)
+    command.add_argument("--max-batch", action="store_true", help="search the largest batch that fits in memory")
+    command.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
+        f"{100 * SHARE_OF_FREE:.0f} %% of what is free)",
+    )
+    command.add_argument(
+        "--most", type=number, default=MOST, metavar="N", help="try no larger batch (default %(default)s)"
+    )
+    command.add_argument(
+        "--timeout", type=number, default=TIMEOUT_S, metavar="S", help="seconds for one trial (default %(default)g)"
+    )
+    command.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=", ".join(RECIPES))
+    command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    add_settings(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, telling each trial on standard error, and print the answer; 1 where not even a batch of 1 fits."""
+    if not arguments.max_batch:
+        raise RunError("tune was not told what to find; give --max-batch for the largest batch that fits")
+    config = _with_device(TrainConfig.from_dict(settings(arguments)))
+    limit = parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None
+    if limit is None and config.device == "cpu":
+        limit = int(SHARE_OF_FREE * free_bytes())
+    options = {"limit_bytes": limit, "most": arguments.most, "timeout_s": arguments.timeout}
+    check(config, **options)
+    bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
+    size = config.resolved().size or ""
+    _tell(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
+    before = signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: the trial that is under way ends with us
+    try:
+        found = largest_batch(config, **options, tell=lambda trial: _tell(in_words(trial)))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(json.dumps(as_json(config, found), indent=1, allow_nan=False) if arguments.json else found.in_words())
+    return 0 if found.largest is not None else 1
+
+
+def in_words(trial: Trial) -> str:
+    """One trial as a line."""
+    if not trial.fits:
+        return f"  {trial.batch_size:>7,}  does not fit: {trial.why}"
+    parts = [in_bytes(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
+    if trial.step_ms is not None and trial.samples_per_s is not None:
+        parts += [f"{trial.step_ms:.3g} ms a step", f"{trial.samples_per_s:.3g} samples/s"]
+    return f"  {trial.batch_size:>7,}  fits: {', '.join(parts)}"
+
+
+def as_json(config: TrainConfig, found: MaxBatch) -> dict[str, object]:
+    """The answer and how it was come by."""
+    settled = config.resolved()
+    return {
+        "workload": settled.workload,
+        "size": settled.size,
+        "precision": settled.precision,
+        "accumulate": settled.accumulate,
+        "device": settled.device,
+        "memory": "resident set of the process" if found.on_cpu else "allocated by torch on the GPU",
+        "memory_limit_bytes": found.limit_bytes,
+        "largest_batch": found.largest,
+        "smallest_that_does_not_fit": found.next_larger,
+        "trials": [dataclasses.asdict(trial) for trial in found.trials],
+    }
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `2GiB`, `800 MB` or `1073741824`. Raises `RunError` for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", text, re.IGNORECASE)
+    unit = match[2].replace("b", "B").replace("I", "i") if match else ""
+    unit = unit[:1].upper() + unit[1:]
+    if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
+        raise RunError(f"memory_limit={text!r} is no size; give one such as 2GiB or 800MB")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def _with_device(config: TrainConfig) -> TrainConfig:
+    """`auto` made `cpu` or `cuda`, without importing torch here: a trial would tell too late how to guard it."""
+    if config.device != "auto":
+        return config
+    from amp_core.train.environment import environment
+
+    device = environment()["device"]
+    if device is None:
+        raise RunError("device='auto' needs torch, which is not installed")
+    return dataclasses.replace(config, device=device)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
