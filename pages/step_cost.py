@@ -82,7 +82,8 @@ def per(cost: StepCost) -> str:
 def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
     shown = parts.assign(ms=parts["us"] / 1e3)
-    st.dataframe(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, alt="Parts of a step.")
+    alt = "Parts of a step with their share and time."
+    st.dataframe(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
 
 
 head.title("Step cost")

@@ -15,7 +15,7 @@ import pandas as pd
 
 from amp_core.analysis._gpus import dense_rates, profiled_gpu
 from amp_core.analysis._kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis._steps import attempts, warmup_steps
+from amp_core.analysis._steps import attempts, median, warmup_steps
 from amp_core.analysis.speed import PHASES
 from amp_core.run import Run
 
@@ -35,7 +35,7 @@ PARTS = {
     "watch": "watching",
 }
 """Parts of a profiled step, in the order in which they are shown."""
-CPU_LABELS = {"gaps": "Python and waiting", "matrix": "matrix"}
+CPU_LABELS = {"gaps": "Python and waiting", "matrix": "matrix work", "other": "other operators"}
 """What parts are called on a CPU, where the device is the host."""
 PHASE_LABELS = {
     "data": "waiting for data",
@@ -57,6 +57,9 @@ _PART_OF = {
     "optimizer": "optimizer",
     **dict.fromkeys(COPIES, "copy"),
 }
+
+SLOWED = 1.05
+"""A profiled step that takes more than so many times the others is said to."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         parts, beside = _split(window, rows[same.all(axis=1)], _recorded(run, window), notes)
         found.append(parts)
         overlap += beside
+    notes += _slowed(run, windows)
     steps = windows["steps"].sum(min_count=len(windows))
     per = float(steps) if np.isfinite(steps) and steps > 0 else float(len(windows))
     totals = pd.DataFrame(found).sum(min_count=1)
@@ -224,6 +228,22 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
         part = part.mask(rows["phase"] == "data", "data")
     us = rows["total_us"].groupby(part).sum()
     return {name: float(us.get(name, 0.0)) for name in PARTS}
+
+
+def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
+    """A note where profiled steps were slower than others: the profiler costs the host time."""
+    steps = attempts(run)
+    steps = steps.iloc[warmup_steps(len(steps)) :]
+    for first, count in windows[["step", "steps"]].dropna().to_numpy(dtype=np.float64):
+        steps = steps[(steps["step"] < first) | (steps["step"] > first + count)]  # the one after it writes it down
+    usual = median(steps["step_ms"])
+    profiled = float((windows["wall_us"] / windows["steps"]).median()) / 1e3
+    if not usual or not profiled > SLOWED * usual:
+        return []
+    return [
+        f"Other steps took {usual:.3g} ms (median), profiled ones {profiled:.3g} ms: the profiler slows the host, so "
+        "idle time is overstated here."
+    ]
 
 
 def _recorded(run: Run, window: "pd.Series[float]") -> dict[str, float]:

@@ -5,7 +5,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import compare_step_cost
 from amp_core.figures import step_cost_figure
-from pages.parts import charts, empty, loaders
+from pages.parts import charts, empty, loaders, picker, words
 
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
@@ -27,9 +27,9 @@ def show(run: Run) -> None:
         "First run, which this one is held against",
         list(entries),
         index=None,
-        format_func=lambda key: entries[key].name,
+        format_func=lambda key: picker.label(entries[key]),
         placeholder="FP32 beside AMP, for one",
-        key="step_cost.beside",
+        key=f"step_cost.beside.{st.session_state['run']}",
     )
     if key is None:
         return
@@ -44,9 +44,10 @@ def show(run: Run) -> None:
     grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
     shrank = own[own["verdict"].isin(["shrank", "gone"])].nsmallest(3, "change_us")
     told = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
-    kernels = (
-        "" if changes["source"].iloc[0] == "profile" else " Not both have a profiled window, so phases stand here."
-    )
-    st.markdown(f"{'. '.join(told) or 'No part changed by more than 2 % of the step'}.{kernels}")
+    times = f"{words.number(own['us'].sum() / 1e3, 'ms')} against {words.number(own['first_us'].sum() / 1e3, 'ms')}"
+    profiled = changes["source"].iloc[0] == "profile"
+    kernels = "" if profiled else " Not both have a profiled window, so phases stand here."
+    st.markdown(f"{times}. {'. '.join(told) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
-    st.dataframe(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, alt="Changes by part.")
+    alt = "What each part takes in both runs, and the change."
+    st.dataframe(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)

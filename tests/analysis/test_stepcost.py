@@ -99,6 +99,18 @@ def test_data_that_nothing_marks_is_not_zero(tmp_path: Path) -> None:
     assert "what the steps recorded" in recorded.notes[0]
 
 
+def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
+    about = window("fp16", [GEMM, ADD])  # 750 µs, so 0.25 ms for each of its three steps
+    for name, step_ms, noted in (("slow", 0.2, True), ("same", 0.25, False)):
+        steps = {"step": list(range(40)), "step_ms": [step_ms] * 20 + [9.0] * 4 + [step_ms] * 16}
+        cost = step_cost(made(tmp_path / name, [GEMM, ADD], windows=columns([about]), steps=steps))
+        assert any("the profiler slows the host" in note for note in cost.notes) == noted
+    assert "Other steps took 0.2 ms (median), profiled ones 0.25 ms" in step_cost(
+        made(tmp_path / "said", [GEMM, ADD], windows=columns([about]),
+             steps={"step": list(range(40)), "step_ms": [0.2] * 40})
+    ).notes[0]  # fmt: skip
+
+
 def test_a_window_that_marks_no_steps_is_told_as_a_whole(tmp_path: Path) -> None:
     rows = [row | {"step": None, "steps": None} for row in (GEMM, ADD)]
     about = window("fp16", rows) | {"step": None, "steps": None}

@@ -139,17 +139,22 @@ def test_without_a_window_step_cost_shows_the_phases_and_says_so(home, open_app)
     assert "backward" in app.dataframe[0].value["label"].tolist()
 
 
+def beside(app):
+    return next(box for box in app.selectbox if box.key.startswith("step_cost.beside"))
+
+
 def test_step_cost_beside_another_run(home, open_app):
     write(home.runs / "a", "profiled")
     write(home.runs / "b", "profiled-fp32")
     write(home.runs / "c", "healthy")
     app = open_app(STEP_COST, run="run/a")
-    picker = next(box for box in app.selectbox if box.key == "step_cost.beside")
-    picker.set_value("run/b").run()
+    beside(app).set_value("run/b").run()
     assert not app.exception and titles(app)[-1] == "Time of a step"
     assert "Shrank: matrix, on CUDA cores" in words(app) and "Grew: matrix, on tensor cores" in words(app)
     table = compare_step_cost([load_run(home.runs / "b"), load_run(home.runs / "a")])
     own = table[table["run"] == table["run"].iloc[-1]]
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()
-    next(box for box in app.selectbox if box.key == "step_cost.beside").set_value("run/c").run()
+    beside(app).set_value("run/c").run()
     assert "Not both have a profiled window" in words(app)
+    app.sidebar.selectbox[0].select("run/c").run()  # the run it stood beside: no run stands beside itself
+    assert not app.exception and beside(app).value is None and "run/c" not in beside(app).options
