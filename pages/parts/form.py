@@ -37,7 +37,9 @@ BY_SIZE = "Empty: what suits the size of the workload."
 FITS = "\n\nMemory is an estimate for FP32 with Adam; activations take up to half of theirs under 16-bit autocast."
 PROFILE_HELP = "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them."
 AUDIT_HELP = "Every so many steps one batch is replayed in FP32, to measure what the recipe loses of its gradients."
-TRACE_HELP = "Which operator ran in which precision, and why; Precision map shows it. Empty: none."
+TRACED_STEP = 2
+"""The third: the first ones make what later ones find."""
+TRACE_HELP = "Which operator ran in which precision, and why, in the third step. Precision map shows it."
 WORTH_SAYING = 2**30
 """Bytes of memory from which a size says what it needs."""
 SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays."
@@ -101,7 +103,7 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
     settings = {name: state[name] for name in (*PLAIN, *ADVANCED)}
-    settings["profile"] = state["profile"] or None
+    settings |= {"profile": state["profile"] or None, "trace_ops": TRACED_STEP if state["trace_ops"] else None}
     _check_fits(WORKLOADS[workload].sizes[size], state["device"])
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
@@ -163,7 +165,6 @@ def _advanced(refused: tuple[str, str] | None) -> None:
         ("backoff_factor", "Backoff factor", {}),
         ("every", "Sample ranges every", {"help": "Number ranges are recorded every so many steps."}),
         ("audit_every", "Audit every", {"value": None, "placeholder": "off", "step": 50, "help": AUDIT_HELP}),
-        ("trace_ops", "Trace operators of step", {"value": 2, "placeholder": "none", "help": TRACE_HELP}),
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         for name, label, options in numbers:
@@ -172,6 +173,7 @@ def _advanced(refused: tuple[str, str] | None) -> None:
         st.selectbox("Optimizer", OPTIMIZERS, width=190, **_keep("optimizer"))
         st.text_input("Name", placeholder="made from the settings", width=190, **_keep("name"))
     with st.container(horizontal=True):
+        st.toggle("Trace operators", value=True, help=TRACE_HELP, **_keep("trace_ops"))
         st.toggle("torch.compile", **_keep("compile"))
         st.toggle("Deterministic algorithms", **_keep("deterministic"))
         st.toggle("Fused optimizer", **_keep("fused"))
