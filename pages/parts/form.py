@@ -1,7 +1,7 @@
 """The form that starts training: its fields, and what happens when it is sent.
 
-Nothing is checked here. The values go into a `TrainConfig`, whose sentence, the one that the command line prints, is
-shown beside the field that it names.
+Nothing is checked here but that the device can hold the model. The values go into a `TrainConfig`, whose sentence, the
+one that the command line prints, is shown beside the field that it names.
 """
 
 from collections.abc import Mapping
