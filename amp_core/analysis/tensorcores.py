@@ -22,6 +22,7 @@ import pandas as pd
 from amp_core.analysis._gpus import profiled_gpu
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._steps import attempts, warmup_steps
+from amp_core.analysis.devices import not_recorded
 from amp_core.run import Run
 from amp_core.schema import RunError
 
@@ -64,6 +65,8 @@ class TensorCoreUse:
     counter_samples: int
     counter_where: str
     """Of which time the counter's mean is: `window`, `run` or nothing."""
+    counter_why: str
+    """Why there is no counter, in the run's own words; "" where it says nothing of it."""
 
 
 def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
@@ -97,6 +100,7 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
         counter_frac=counter,
         counter_samples=samples,
         counter_where=where,
+        counter_why=_why_not(run) if said and counter is None else "",
     )
 
 
@@ -196,3 +200,10 @@ def _counter(run: Run, windows: pd.DataFrame) -> tuple[float | None, int, str]:
     if chosen.empty:
         return None, 0, ""
     return float(chosen["tensor_active_frac"].mean()), len(chosen), where
+
+
+def _why_not(run: Run) -> str:
+    """Why the tensor pipe was not counted: what the recorder said of that column, or of the device as a whole."""
+    parts = [part for detail in not_recorded(run) for part in detail.split("; ")]
+    about = [part for part in parts if "tensor_active_frac" in part or part.startswith("device samples")]
+    return about[0].partition(": ")[2] if about else ""

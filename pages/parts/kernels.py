@@ -54,10 +54,9 @@ def counter(use: TensorCoreUse) -> str:
     """What the hardware counter says beside the table, and why the two differ."""
     gpu = Gpu(use.device_name, use.capability)
     if use.counter_frac is None:
-        without = "this GPU has none (NVML has it for Hopper and newer)" if gpu.counts_tensor_use is False else (
-            "none was recorded"
-        )  # fmt: skip
-        return f"No hardware counter stands beside these shares: {without}."
+        none = "this GPU has none (NVML has it for Hopper and newer)"
+        without = none if gpu.counts_tensor_use is False else words.escape(use.counter_why) or "none was recorded"
+        return f"No hardware counter stands beside these shares: {words.sentence(without)}"
     of = "of these steps" if use.counter_where == "window" else "of the whole run, since too few fell into the window"
     samples = words.plural(use.counter_samples, "sample")
     said = (

@@ -93,6 +93,16 @@ def test_the_counter_stands_beside_the_table(tmp_path: Path) -> None:
     assert use.counter_frac == pytest.approx(0.35)
 
 
+def test_the_run_says_why_there_is_no_counter(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "r", name="r", environment={"gpus": [GPU | {"capability": "9.0"}]}) as writer:
+        writer.append("kernels", columns(THREE))
+        detail = "power_w: not supported; sm_active_frac, tensor_active_frac: not permitted to this user"
+        writer.event("warning", name="not recorded", detail=detail)
+    use = tensor_core_use(load_run(tmp_path / "r"))
+    assert use.counter_frac is None and use.counter_why == "not permitted to this user"
+    assert tensor_core_use(made(tmp_path / "silent", THREE)).counter_why == ""
+
+
 def test_windows_are_looked_at_alone_or_together(tmp_path: Path) -> None:
     later = [row | {"step": 40, "total_us": 2 * row["total_us"]} for row in THREE]
     run = made(tmp_path / "r", THREE + later)
