@@ -1,6 +1,7 @@
 """`Finding`: what a rule has found, with its evidence."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "info"]
@@ -32,6 +33,10 @@ class Finding:
     """What it means and what to try, in two sentences."""
     snippet: str
     """Plain PyTorch that does what the advice says; empty where there is nothing to change."""
+    frameworks: Mapping[str, str] = field(default_factory=dict)
+    """The same in frameworks that do it otherwise, by their names."""
+    follows: str = ""
+    """Code of the finding that this one is a consequence of; empty where it stands for itself."""
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""

@@ -1,15 +1,24 @@
-"""Rules on loss scaling and on the loss itself: the ones that are certain from steps and settings alone.
+"""Rules on the loss, the loss scale and the scaler: what follows from steps, settings and the scale itself.
 
 The codes and their reasons: PyTorch's notes on automatic mixed precision, "Gradient scaling", and the docstring of
 `torch.amp.GradScaler` ("skipping should occur rarely, once every few hundred or thousand iterations").
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.whatif import GRADIENTS
+from amp_core.findings._found import found
+from amp_core.findings._signals import facts, last_step
+from amp_core.findings.causes import first_cause
 from amp_core.findings.model import Finding
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 CALIBRATION_STEPS = 25
@@ -18,6 +27,10 @@ OFTEN = 0.02
 """A larger share of skipped steps, after the first ones, costs training time: that is no calibration either."""
 COLLAPSE_SKIPS = 5
 """So many skips in a row below a scale of 1 are no calibration."""
+HIGH_SCALE = 2.0**24
+"""At this scale 2^-48 is still a number in FP16."""
+FAR = 2.0**-8
+"""A largest value below this part of the format's largest is far from overflowing."""
 
 
 def loss_nonfinite(run: Run) -> list[Finding]:
@@ -31,30 +44,19 @@ def loss_nonfinite(run: Run) -> list[Finding]:
     first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
+    cause = first_cause(run, 0, last)  # gradients may have broken before the loss did
+    if cause is not None and cause.phase == "backward" and cause.step >= first:
+        cause = None  # every gradient of a loss that is not finite is not: that names no cause
     return [
-        Finding(
-            code="loss-nonfinite",
-            severity="error",
-            title=f"The loss is {word} from step {first:,} on ({len(bad):,} of {len(loss):,} steps)",
-            where="loss",
+        found(
+            "loss-nonfinite",
+            f"The loss is {word} from step {first:,} on ({len(bad):,} of {len(loss):,} steps)"
+            + (f"; {cause.in_words()}" if cause else ""),
+            cause.where if cause else "loss",
             steps=(first, last),
             value=float(len(bad)),
             limit=0.0,
             unit="steps",
-            advice=(
-                "Skipped steps are normal, a loss that is not finite never is: the forward pass itself overflowed or "
-                "the data or learning rate broke it, and no loss scale can repair that. "
-                "Find the first module whose output is not finite and run it in float32, or use bfloat16."
-            ),
-            snippet=(
-                "def check(module, args, output):\n"
-                "    if torch.is_tensor(output) and not output.isfinite().all():\n"
-                "        raise FloatingPointError(f'{names[module]} gave a non-finite output')\n"
-                "\n"
-                "names = {module: name for name, module in model.named_modules()}\n"
-                "for module in names:\n"
-                "    module.register_forward_hook(check)"
-            ),
         )
     ]
 
@@ -74,28 +76,18 @@ def scale_collapse(run: Run) -> list[Finding]:
     lowest = float(after[collapsed.index].min())
     trace = scale_trace(run)
     lost = bool(trace["skipped"].iloc[-COLLAPSE_SKIPS:].all())
-    named = str(worst["tensors"])
+    cause = first_cause(run, first, last)
     return [
-        Finding(
-            code="scale-collapse",
+        found(
+            "scale-collapse",
+            f"{skips:,} steps in a row were skipped and the loss scale fell to {lowest:.3g}"
+            + (f"; {cause.in_words()}" if cause else ""),
+            (cause.where if cause else str(worst["tensors"])) or "loss scale",
             severity="error" if lost else "warning",
-            title=f"{skips:,} steps in a row were skipped and the loss scale fell to {lowest:.3g}",
-            where=named or "loss scale",
             steps=(first, last),
             value=lowest,
             limit=1.0,
             unit="loss scale",
-            advice=(
-                "A smaller loss scale no longer helps: gradients are not finite whatever they are multiplied by, so "
-                "the overflow is in the forward pass, the data or the learning rate. "
-                "Check that the loss is finite, keep the module where it overflows in float32, or use bfloat16."
-            ),
-            snippet=(
-                "with torch.autocast(device_type, dtype=torch.bfloat16):   # the range of float32: no GradScaler\n"
-                "    loss = loss_fn(model(x), y)\n"
-                "loss.backward()\n"
-                "optimizer.step()"
-            ),
         )
     ]
 
@@ -121,20 +113,13 @@ def calibration_skips(run: Run) -> list[Finding]:
     if len(after_start) > 1 and share > OFTEN:
         return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
     return [
-        Finding(
-            code="calibration-skips",
-            severity="info",
-            title=f"{summary.skips:,} of {summary.attempts:,} steps were skipped while the loss scale was being found",
-            where="loss scale",
+        found(
+            "calibration-skips",
+            f"{summary.skips:,} of {summary.attempts:,} steps were skipped while the loss scale was being found",
+            "loss scale",
             steps=(first, last),
             value=float(summary.skips),
-            limit=None,
             unit="skipped steps",
-            advice=(
-                "This is how a GradScaler works: it starts high, backs off at an overflow, and tries a larger scale "
-                "after each growth interval. Nothing needs to change."
-            ),
-            snippet="",
         )
     ]
 
@@ -143,11 +128,11 @@ def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
     scaler = run.head.config.get("scaler")
     interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
     every = f"every {interval} clean steps" if interval else "after few clean steps"
-    return Finding(
-        code="calibration-skips",
+    finding = found(
+        "calibration-skips",
+        f"One step in {1 / share:.0f} is thrown away because the loss scale grows too often",
+        "loss scale",
         severity="warning",
-        title=f"One step in {1 / share:.0f} is thrown away because the loss scale grows too often",
-        where="loss scale",
         steps=steps,
         value=share,
         limit=OFTEN,
@@ -156,8 +141,8 @@ def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
             f"The scale doubles {every}, overflows, and halves again: each time a batch is computed for nothing. "
             "A healthy scaler skips one step in some hundreds; the default interval is 2000."
         ),
-        snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)",
     )
+    return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)")
 
 
 def fp16_without_scaler(run: Run) -> list[Finding]:
@@ -170,30 +155,8 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return []
     said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
-        Finding(
-            code="fp16-without-scaler",
-            severity="error",
-            title=f"Training in float16 {said}",
-            where="GradScaler",
-            steps=None,
-            value=1.0,
-            limit=None,
-            unit="loss scale",
-            advice=(
-                "Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a "
-                "GradScaler lifts them above that before backward. "
-                "Add one with its usual first scale of 2^16, or use bfloat16, which needs none."
-            ),
-            snippet=(
-                "scaler = torch.amp.GradScaler(device_type)\n"
-                "\n"
-                "with torch.autocast(device_type, dtype=torch.float16):\n"
-                "    loss = loss_fn(model(x), y)\n"
-                "scaler.scale(loss).backward()\n"
-                "scaler.step(optimizer)\n"
-                "scaler.update()\n"
-                "optimizer.zero_grad()"
-            ),
+        found(
+            "fp16-without-scaler", f"Training in float16 {said}", "GradScaler", value=1.0, unit="loss scale", limit=None
         )
     ]
 
@@ -208,19 +171,112 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
     if not summary.has_scaler or not summary.attempts:
         return []
     return [
-        Finding(
-            code="scaler-with-bf16",
-            severity="warning",
-            title=f"A GradScaler runs with bfloat16, which needs none ({summary.skips:,} steps skipped)",
-            where="GradScaler",
-            steps=None,
+        found(
+            "scaler-with-bf16",
+            f"A GradScaler runs with bfloat16, which needs none ({summary.skips:,} steps skipped)",
+            "GradScaler",
             value=float(summary.skips),
             limit=0.0,
             unit="skipped steps",
-            advice=(
-                "bfloat16 has the range of float32, so scaling saves no gradient, while the scaler still checks every "
-                "gradient and may skip steps as its scale grows. Turn it off; the rest of the loop can stay."
-            ),
-            snippet="scaler = torch.amp.GradScaler(device_type, enabled=False)",
         )
     ]
+
+
+def scale_unbounded(run: Run) -> list[Finding]:
+    """`scale-unbounded`: the scale grows while every gradient is zero, or beyond `HIGH_SCALE` although the largest
+    value stays far from overflowing."""
+    summary = scale_summary(run)
+    if not summary.has_scaler or not summary.growths or summary.last is None or scaler_with_bf16(run):
+        return []
+    trace = scale_trace(run)
+    norms = trace["grad_norm"].to_numpy()
+    first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
+    if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
+        title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient is zero"
+    elif summary.last >= HIGH_SCALE and summary.backoffs == 0 and _far_from_overflow(run):
+        title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflowing"
+    else:
+        return []
+    return [
+        found(
+            "scale-unbounded",
+            title,
+            "loss scale",
+            steps=(first, last),
+            value=summary.last,
+            limit=HIGH_SCALE,
+            unit="loss scale",
+        )
+    ]
+
+
+def _far_from_overflow(run: Run) -> bool:
+    """Whether the largest gradient of the last sampled step was far below what FP16 holds, scale included."""
+    table = run.table("tensors").select(["step", "kind", "absmax", "loss_scale"])
+    table = table.filter(pc.is_in(table.column("kind"), pa.array(GRADIENTS)))
+    if not table.num_rows:
+        return False
+    table = table.filter(pc.equal(table.column("step"), pc.max(table.column("step"))))
+    largest = pc.max(table.column("absmax")).as_py()
+    return largest is not None and 0 < largest < FORMATS["fp16"].max_value * FAR
+
+
+def rank_scale_desync(run: Run) -> list[Finding]:
+    """`rank-scale-desync`: at one step, ranks have different loss scales, or one skips what another makes."""
+    if run.head.world_size < 2:
+        return []
+    frame = run.table("steps").select(["step", "rank", "optimizer", "loss_scale", "skipped"]).to_pandas()
+    groups = frame.groupby(["step", "optimizer"])
+    apart = groups.agg(scales=("loss_scale", "nunique"), skips=("skipped", "nunique"), ranks=("rank", "nunique"))
+    bad = apart[(apart["ranks"] > 1) & ((apart["scales"] > 1) | (apart["skips"] > 1))].reset_index()
+    if bad.empty:
+        return []
+    first, last = int(bad["step"].min()), int(bad["step"].max())
+    at = frame[frame["step"] == first]
+    scale = at["loss_scale"].astype(float)
+    odd = (
+        at[scale != scale.mode().iloc[0]] if scale.nunique() > 1 else at[at["skipped"] != at["skipped"].mode().iloc[0]]
+    )
+    rank = int(odd["rank"].iloc[0]) if len(odd) else 0
+    at_end = frame[frame["step"] == last]["loss_scale"].astype(float)
+    return [
+        found(
+            "rank-scale-desync",
+            f"The ranks disagree on the loss scale or on skipping at {len(bad):,} steps, from step {first:,} on",
+            f"rank {rank}",
+            steps=(first, last),
+            value=float(at_end.max() / at_end.min()) if at_end.min() > 0 else math.inf,
+            limit=1.0,
+            unit="times (highest over lowest loss scale)",
+        )
+    ]
+
+
+def scaler_state_not_restored(run: Run) -> list[Finding]:
+    """`scaler-state-not-restored`: the optimizer brought the state of earlier steps, the scaler did not."""
+    resumed = facts(run.head.config, "resumed")
+    if resumed.get("optimizer") is not True or resumed.get("scaler") is not False:
+        return []
+    skips = skip_episodes(run)
+    start = skips[skips["first"] < CALIBRATION_STEPS]["skips"].sum()
+    scale = resumed.get("first_scale")
+    return [
+        found(
+            "scaler-state-not-restored",
+            f"Training was resumed with a fresh GradScaler, which skipped {int(start):,} of its first steps",
+            "GradScaler",
+            steps=(0, min(CALIBRATION_STEPS, last_step(run) or 0)),
+            value=float(scale) if isinstance(scale, int | float) else None,
+            unit="loss scale",
+        )
+    ]
+
+
+def partial_skips(run: Run) -> pd.DataFrame:
+    """Steps after calibration that some optimizer skipped and another made: step, optimizer (the one that skipped)."""
+    frame = run.table("steps").select(["step", "rank", "optimizer", "skipped"]).to_pandas()
+    frame = frame[(frame["rank"] == 0) & (frame["step"] >= CALIBRATION_STEPS)]
+    by_step = frame.groupby("step")["skipped"]
+    mixed = by_step.transform("any") & ~by_step.transform("all")
+    partial: pd.DataFrame = frame[mixed & frame["skipped"]][["step", "optimizer"]]
+    return partial

@@ -47,9 +47,10 @@ class CallOrder(Observer):
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if what == "optimizer.step" and self._inside:
+        if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself
             return
-        self._note(what if optimizer is None else self._numbered(what, optimizer))
+        if len(self._calls) < MOST_CALLS:
+            self._calls.append(what if optimizer is None else self._numbered(what, optimizer))
 
     def times_asked_for_scale(self) -> int:
         """How often the loop has asked for the loss scale so far."""

@@ -12,6 +12,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "collapsing": {("error", "loss-nonfinite"), ("error", "scale-collapse")},
     "underflowing": {("error", "fp16-without-scaler")},
     "bf16-with-scaler": {("warning", "scaler-with-bf16")},
+    "profiled": {("warning", "autocast-inactive"), ("warning", "unaligned-dims")},
 }
 """What is found in the synthetic runs; in the others, nothing."""
 

@@ -1,0 +1,116 @@
+"""What several rules ask of a run: its signals, the order of its calls, facts of its head.
+
+for row in signals(run, "eps lost").itertuples(): ...
+for first, last, calls in orders(run): ...
+facts(run.head.model, "dtypes")
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis._steps import recipe
+from amp_core.run import Run
+
+Orders = list[tuple[int, int, list[str]]]
+
+LOWERED = ("Linear", "Conv", "Bilinear")
+"""Classes with one of these in their name are matrix products or convolutions, which autocast runs in 16 bits."""
+
+
+def signals(run: Run, *kinds: str) -> pd.DataFrame:
+    """Events of these kinds, in order of time."""
+    table = run.table("events")
+    frame: pd.DataFrame = table.filter(pc.is_in(table.column("kind"), pa.array(kinds))).to_pandas()
+    return frame
+
+
+def orders(run: Run) -> Orders:
+    """First and last step of each stretch of steps with the same calls, and the calls; empty where not recorded."""
+    frame = signals(run, "calls")
+    frame = frame[(frame["rank"] == 0) & frame["step"].notna()]
+    if frame.empty:
+        return []
+    steps = [int(s) for s in frame["step"]]
+    end = pc.max(run.table("steps").column("step")).as_py()
+    lasts = [*(s - 1 for s in steps[1:]), max(steps[-1], end if end is not None else 0)]
+    return [
+        (first, last, str(name).split())
+        for first, last, name in zip(steps, lasts, frame["name"], strict=True)
+        if last >= first
+    ]
+
+
+def of(call: str) -> tuple[str, int]:
+    """The name of a call and the number of its optimizer."""
+    name, _, number = call.partition(":")
+    return name, int(number) if number.isdigit() else 0
+
+
+def span(stretches: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """First and last step of all stretches together."""
+    return min(first for first, _ in stretches), max(last for _, last in stretches)
+
+
+def facts(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A mapping from the head; empty where it is not there or is something else."""
+    value = record.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """A list of mappings from the head, likewise."""
+    value = record.get(key)
+    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+
+
+def autocast_dtype(run: Run) -> str | None:
+    """`float16` or `bfloat16` where the run's forward was under autocast; None where it was not or is not known."""
+    config = run.head.config
+    dtype = config.get("autocast_dtype")
+    if isinstance(dtype, str):
+        return dtype
+    by_recipe = {"fp16": "float16", "fp16-unscaled": "float16", "bf16": "bfloat16"}
+    return by_recipe.get(recipe(run) or "") if dtype is None and "autocast_dtype" not in config else None
+
+
+def on_gpu(run: Run) -> bool:
+    """Whether the run was on a CUDA device."""
+    device = run.head.config.get("device", run.head.environment.get("device"))
+    return isinstance(device, str) and device.startswith("cuda")
+
+
+def model_name(run: Run) -> str:
+    """The class of the model, which stands for the module that has no name."""
+    return str(run.head.model.get("class") or "model")
+
+
+def ended_by(run: Run) -> str:
+    """What the exception said that ended the run; empty where none did."""
+    return run.end_reason or "" if run.status in ("failed", "lost") else ""
+
+
+def failed_in(run: Run) -> str:
+    """The module that was at work when the run failed; empty where that is not known."""
+    frame = signals(run, "failed in")
+    if frame.empty:
+        return ""
+    last = frame.iloc[-1]
+    return str(last["name"]) or ""
+
+
+def last_step(run: Run) -> int | None:
+    """The last step recorded."""
+    step: int | None = pc.max(run.table("steps").column("step")).as_py()
+    return step
+
+
+def optimizer_name(run: Run, index: int) -> str:
+    """What to call an optimizer: its class, numbered where there are several."""
+    names = run.head.config.get("optimizers")
+    names = [str(n) for n in names] if isinstance(names, list) else []
+    name = names[index] if index < len(names) else "optimizer"
+    return f"{name} (optimizer {index})" if len(names) > 1 else name

@@ -1,0 +1,164 @@
+"""Rules on where autocast is on: in backward, around a compiled model, in threads, on its cache of weights,
+and on layers that it should reach and does not."""
+
+import numpy as np
+import pyarrow.compute as pc
+
+from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.findings._found import found
+from amp_core.findings._signals import LOWERED, autocast_dtype, facts, model_name, signals
+from amp_core.findings.hardware import SHARE, steps_of
+from amp_core.findings.model import Finding
+from amp_core.run import Run
+
+
+def backward_under_autocast(run: Run) -> list[Finding]:
+    """`backward-under-autocast`: backward called inside the region. A compiled model has a code of its own."""
+    frame = signals(run, "autocast in backward")
+    if frame.empty or _compiled(run):
+        return []
+    at = int(frame["step"].iloc[0])
+    return [
+        found(
+            "backward-under-autocast",
+            f"backward is called under {frame['dtype'].iloc[0]} autocast",
+            "backward",
+            steps=(at, at),
+            value=1.0,
+            limit=0.0,
+            unit="backward passes",
+        )
+    ]
+
+
+def compile_autocast_mismatch(run: Run) -> list[Finding]:
+    """`compile-autocast-mismatch`: a compiled model whose backward inherits autocast, or that leaves it changed."""
+    frame = signals(run, "autocast in backward", "autocast changed")
+    if frame.empty or not _compiled(run):
+        return []
+    row = frame.iloc[0]
+    said = "backward inherits autocast" if row["kind"] == "autocast in backward" else "forward leaves autocast changed"
+    return [
+        found(
+            "compile-autocast-mismatch",
+            f"The model is compiled and {said}",
+            "torch.compile",
+            steps=(int(row["step"]), int(row["step"])) if row["step"] == row["step"] else None,
+            value=1.0,
+            limit=0.0,
+            unit="backward passes" if row["kind"] == "autocast in backward" else "forward passes",
+        )
+    ]
+
+
+def _compiled(run: Run) -> bool:
+    warned = signals(run, "warning")["detail"].str.contains("compiled")
+    return bool(run.head.config.get("compile")) or bool(warned.any())
+
+
+def autocast_cache_no_grad(run: Run) -> list[Finding]:
+    """`autocast-cache-no-grad`: parameters without a gradient after a forward under no_grad in the same region."""
+    frame = signals(run, "missing gradients")
+    frame = frame[(frame["detail"] == "no_grad") & (frame["count"] > 0)]
+    if frame.empty:
+        return []
+    row = frame.iloc[0]
+    return [
+        found(
+            "autocast-cache-no-grad",
+            f"{int(row['count']):,} parameters have no gradient after a forward under no_grad in the same autocast "
+            "region",
+            str(row["name"]),
+            steps=(int(frame["step"].min()), int(frame["step"].max())),
+            value=float(row["count"]),
+            limit=0.0,
+            unit="parameters without a gradient",
+        )
+    ]
+
+
+def autocast_not_in_thread(run: Run) -> list[Finding]:
+    """`autocast-not-in-thread`: a module was run by a thread without autocast."""
+    frame = signals(run, "threaded forward")
+    if frame.empty or autocast_dtype(run) is None:
+        return []
+    name, at = str(frame["name"].iloc[0]), int(frame["step"].iloc[0])
+    return [
+        found(
+            "autocast-not-in-thread",
+            f"{name or model_name(run)} is run by a thread that has no autocast",
+            name or model_name(run),
+            steps=(at, at),
+            value=1.0,
+            limit=0.0,
+            unit="modules",
+        )
+    ]
+
+
+def autocast_inactive(run: Run) -> list[Finding]:
+    """`autocast-inactive`: linear layers or convolutions that gave FP32 although autocast is on."""
+    if autocast_dtype(run) is None:
+        return []
+    from_kernels = _wide_kernels(run)
+    if from_kernels:
+        return from_kernels
+    layers, shapes = facts(run.head.model, "layers"), facts(run.head.model, "shapes")
+    every = [n for n, kind in layers.items() if any(k in str(kind) for k in LOWERED)]
+    sizes = {n: float(np.prod(shape)) for n in every if isinstance(shape := shapes.get(f"{n}.weight"), list)}
+    total = sum(sizes.values())
+    wide = [n for n in _wide_outputs(run) if n in sizes]
+    if not wide or not total:
+        return []
+    share = sum(sizes[n] for n in wide) / total
+    where = max(wide, key=sizes.__getitem__)
+    return [
+        found(
+            "autocast-inactive",
+            f"{where} and {len(wide) - 1} more layers run in float32 under {autocast_dtype(run)} autocast"
+            if len(wide) > 1
+            else f"{where} runs in float32 under {autocast_dtype(run)} autocast",
+            where,
+            severity=None if share >= SHARE else "info",
+            value=share,
+            limit=SHARE,
+            unit="share of matrix weights",
+        )
+    ]
+
+
+def _wide_kernels(run: Run) -> list[Finding]:
+    """The same from a profile: FP32 matrix kernels in an autocast run on a GPU."""
+    rows = kernel_rows(run)
+    if rows.empty or on_cpu(rows):
+        return []
+    matrix = rows[is_matrix(rows)]
+    wide = matrix[matrix["precision"].isin(["fp32", "tf32"])]
+    total = float(matrix["total_us"].sum())
+    share = float(wide["total_us"].sum()) / total if total else 0.0
+    if share < SHARE:
+        return []
+    longest = wide.iloc[int(wide["total_us"].to_numpy().argmax())]
+    return [
+        found(
+            "autocast-inactive",
+            f"{share:.0%} of the time of matrix kernels runs in float32 under autocast",
+            str(longest["module"]) or str(longest["op"]) or str(longest["name"]) or model_name(run),
+            steps=steps_of(wide),
+            value=share,
+            limit=SHARE,
+            unit="share of matrix time",
+        )
+    ]
+
+
+def _wide_outputs(run: Run) -> list[str]:
+    """Modules whose output gradient was FP32 at the first sampled step, none of them 16-bit there."""
+    table = run.table("tensors").select(["step", "name", "kind", "dtype"])
+    table = table.filter(pc.equal(table.column("kind"), "output_grad"))
+    table = table.filter(pc.equal(table.column("step"), pc.min(table.column("step"))))
+    wide: set[str] = set()
+    narrow: set[str] = set()
+    for name, dtype in zip(table.column("name").to_pylist(), table.column("dtype").to_pylist(), strict=True):
+        (wide if dtype == "float32" else narrow).add(name)
+    return sorted(wide - narrow)

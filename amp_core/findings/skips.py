@@ -1,0 +1,170 @@
+"""Rules on skipped steps: what goes on during them, and whose they are."""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis._steps import scaler_enabled
+from amp_core.findings._found import found
+from amp_core.findings._signals import Orders, of, optimizer_name, orders, signals
+from amp_core.findings.model import Finding
+from amp_core.findings.scaling import CALIBRATION_STEPS, partial_skips
+from amp_core.run import Run
+
+ALWAYS = 0.9
+"""A schedule that moves at so large a share of the steps moves with each step."""
+
+
+def scheduler_steps_on_skip(run: Run) -> list[Finding]:
+    """`scheduler-steps-on-skip`: a schedule that moves with every step moved at skipped ones too."""
+    trace = scale_trace(run)
+    skipped = set(trace["step"][trace["skipped"]].tolist())
+    if not skipped:
+        return []
+    moved = _scheduled(orders(run))
+    if not moved:
+        moved = _changed_rates(run)
+    steps = [int(s) for s in trace["step"] if int(s) in moved]
+    if not steps or sum(moved[s] for s in steps) < ALWAYS * (len(steps) - len(skipped)):
+        return []
+    bad = [s for s in steps if s in skipped and moved[s]]
+    if not bad:
+        return []
+    return [
+        found(
+            "scheduler-steps-on-skip",
+            f"The learning-rate schedule moved on at {len(bad):,} skipped steps",
+            "scheduler.step",
+            steps=(bad[0], bad[-1]),
+            value=float(len(bad)),
+            limit=0.0,
+            unit="schedule steps without an update",
+        )
+    ]
+
+
+def _scheduled(every: Orders) -> dict[int, bool]:
+    """For each step whether the scheduler was called for it: after its optimizer's step, or before the next forward."""
+    if not any("scheduler" in calls for _, _, calls in every):
+        return {}
+    moved: dict[int, bool] = {}
+    for first, last, calls in every:
+        names = [of(c)[0] for c in calls]
+        work = next((i for i, n in enumerate(names) if n in ("scale", "backward")), len(names))
+        before, after = "scheduler" in names[:work], "scheduler" in names[work:]
+        for step in range(first, last + 1):
+            moved[step] = moved.get(step, False) or after
+            if step > 0:
+                moved[step - 1] = moved.get(step - 1, False) or before
+    return moved
+
+
+def _changed_rates(run: Run) -> dict[int, bool]:
+    """The same from the learning rates: whether it was another at the step that followed."""
+    frame = run.table("steps").select(["step", "rank", "optimizer", "lr"]).to_pandas()
+    frame = frame[(frame["rank"] == 0) & (frame["optimizer"] == 0)]
+    steps, rates = frame["step"].to_numpy(), frame["lr"].to_numpy(dtype=float)
+    if len(steps) < 3 or not np.isfinite(rates).all() or (np.diff(rates) == 0).all():
+        return {}
+    return dict(zip(steps[:-1].tolist(), (np.diff(rates) != 0).tolist(), strict=True))
+
+
+def shared_backoff(run: Run) -> list[Finding]:
+    """`shared-backoff`: of several optimizers of one scaler, one alone skips again and again, or each is followed by an
+    update of its own."""
+    frame = run.table("steps").select(["step", "rank", "optimizer"]).to_pandas()
+    frame = frame[frame["rank"] == 0]
+    count = int(frame["optimizer"].nunique())
+    if count < 2 or not scaler_enabled(run):
+        return []
+    skips, summary = partial_skips(run), scale_summary(run)
+    if len(skips) > max(1, summary.growths):
+        index = int(skips["optimizer"].mode().iloc[0])
+        return [
+            found(
+                "shared-backoff",
+                f"{optimizer_name(run, index)} alone had non-finite gradients at {len(skips):,} steps, and lowered the "
+                "scale of all",
+                optimizer_name(run, index),
+                steps=(int(skips["step"].iloc[0]), int(skips["step"].iloc[-1])),
+                value=float(len(skips)),
+                limit=float(max(1, summary.growths)),
+                unit="steps that one optimizer skipped alone",
+            )
+        ]
+    turns = frame.sort_values(["step", "optimizer"])["optimizer"].to_numpy()
+    if len(turns) >= 4 * count and frame["step"].is_unique and (turns[count:] == turns[:-count]).all():
+        return [
+            found(
+                "shared-backoff",
+                f"scaler.update is called after each of the {count} optimizers, not once per iteration",
+                "scaler.update",
+                steps=(int(frame["step"].min()), int(frame["step"].max())),
+                value=float(count),
+                limit=1.0,
+                unit="updates per iteration",
+            )
+        ]
+    return []
+
+
+def branch_always_skipped(run: Run) -> list[Finding]:
+    """`branch-always-skipped`: steps in which a seldom part of the model has gradients are skipped each time; or single
+    steps are, again and again, at scales that others bear."""
+    trace = scale_trace(run)
+    if not trace["skipped"].any():
+        return []
+    branches = signals(run, "branch")
+    branches = branches[branches["step"].notna() & (branches["rank"] == 0)]
+    numbers = trace["step"].to_numpy()
+    if len(branches):
+        place = np.searchsorted(branches["step"].to_numpy(dtype=np.int64), numbers, side="right") - 1
+        name = np.where(place >= 0, branches["name"].to_numpy(dtype=object)[np.maximum(place, 0)], "branch 0")
+        by = trace.assign(branch=name).groupby("branch")["skipped"].agg(["sum", "size"])
+        always = by[(by["sum"] == by["size"]) & (by["size"] >= 3)]
+        rest = by.drop(always.index)
+        if len(always) and rest["size"].sum() and rest["sum"].sum() / rest["size"].sum() < 0.1:
+            branch = str(always["size"].idxmax())
+            gained = str(branches[branches["name"] == branch]["detail"].iloc[0])
+            times = int(always["size"].max())
+            at = numbers[name == branch]
+            return [_branch(gained.split(", ")[0] or branch, times, at, f"{times:,} steps with gradients in {gained}")]
+    return _again_and_again(run, trace)
+
+
+def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
+    """Single skips at a scale at which ten steps in a row were made before, none of them just after a growth."""
+    episodes = skip_episodes(run)
+    after_start = episodes[
+        (episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS) & (episodes["skips"] == 1)
+    ]
+    clean: dict[float, int] = {}
+    proven: set[float] = set()
+    bad: list[int] = []
+    singles = set(after_start["first"].tolist())
+    for step, scale, skipped in zip(trace["step"], trace["loss_scale"], trace["skipped"], strict=True):
+        if skipped:
+            if int(step) in singles and any(scale <= known for known in proven):
+                bad.append(int(step))
+            clean = {}
+        else:
+            clean[scale] = clean.get(scale, 0) + 1
+            if clean[scale] >= 10:
+                proven.add(scale)
+    if len(bad) < 3:
+        return []
+    tensors = episodes[episodes["first"].isin(bad)]["tensors"]
+    where = str(tensors.mode().iloc[0]).split(", ")[0] if len(tensors) and tensors.iloc[0] else "loss"
+    return [_branch(where, len(bad), np.array(bad), f"{len(bad):,} single steps, at loss scales that the others bear")]
+
+
+def _branch(where: str, times: int, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", what: str) -> Finding:
+    return found(
+        "branch-always-skipped",
+        f"Skipped each time: {what}",
+        where,
+        steps=(int(steps[0]), int(steps[-1])),
+        value=float(times),
+        limit=0.0,
+        unit="skipped steps",
+    )
