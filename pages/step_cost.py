@@ -13,6 +13,8 @@ COLUMNS = {
     "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f"),
 }
 
+SMALL = 0.01  # shares of the time below this are not worth a clause
+
 
 def verdict(cost: StepCost, bound: Amdahl | None) -> str:
     """The page's answer: the time of a step, its largest parts, and the bound."""
@@ -24,29 +26,30 @@ def verdict(cost: StepCost, bound: Amdahl | None) -> str:
 
 
 def outlook(cost: StepCost, bound: Amdahl) -> str:
-    """What moving the rest of the matrix work to tensor cores could give."""
+    """What 16-bit inputs on tensor cores could give of that bound."""
     if cost.on_cpu:
         return (
             "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
     said = f"{words.percent(bound.open_frac)} of the time is matrix work on CUDA cores"
-    if bound.unknown_frac >= 0.005:
+    if bound.tf32_frac >= SMALL:
+        said += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
+    if bound.unknown_frac >= SMALL:
         said += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
-    if bound.open_frac < 0.01:
-        return f"{said}: tensor cores have nothing left to take over. The bound counts all matrix work as free."
-    said += f". On tensor cores a step could become up to {words.number(bound.open_bound)} × as fast"
-    if bound.open_expected and bound.rate_ratio:
-        said += (
-            f", {words.number(bound.open_expected)} × at this GPU's ratio of dense rates, FP16 or BF16 over FP32 "
-            f"({words.number(bound.rate_ratio)} by the data sheet)"
-        )
-    if cost.us("tensor") > cost.us("matrix"):
+    if bound.open_frac < SMALL and bound.tf32_frac < SMALL:
+        return f"{said}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
+    if bound.open_frac >= SMALL:
+        said += f". Free of the former, a step would be {words.number(bound.open_bound)} × as fast"
+    if bound.half_expected and bound.rate_ratio:
+        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.open_frac >= SMALL else []
+        if bound.tf32_frac >= SMALL and bound.tf32_ratio:
+            rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
+        said += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
+        said += f"{words.number(bound.half_expected)} ×"
+    if cost.us("tensor") - cost.tf32_us > cost.us("matrix"):
         return f"{said}."
-    return (
-        f"{said}. 16-bit values also halve the bytes of memory-bound kernels: with both at best, "
-        f"{words.number(bound.halved_bound)} ×."
-    )
+    return f"{said}. 16-bit values also halve the bytes of memory-bound kernels, so a little more may come of them."
 
 
 def show_cards(cost: StepCost, bound: Amdahl) -> None:

@@ -29,10 +29,15 @@ class Amdahl:
     """If all matrix work took no time. Infinite where nothing else is."""
     open_bound: float
     """If only the matrix work on CUDA cores took no time: what moving it to tensor cores can give at most."""
+    tf32_frac: float
+    """Share in matrix kernels on tensor cores whose inputs are TF32."""
     rate_ratio: float | None
     """Dense rate of 16-bit tensor cores over that of FP32 on CUDA cores, by the data sheet."""
-    open_expected: float | None
-    """If the matrix work on CUDA cores became faster by `rate_ratio`."""
+    tf32_ratio: float | None
+    """Dense rate of 16-bit inputs over that of TF32."""
+    half_expected: float | None
+    """If matrix work on CUDA cores became faster by `rate_ratio` and that in TF32 by `tf32_ratio`: all of it in 16 bits
+    at the same share of the peak as now. None where the data sheet is not known."""
     halved_bound: float
     """As `open_bound`, and memory-bound kernels took half as long because 16-bit values are half the bytes."""
     sentence: str
@@ -47,9 +52,13 @@ def amdahl(cost: StepCost) -> Amdahl | None:
     """
     if cost.source != "profile" or cost.step_us <= 0:
         return None
-    ratio = cost.rate_ratio
+    ratio, tf32_ratio = cost.rate_ratio, cost.tf32_ratio
     matrix = min(1.0, cost.us(*MATRIX_PARTS) / cost.step_us)
     open_ = min(1.0, cost.us("matrix") / cost.step_us)
+    tf32 = min(1.0, cost.tf32_us / cost.step_us)
+    expected = None
+    if ratio is not None:
+        expected = 1 / (1 - open_ + open_ / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
     memory = cost.us("memory_bound") / cost.step_us
     bound = _faster(matrix)
     rest = f"{100 * (1 - matrix):.0f} %"
@@ -63,8 +72,10 @@ def amdahl(cost: StepCost) -> Amdahl | None:
         unknown_frac=min(1.0, cost.us("matrix_unknown") / cost.step_us),
         bound=bound,
         open_bound=_faster(open_),
+        tf32_frac=tf32,
         rate_ratio=ratio,
-        open_expected=None if ratio is None else 1 / (1 - open_ + open_ / ratio),
+        tf32_ratio=tf32_ratio,
+        half_expected=expected,
         halved_bound=_faster(min(1.0, open_ + memory / 2)),
         sentence=sentence,
     )

@@ -85,8 +85,12 @@ class StepCost:
     """Such calls per step."""
     overlap_us: float
     """Kernel time per step that ran beside other kernels, and is not counted twice."""
+    tf32_us: float
+    """Of the part `tensor`, what ran in TF32, per step."""
     rate_ratio: float | None
     """Dense rate of the device's 16-bit tensor cores over that of FP32 on its CUDA cores; None where not listed."""
+    tf32_ratio: float | None
+    """Dense rate of 16-bit inputs over that of TF32; None where not listed or there is no TF32."""
     samples: float | None
     """Samples per step."""
     notes: tuple[str, ...]
@@ -137,7 +141,9 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         sync_us=_per(windows["sync_us"], per),
         syncs=_per(windows["syncs"], per),
         overlap_us=overlap / per,
+        tf32_us=float(totals["tensor"]) / per * _tf32_share(rows),
         rate_ratio=rates.half / rates.fp32 if rates and not cpu else None,
+        tf32_ratio=rates.half / rates.tf32 if rates and rates.tf32 and not cpu else None,
         samples=float(samples) if np.isfinite(samples) else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -167,7 +173,9 @@ def phase_cost(run: Run) -> StepCost:
         sync_us=None,
         syncs=None,
         overlap_us=0.0,
+        tf32_us=0.0,
         rate_ratio=None,
+        tf32_ratio=None,
         samples=float(samples) if np.isfinite(samples) else None,
         notes=(),
     )
@@ -228,6 +236,13 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
         part = part.mask(rows["phase"] == "data", "data")
     us = rows["total_us"].groupby(part).sum()
     return {name: float(us.get(name, 0.0)) for name in PARTS}
+
+
+def _tf32_share(rows: pd.DataFrame) -> float:
+    """Share of TF32 in the time of kernels on tensor cores; their inputs tell where their names do not."""
+    on = rows[(rows["tensor_core"] == "yes") & (rows["phase"] != "optimizer")]
+    us = float(on["total_us"].sum())
+    return float(on.loc[on["precision"].isin(["tf32", "fp32"]), "total_us"].sum()) / us if us > 0 else 0.0
 
 
 def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:

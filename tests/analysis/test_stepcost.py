@@ -146,8 +146,18 @@ def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
         "At most 1.8 × is to be had from faster matrix kernels, because 55 % of the time is not matrix work."
     )
     assert bound.rate_ratio == pytest.approx(16.0)  # 312 over 19.5 TFLOP/s
-    assert bound.open_expected == pytest.approx(1 / (0.55 + 0.45 / 16))
+    assert bound.half_expected == pytest.approx(1 / (0.55 + 0.45 / 16))
     assert bound.halved_bound == pytest.approx(1 / 0.275)
+
+
+def test_tf32_has_a_ratio_of_its_own(tmp_path: Path) -> None:
+    told = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
+    rows = [GEMM | {"precision": "tf32", "total_us": 240.0}, GEMM | {"precision": "fp16", "total_us": 60.0},
+            ADD | {"total_us": 300.0}]  # fmt: skip
+    bound = amdahl(cost_of(tmp_path / "r", rows, **told))
+    assert bound is not None and bound.tf32_ratio == pytest.approx(2.0)  # 312 over 156 TFLOP/s
+    assert (bound.tf32_frac, bound.open_frac, bound.matrix_frac) == pytest.approx((0.4, 0.0, 0.5))
+    assert bound.half_expected == pytest.approx(1 / (0.6 + 0.4 / 2))
 
 
 def test_amdahl_at_its_ends(tmp_path: Path) -> None:
