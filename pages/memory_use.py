@@ -40,7 +40,8 @@ def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:
     with st.container(horizontal=True):
         if on_cpu:
             held = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
-            cards.card("In tensors, at most", words.size(held), found.what, help_=memory.CPU)
+            cards.card("In tensors, at most", words.size(held), "sum of storages", help_=memory.CPU)
+            cards.card("Process", words.size(found.total_bytes), "resident set", help_=memory.CPU)
         else:
             reserved = f"{words.size(found.reserved_bytes)} reserved" if found.reserved_bytes else found.what
             cards.card("Peak", words.size(found.total_bytes), reserved, help_=memory.RESERVED)

@@ -20,6 +20,7 @@ import pandas as pd
 from amp_core.analysis._steps import recipe
 from amp_core.analysis.curves import labelled
 from amp_core.analysis.memory import what_memory
+from amp_core.hardware import listed
 from amp_core.run import Run
 from amp_core.schema import RunError
 
@@ -189,10 +190,10 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
     kept = float(size["activations"]) / tensors
     notes = []
     if kept >= 0.5:
-        notes.append(
-            f"{100 * kept:.0f} % of what tensors hold are activations: a smaller batch, activation checkpointing "
-            "or 16 bits make them smaller."
-        )
+        wide = precision in ("fp32", "tf32")
+        ways = ("A smaller batch", "activation checkpointing", *(("16 bits",) if wide else ()))
+        smaller = f"{listed(ways, 'or')} makes"
+        notes.append(f"{100 * kept:.0f} % of what tensors hold are activations. {smaller} them smaller.")
     elif fixed >= 0.5:
         notes.append(
             f"{100 * fixed:.0f} % of what tensors hold are weights, gradients and optimizer state, which autocast "

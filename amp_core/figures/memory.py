@@ -101,15 +101,17 @@ def memory_moments_figure(
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
     )
+    last = float(moments["number"].iloc[-1])
     for phase, rows in moments.groupby("phase", sort=False):
+        late = float(rows["number"].iloc[0]) > 0.9 * last  # its name goes where there is room for it
         figure.add_vline(
             x=float(rows["number"].iloc[0]), line={"color": colour("limit", dark), "width": 1, "dash": "dot"}
         )
         figure.add_annotation(
-            x=float(rows["number"].iloc[0]), y=1, yref="paper", text=f" {phase}", showarrow=False,
-            xanchor="left", yanchor="bottom",
+            x=float(rows["number"].iloc[0]), y=1, yref="paper", text=f" {phase} ", showarrow=False,
+            xanchor="right" if late else "left", yanchor="bottom",
         )  # fmt: skip
-    figure.update_xaxes(title="moments of the step, in order", range=[0, float(moments["number"].iloc[-1])])
+    figure.update_xaxes(title="moments of the step, in order", range=[0, last])
     figure.update_yaxes(title=unit, range=[0, 1.08 * top / size])
     alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
     return finished(

@@ -18,7 +18,9 @@ CPU = (
 TABLE = {
     "Part": st.column_config.TextColumn(pinned=True),
     "Held": st.column_config.TextColumn(),
-    "Share": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0),
+    "Share": st.column_config.ProgressColumn(
+        format="percent", min_value=0.0, max_value=1.0, help="Of the peak; on a CPU, of what tensors hold."
+    ),
     "What it is": st.column_config.TextColumn(width="large"),
 }
 CHANGES = {
@@ -36,9 +38,21 @@ def on_cpu(found: MemoryBreakdown) -> bool:
 
 
 def table(found: MemoryBreakdown) -> pd.DataFrame:
-    """The categories at the peak in words."""
+    """The categories at the peak in words. On a CPU shares are of what tensors hold: the process would hide them."""
+    tensors = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
+
+    def share(category: str, size: float, frac: float) -> float | None:
+        if not on_cpu(found):
+            return frac
+        return size / tensors if category != "other" and tensors else None
+
     rows = [
-        {"Part": part.label, "Held": words.size(part.bytes), "Share": part.frac, "What it is": part.about}
+        {
+            "Part": part.label,
+            "Held": words.size(part.bytes),
+            "Share": share(part.category, part.bytes, part.frac),
+            "What it is": part.about,
+        }
         for part in found.parts.itertuples()
         if part.bytes != 0
     ]

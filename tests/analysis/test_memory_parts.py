@@ -106,7 +106,9 @@ def test_pure_16_bit_weights_and_unmeasured_categories_are_named_for_what_they_a
 
 def test_notes_say_what_would_help_and_what_would_not(tmp_path):
     notes = memory_breakdown(run_of(tmp_path)).notes
-    assert any("are activations" in n for n in notes) and any("Autocast would halve" in n for n in notes)
+    assert any("checkpointing or 16 bits makes" in n for n in notes) and any("would halve" in n for n in notes)
+    notes = memory_breakdown(run_of(tmp_path, "bf16", name="low")).notes
+    assert not any("16 bits makes" in n for n in notes) and any("copies of weights take" in n for n in notes)
     rows = memory_rows(4, "cuda:0", "bf16")
     rows["activations_bytes"] = [1000] * len(rows["step"])
     notes = memory_breakdown(run_of(tmp_path, "bf16", name="small", memory=rows)).notes

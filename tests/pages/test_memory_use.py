@@ -31,8 +31,16 @@ def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(PAGE, run="run/a")
     said = words(app)
-    assert "Tensors held most in the forward of blocks.3: mostly activations" in said and "The process as a whole stood at" in said
-    assert metric(app, "In tensors, at most").delta == "resident set of the process"
+    assert (
+        "Tensors held most in the forward of blocks.3: mostly activations" in said
+        and "The process as a whole stood at" in said
+    )
+    found = memory_breakdown(load_run(home.runs / "a"))
+    assert metric(app, "In tensors, at most").delta == "sum of storages"
+    assert metric(app, "Process").value == size(found.total_bytes)
+    assert metric(app, "Process").delta == "resident set"
+    assert app.dataframe[0].value["Share"].sum() == pytest.approx(1.0)
+    assert app.dataframe[0].value["Share"].isna().tolist()[-1]
     assert titles(app)[0] == "Held in tensors, at most"
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
 
