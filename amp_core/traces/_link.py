@@ -80,8 +80,8 @@ def link(kept: Kept) -> Host:
     names, stepping = np.asarray(spans.name), np.array([n for n, kind in enumerate(kinds) if kind.step >= 0])
     parts = [order[bounds[n] : bounds[n + 1]] for n in range(kept.threads)]
     one_pass = _Pass(kept, kinds, host)
-    for items in sorted(parts, key=lambda part: _rank(names, stepping, part)):
-        one_pass.thread(items)
+    for number, items in enumerate(sorted(parts, key=lambda part: _rank(names, stepping, part))):
+        one_pass.thread(items, beside=number > 0)
     host.steps.sort()
     return host
 
@@ -146,15 +146,19 @@ class _Pass:
         self._host = host
         self._names = np.asarray(kept.spans.name)
         self._marking = np.array([n for n, kind in enumerate(kinds) if kind.phase >= 0])
+        self._nodes = np.array([n for n, kind in enumerate(kinds) if kind.region == BACKWARD])
         self._module_number: dict[str, int] = {}
         self._module_by_sequence: dict[int, int] = {}
 
-    def thread(self, items: Ints) -> None:
-        """Go through one thread's spans and calls, sorted by start, longer ones first."""
+    def thread(self, items: Ints, beside: bool) -> None:
+        """Go through one thread's spans and calls, sorted by start, longer ones first. `beside`: it is not the loop's,
+        so that where it runs autograd's nodes, all it does (a reducer's calls between them) belongs to backward."""
         kept, kinds, host = self._kept, self._kinds, self._host
         spans, calls = kept.spans, kept.calls
         many = len(spans)
         points = self._points(items)
+        own = items[items < many]
+        base = BACKWARD if beside and np.isin(self._names[own], self._nodes).any() else NOWHERE
         phase, since = NOWHERE, 0.0  # as marked by a point in time
         # What lies around: end, operator, outermost operator, module, region, of each open span.
         stack: list[tuple[float, int, int, int, int]] = [(float("inf"), -1, -1, -1, NOWHERE)]
@@ -167,7 +171,7 @@ class _Pass:
                 call = item - many
                 host.op_of_call[call] = op
                 host.module_of_call[call] = module
-                host.region_of_call[call] = WATCH if phase == WATCH else region or phase
+                host.region_of_call[call] = WATCH if phase == WATCH else region or phase or base
                 continue
             kind = kinds[spans.name[item]]
             if kind.phase >= 0:
@@ -195,7 +199,7 @@ class _Pass:
                         self._module_by_sequence[sequence] = module
             if top < 0 and kind.outermost:
                 top = item
-            host.region_of_span[item] = WATCH if phase == WATCH else region or phase
+            host.region_of_span[item] = WATCH if phase == WATCH else region or phase or base
             host.top_of_span[item] = top
             host.module_of_span[item] = module
             stack.append((spans.end[item], op, top, module, region))

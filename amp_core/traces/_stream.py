@@ -34,6 +34,8 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
+_CUT = re.compile(r"[-+.\\\w]*\Z")
+"""What may be left of a file that was cut off where its JSON stops making sense: nothing, or the start of a word."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -122,7 +124,7 @@ class TraceStream:
                 if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
                     raise RunError(f"{self._name} is damaged: {error}") from None
                 if self._ended:
-                    raise self._broken() from None
+                    raise self._broken(error) from None
             else:
                 if end < len(self._text) or self._ended:  # a number at the very end may go on
                     self._at = end
@@ -152,7 +154,8 @@ class TraceStream:
         self._text = self._text[self._at :] + self._decoder.decode(data, final=self._ended)
         self._at = 0
 
-    def _broken(self) -> RunError:
-        if self._ended:
+    def _broken(self, error: json.JSONDecodeError | None = None) -> RunError:
+        if self._ended and (error is None or error.msg.startswith("Unterminated") or _CUT.match(self._text, error.pos)):
             return RunError(f"{self._name} is cut off: it ends in the middle of the trace")
-        return RunError(f"{self._name} is damaged: {self._text[self._at : self._at + 40]!r} is no JSON")
+        at = self._at if error is None else max(self._at, error.pos - 20)
+        return RunError(f"{self._name} is damaged: {self._text[at : at + 40]!r} is no JSON")

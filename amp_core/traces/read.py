@@ -144,7 +144,7 @@ def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def _origin_us(head: Mapping[str, Any]) -> float:

@@ -1,0 +1,279 @@
+"""What a trace becomes: numbers that can be added up by hand, in every layout, and traces that torch itself wrote."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from amp_core.traces import read_trace
+from tests.traces import made
+from tests.traces.made import Made, training, write
+
+
+def read(tmp_path, document, name="trace.json"):
+    trace = read_trace(write(tmp_path / name, document))
+    return trace, pd.DataFrame(trace.kernels)
+
+
+def us(rows, column):
+    """Time by what stands in a column; "" where nothing does."""
+    return rows.groupby(rows[column].fillna(""))["total_us"].sum().to_dict()
+
+
+@pytest.fixture(params=["new", "old", "list"])
+def layout(request):
+    return request.param
+
+
+def test_every_layout_gives_the_same_rows(tmp_path, layout):
+    _, rows = read(tmp_path, training(layout))
+    _, new = read(tmp_path, training("new"))
+    rows["top_op"] = rows["top_op"].str.removesuffix("0")
+    new["top_op"] = new["top_op"].str.removesuffix("0")
+    pd.testing.assert_frame_equal(rows, new)
+
+
+def test_kernels_are_tied_to_operator_phase_shapes_and_precision(tmp_path, layout):
+    _, rows = read(tmp_path, training(layout))
+    assert set(rows["step"]) == {5} and set(rows["steps"]) == {2} and set(rows["device"]) == {"cuda:0"}
+    assert us(rows, "phase") == {"forward": 600, "backward": 1000, "optimizer": 100}
+    forward = rows[(rows["name"] == made.GEMM) & (rows["phase"] == "forward")].iloc[0]
+    assert (forward["op"], forward["top_op"], forward["count"]) == ("aten::addmm", "aten::linear", 2)
+    assert (forward["tensor_core"], forward["precision"], forward["category"]) == ("yes", "fp16", "gemm")
+    assert json.loads(forward["in_shapes"]) == [[4], [8, 16], [16, 4]]
+    assert json.loads(forward["in_dtypes"]) == ["c10::Half"] * 3
+    backward = rows[(rows["phase"] == "backward") & (rows["category"] == "gemm")]
+    assert backward["op"].tolist() == ["aten::mm", "aten::mm"]
+    assert set(backward["top_op"].str.removesuffix("0")) == {"AddmmBackward"}
+    assert dict(zip(backward["name"], backward["precision"], strict=True)) == {made.GEMM: "fp16", made.SIMT: "fp32"}
+    assert us(rows, "category") == {
+        "memcpy": 80,
+        "cast": 20,
+        "gemm": 1000,
+        "elementwise": 100,
+        "communication": 400,
+        "reduction": 20,
+        "optimizer": 80,
+    }
+
+
+def test_the_window_adds_up(tmp_path, layout):
+    trace, rows = read(tmp_path, training(layout))
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    named = None if layout == "list" else "NVIDIA A100-SXM4-80GB"
+    assert window == {
+        "step": 5,
+        "steps": 2,
+        "device": "cuda:0",
+        "device_name": named,
+        "wall_us": 1990,
+        "busy_us": 2 * (300 + 490),
+        "idle_us": 1990 - 2 * 790,
+        "data_us": 200,
+        "idle_data_us": 200,
+        "watch_us": 0,
+        "kernel_us": rows["total_us"].sum(),
+        "launches": 18,
+        "cast_us": 20,
+        "communication_us": 400,
+        "communication_alone_us": 2 * (900 - 760),
+        "sync_us": 520,
+        "syncs": 2,
+    }
+
+
+def test_phases_of_steps_are_times_of_the_device(tmp_path, layout):
+    trace, _ = read(tmp_path, training(layout))
+    steps = pd.DataFrame(trace.step_rows)
+    assert steps["step"].tolist() == [5, 6] and steps["step_ms"].tolist() == [0.99, 0.99]
+    assert steps["time_s"].tolist() == pytest.approx([0.99e-3, 1.99e-3])
+    assert steps["data_ms"].tolist() == [0.1, 0.1]
+    assert steps["forward_ms"].tolist() == pytest.approx([0.35, 0.35])  # until the ReLU is done at 450
+    assert steps["backward_ms"].tolist() == pytest.approx([0.31, 0.31])  # until the last product at 760
+    assert steps["optimizer_ms"].tolist() == pytest.approx([0.19, 0.19])
+
+
+def test_operators_are_of_the_first_step(tmp_path):
+    trace, _ = read(tmp_path, training())
+    ops = pd.DataFrame(trace.ops).set_index("op")
+    assert set(ops["step"]) == {5} and (ops["count"] == 1).all()
+    assert ops.loc["aten::addmm", "in_dtypes"] == "float16"
+    assert ops.loc["aten::relu", "phase"] == "forward" and ops.loc["aten::_foreach_norm", "phase"] == "optimizer"
+    casts = ops.loc[["aten::copy_"]]
+    assert sorted(casts["cast_bytes"]) == [0, 16 * 4 * 2]
+    assert "aten::linear" not in ops.index and "record_param_comms" not in ops.index
+
+
+@pytest.mark.parametrize(
+    ("modules", "name", "whole"),
+    [("ampscope", "blocks.0.fc", ""), ("python", "Net_0.Linear_3", "Net_0"), (None, None, None)],
+)
+def test_modules_are_those_around_the_operator_and_in_backward_its_forwards(tmp_path, modules, name, whole):
+    trace, rows = read(tmp_path, training(modules=modules))
+    products = rows[rows["category"] == "gemm"]
+    assert set(products["phase"]) == {"forward", "backward"} and set(products["module"]) == {name}
+    assert set(rows[rows["op"] == "aten::relu"]["module"]) == {whole}
+    assert rows[rows["phase"] == "optimizer"]["module"].isna().all()
+    assert pd.DataFrame(trace.ops).set_index("op").loc["aten::addmm", "module"] == name
+
+
+def test_without_marked_steps_the_trace_is_one_window_without_a_number(tmp_path):
+    document = training()
+    document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+    trace, rows = read(tmp_path, document)
+    assert rows["step"].isna().all() and rows["steps"].isna().all() and trace.steps == 0
+    assert us(rows, "phase") == {"forward": 600, "backward": 1000, "optimizer": 100}
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert window["step"] is None and window["wall_us"] == 1960 and window["busy_us"] == 1580
+
+
+def test_steps_that_do_not_follow_one_another_are_windows_of_their_own(tmp_path):
+    document = training(steps=3)
+    for event in document["traceEvents"]:
+        if event["name"] == "ProfilerStep#7":
+            event["name"] = "ProfilerStep#50"
+    trace, rows = read(tmp_path, document)
+    windows = pd.DataFrame(trace.windows)
+    assert windows[["step", "steps", "launches"]].values.tolist() == [[5, 2, 18], [50, 1, 9]]
+    assert rows[rows["step"] == 50]["total_us"].sum() == 850
+
+
+def test_what_was_launched_outside_of_the_steps_has_no_step(tmp_path):
+    document = training(steps=2)
+    document["traceEvents"] = [e for e in document["traceEvents"] if e["name"] != "ProfilerStep#6"]
+    trace, rows = read(tmp_path, document)
+    assert rows[rows["step"].isna()]["total_us"].sum() == rows[rows["step"] == 5]["total_us"].sum() == 850
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    assert (window["steps"], window["launches"], window["wall_us"]) == (1, 9, 990)
+
+
+def test_kernels_of_a_graph_belong_to_the_call_that_launched_it(tmp_path):
+    graph = Made()
+    graph.op("aten::graph_user", 0, 50)
+    graph.event("call", "cudaGraphLaunch", 10, 5, 1, correlation=9)
+    for i in range(3):
+        graph.event("kernel", made.GEMM, 20 + 10 * i, 10, 7, correlation=9, device=0)
+    _, rows = read(tmp_path, graph.document())
+    assert rows[["op", "count", "total_us"]].values.tolist() == [["aten::graph_user", 3, 30]]
+
+
+def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_path):
+    lone = Made()
+    lone.op("aten::mm", 0, 50)
+    lone.event("kernel", "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN", 20, 10, 7, correlation=9, device=0)
+    lone.events[-1]["args"]["External id"] = lone.events[0]["args"]["External id"]
+    lone.event("kernel", made.GEMM, 40, 10, 7, correlation=99, device=0)
+    lone.events[-1]["args"]["External id"] = 99
+    _, rows = read(tmp_path, lone.document())
+    assert rows["op"].fillna("").tolist() == ["aten::mm", ""] and rows["phase"].fillna("").tolist() == ["forward", ""]
+
+
+def test_several_devices_have_a_window_each(tmp_path):
+    document = training()
+    for event in document["traceEvents"]:
+        if event["name"] == made.NCCL:
+            event["args"]["device"] = 1
+    document["deviceProperties"].append({"name": "other"})
+    trace, rows = read(tmp_path, document)
+    windows = pd.DataFrame(trace.windows).set_index("device")
+    assert windows.loc["cuda:1", "busy_us"] == 400 and windows.loc["cuda:1", "device_name"] == "other"
+    assert windows.loc["cuda:0", "communication_us"] == 0
+    assert us(rows, "device") == {"cuda:0": 1300, "cuda:1": 400}
+
+
+def test_inference_is_forward(tmp_path):
+    quiet = Made()
+    quiet.op("aten::mm", 0, 50)
+    quiet.kernel(made.GEMM, 20, 10, 5)
+    _, rows = read(tmp_path, quiet.document())
+    assert rows["phase"].tolist() == ["forward"]
+
+
+def test_a_second_micro_batch_and_zero_grad_between_do_not_hide_forward(tmp_path):
+    two = Made()
+    for at in (0, 200):
+        two.op("aten::mm", at, 20)
+        two.kernel(made.GEMM, at + 20, 10, at + 5)
+        two.event("mark", "Optimizer.zero_grad#SGD.zero_grad", at + 30, 5, 1)
+        two.op("MmBackward0", at + 60, 20, 2)
+        two.kernel(made.GEMM, at + 90, 10, at + 65, 2)
+    two.event("mark", "Optimizer.step#SGD.step", 300, 10, 1)
+    two.kernel(made.ADAM, 310, 10, 305)
+    two.kernel(made.RELU, 400, 10, 390)
+    _, rows = read(tmp_path, two.document())
+    assert us(rows, "phase") == {"forward": 20, "backward": 20, "optimizer": 10, "": 10}
+
+
+def test_amp_scopes_own_kernels_are_told_apart(tmp_path):
+    own = Made()
+    own.event("mark", "ProfilerStep#0", 0, 1000, 1)
+    own.event("mark", "ampscope.phase:data", 0, 1, 1)
+    own.event("mark", "ampscope.phase:forward", 100, 1, 1)
+    own.op("aten::mm", 110, 20)
+    own.kernel(made.GEMM, 200, 100, 115)
+    own.event("mark", "ampscope.phase:watch", 150, 1, 1)
+    own.op("aten::abs", 160, 20)
+    own.kernel(made.RELU, 250, 100, 170)
+    own.event("mark", "ampscope.phase:backward", 400, 1, 1)
+    own.op("MmBackward0", 410, 10, 2)
+    own.kernel(made.GEMM, 450, 50, 415, 2)
+    own.event("mark", "ampscope.phase:after_backward", 430, 1, 1)
+    own.op("aten::norm", 500, 10)
+    own.kernel(made.NORM, 520, 10, 505)
+    own.event("mark", "ampscope.phase:optimizer", 540, 1, 1)
+    own.event("mark", "ampscope.phase:watch", 545, 1, 1)
+    own.event("mark", "ampscope.phase:optimizer", 560, 1, 1)
+    own.op("aten::_fused_sgd_", 570, 10)
+    own.kernel(made.ADAM, 600, 10, 575)
+    trace, rows = read(tmp_path, own.document())
+    assert us(rows, "phase") == {"forward": 100, "watch": 100, "backward": 50, "optimizer": 20}
+    (window,) = pd.DataFrame(trace.windows).to_dict("records")
+    # Alone from 300 to 350; idle while it was at work: 150 to 200, 350 to 400 and 545 to 560.
+    assert (window["data_us"], window["watch_us"]) == (100, 50 + 50 + 50 + 15)
+    assert window["busy_us"] + window["idle_us"] == window["wall_us"] == 1000
+
+
+def test_a_trace_of_a_cpu_has_operators_and_their_own_time(tmp_path):
+    file = tmp_path / "cpu.json.gz"
+    model = torch.nn.Linear(8, 4)
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for number in range(3):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                model(torch.ones(2, 8)).sum().backward()
+    profiler.export_chrome_trace(str(file))
+    trace = read_trace(file)
+    rows = pd.DataFrame(trace.kernels)
+    assert rows["tensor_core"].isna().all() and set(rows["device"]) == {"cpu"} and trace.device == "cpu"
+    windows = pd.DataFrame(trace.windows)
+    assert windows["steps"].tolist() == [3] and windows["launches"].isna().all()
+    product = rows[rows["op"] == "aten::addmm"].iloc[0]
+    assert (product["count"], product["category"], product["precision"]) == (3, "gemm", "fp32")
+    assert product["phase"] == "forward" and product["top_op"] == "aten::linear"
+    outer = rows[rows["op"] == "aten::linear"]
+    assert 0 < outer["total_us"].sum() < sum(trace.windows["busy_us"])
+    inside = rows[rows["step"].notna()]
+    assert inside["total_us"].sum() == pytest.approx(windows["kernel_us"].sum())
+
+
+def test_head_of_the_trace(tmp_path):
+    trace, _ = read(
+        tmp_path,
+        training(
+            distributedInfo={"backend": "nccl", "rank": 3, "world_size": 8},
+            cuda_runtime_version=12040,
+            baseTimeNanoseconds=10**18,
+            junk={"x": 1},
+        ),
+    )
+    assert (trace.rank, trace.world_size, trace.device) == (3, 8, "cuda:0")
+    assert trace.gpus == [
+        {
+            "name": "NVIDIA A100-SXM4-80GB",
+            "capability": "8.0",
+            "memory_bytes": 85 * 10**9,
+            "multiprocessors": 108,
+        }
+    ]
+    assert trace.facts == {"schemaVersion": 1, "cuda_runtime_version": 12040}
+    assert trace.began_us == made.BASE + 1e15

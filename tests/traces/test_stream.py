@@ -1,0 +1,212 @@
+"""Any bytes under a trace's name: events, or one sentence."""
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from amp_core import RunError
+from amp_core.traces import _stream, read_trace
+from amp_core.traces._stream import TraceStream
+from tests.traces.made import training, write
+
+SOUND = json.dumps(training()).encode()
+
+
+def sentence(file):
+    with pytest.raises(RunError) as caught:
+        read_trace(file)
+    said = str(caught.value)
+    assert said.startswith("trace=") and "\n" not in said and len(said) < 300
+    return said
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "named otherwise"])
+def test_events_come_in_order_and_the_rest_is_the_head(tmp_path, name):
+    document = training(distributedInfo={"rank": 1})
+    stream = TraceStream(write(tmp_path / name, document))
+    assert list(stream) == document["traceEvents"]
+    assert stream.head == {k: v for k, v in document.items() if k != "traceEvents"}
+
+
+def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
+    document = training(steps=1, text='ü€😀\\"{[', number=-12.5e-3, nothing=None)
+    file = write(tmp_path / "t.json", document)
+    for size in (1, 2, 3, 7, 64):
+        monkeypatch.setattr(_stream, "CHUNK_BYTES", size)
+        stream = TraceStream(file)
+        assert list(stream) == document["traceEvents"] and stream.head["text"] == document["text"]
+        assert stream.head["number"] == -12.5e-3
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is cut off"),
+        (b"   ", "is cut off"),
+        (b"PK\x03\x04", "it begins with 'P'"),
+        (b"# text", "it begins with '#'"),
+        (b"{}", "has no list of traceEvents"),
+        (b'{"schema": 1, "run_id": "a"}', "has no list of traceEvents"),
+        (b'{"traceEvents": {}}', "has no list of traceEvents"),
+        (b'{"traceEvents": [1]}', "has a int among its events"),
+        (b'{"traceEvents": []}', "holds no operator and no kernel"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "holds no operator and no kernel"),
+        (b"[]", "holds no operator and no kernel"),
+        (b'{"traceEvents": [{"ph": }]}', "is damaged"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "is damaged"),
+        (b'{"traceEvents": [' + b'{"a":' * 100_000, "is nested deeper"),
+        (b'{"a": ' + b"[" * 100_000, "is nested deeper"),
+        (b'{"traceEvents" [', "is damaged"),
+        (b"\x1f\x8bgarbage", "cannot be read"),
+        (gzip.compress(SOUND)[:300], "cannot be read"),
+        (gzip.compress(SOUND)[:-20] + b"\x00" * 20, "cannot be read"),
+        (b"\xff\xfe{\x00}\x00", "it begins with"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(tmp_path, data, said):
+    file = tmp_path / "t.json"
+    file.write_bytes(data)
+    assert said in sentence(file)
+
+
+def test_what_is_no_file_is_one_sentence(tmp_path):
+    assert "is no file" in sentence(tmp_path)
+    assert "is no file" in sentence(tmp_path / "none.json")
+
+
+def test_a_trace_cut_off_anywhere_is_one_sentence(tmp_path):
+    file = tmp_path / "t.json"
+    for end in range(0, len(SOUND) - 1, 97):
+        file.write_bytes(SOUND[:end])
+        assert "is cut off" in sentence(file)
+
+
+def test_a_bare_list_may_lack_its_end(tmp_path):
+    events = json.dumps(training("list")).encode()
+    file = tmp_path / "t.json"
+    file.write_bytes(events[:-1])
+    assert len(read_trace(file).kernels["name"]) == len(
+        read_trace(write(tmp_path / "u.json", training("list"))).kernels["name"]
+    )
+
+
+def test_a_packed_trace_that_never_ends_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_stream, "MAX_BYTES", 2**22)
+    file = tmp_path / "t.json.gz"
+    file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
+    assert "is longer than" in sentence(file)
+
+
+def test_one_endless_value_is_refused_without_being_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(_stream, "MAX_VALUE_CHARS", 2**20)
+    file = tmp_path / "t.json.gz"
+    file.write_bytes(gzip.compress(b'{"x": "' + b"a" * 2**26))
+    tracemalloc.start()
+    assert "is damaged" in sentence(file)
+    assert tracemalloc.get_traced_memory()[1] < 2**25
+    tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_trace(tmp_path):
+    """Events that are not kept cost nothing, whatever their number."""
+    peaks = []
+    for events in (2_000, 40_000):
+        file = tmp_path / f"{events}.json"
+        flow = json.dumps({"ph": "s", "id": 1, "cat": "ac2g", "name": "ac2g", "args": {"x": "y" * 200}})
+        file.write_text(json.dumps(training())[:-1] + f', "x": 1, "traceEvents": [{",".join([flow] * events)}]}}')
+        tracemalloc.start()
+        assert sum(1 for _ in TraceStream(file)) > events
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 12 * _stream.CHUNK_BYTES
+
+
+def read_or_say(file):
+    """The trace, or None where it is refused with a sentence of the right form."""
+    try:
+        return read_trace(file)
+    except RunError as error:
+        said = str(error)
+    assert said.startswith("trace=") and len(said) < 300
+    return None
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from([-1, 2**63, 1e300, "7"])
+)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+ARGS = st.dictionaries(
+    st.sampled_from(
+        [
+            "External id",
+            "correlation",
+            "device",
+            "Input Dims",
+            "Input type",
+            "Sequence number",
+            "Fwd thread id",
+            "stream",
+        ]
+    ),
+    VALUES,
+)
+EVENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "ph": st.sampled_from(["X", "M", "s", 3]),
+        "cat": st.sampled_from(
+            ["cpu_op", "kernel", "user_annotation", "cuda_runtime", "python_function", "Operator", [], None]
+        ),
+        "name": st.sampled_from(
+            [
+                "aten::mm",
+                "ProfilerStep#1",
+                "ProfilerStep#99",
+                "MmBackward0",
+                "Optimizer.step#A",
+                "nn.Module: L",
+                "nccl",
+                7,
+            ]
+        )
+        | st.text(max_size=4),
+        "pid": VALUES,
+        "tid": VALUES,
+        "ts": st.integers(0, 50) | VALUES,
+        "dur": st.integers(0, 30) | VALUES,
+        "args": ARGS | VALUES,
+    },
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(EVENTS, max_size=25), st.dictionaries(st.sampled_from(["deviceProperties", "distributedInfo"]), VALUES))
+def test_any_events_become_rows_or_one_sentence(tmp_path, events, head):
+    from amp_core import load_run
+    from amp_core.traces import import_traces
+
+    file = write(tmp_path / "t.json", head | {"traceEvents": events})
+    target = tmp_path / f"run{sum(1 for _ in tmp_path.iterdir())}"
+    trace = read_or_say(file)
+    if trace is None:
+        return
+    for window in range(len(trace.windows.get("wall_us", []))):
+        parts = [trace.windows[c][window] for c in ("busy_us", "idle_us", "wall_us")]
+        assert parts[0] + parts[1] == pytest.approx(parts[2]) and min(parts) >= 0
+    import_traces([file], target)
+    load_run(target).validate(full=True)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_bytes_are_rows_or_one_sentence(tmp_path, data):
+    bad = bytearray(SOUND)
+    for _ in range(data.draw(st.integers(1, 4))):
+        bad[data.draw(st.integers(0, len(bad) - 1))] = data.draw(st.integers(0, 255))
+    file = tmp_path / "t.json"
+    file.write_bytes(bytes(bad))
+    read_or_say(file)
