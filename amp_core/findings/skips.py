@@ -13,6 +13,8 @@ from amp_core.run import Run
 
 ALWAYS = 0.9
 """A schedule that moves at so large a share of the steps moves with each step."""
+MUCH_LOWER = 8.0
+"""Gradients vary from step to step by a few times; a skip at a scale so much lower is of another sort."""
 
 
 def scheduler_steps_on_skip(run: Run) -> list[Finding]:
@@ -133,7 +135,7 @@ def branch_always_skipped(run: Run) -> list[Finding]:
 
 
 def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
-    """Single skips at a scale at which ten steps in a row were made before, none of them just after a growth."""
+    """Single skips far below a scale at which ten steps were made before, with no growth since the last skip."""
     episodes = skip_episodes(run)
     after_start = episodes[
         (episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS) & (episodes["skips"] == 1)
@@ -141,12 +143,14 @@ def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
     clean: dict[float, int] = {}
     proven: set[float] = set()
     bad: list[int] = []
+    before, grown = np.inf, False  # a scale that grew since the last skip may simply have grown too large
     singles = set(after_start["first"].tolist())
     for step, scale, skipped in zip(trace["step"], trace["loss_scale"], trace["skipped"], strict=True):
+        grown, before = grown or scale > before, scale
         if skipped:
-            if int(step) in singles and any(scale <= known for known in proven):
+            if int(step) in singles and not grown and any(scale * MUCH_LOWER <= known for known in proven):
                 bad.append(int(step))
-            clean = {}
+            clean, grown = {}, False
         else:
             clean[scale] = clean.get(scale, 0) + 1
             if clean[scale] >= 10:

@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -244,7 +244,17 @@ def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
     """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients."""
     bad = _nonfinite(attempt)
-    rows: dict[str, list[Any]] = {"step": [], "time_s": [], "kind": [], "name": [], "detail": []}
+    rows: dict[str, list[Any]] = {
+        column: [] for column in ("step", "time_s", "kind", "name", "detail", "value", "limit")
+    }
+    for name, ratio in _logged_scaled(attempt):
+        rows["step"].append(attempt.step)
+        rows["time_s"].append(attempt.time_s)
+        rows["kind"].append("logged scaled")
+        rows["name"].append(name)
+        rows["detail"].append("")
+        rows["value"].append(ratio)
+        rows["limit"].append(attempt.loss_scale)
     if attempt.skipped or bad:
         # Gradients arrive from the last layer to the first: what is non-finite latest in the model was so first.
         first = bad[-1] if bad else ""
@@ -254,7 +264,21 @@ def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
         rows["kind"].append("skipped" if attempt.skipped else "non-finite")
         rows["name"].append(first)
         rows["detail"].append(f"{len(bad)} of {len(attempt.gradients)} gradients non-finite: {named}" if bad else "")
+        rows["value"].append(None)
+        rows["limit"].append(None)
     return rows
+
+
+def _logged_scaled(attempt: Attempt) -> Iterator[tuple[str, float]]:
+    """What the loop logged is the true value times the loss scale, within 1 %: its name, and logged over true."""
+    if attempt.loss_scale < 2 or attempt.skipped:
+        return
+    for name, true in (("loss", attempt.parcel.value("loss")), ("grad_norm", _grad_norm(attempt))):
+        logged = attempt.given(name)
+        if logged is None or not true or not math.isfinite(ratio := logged / true):
+            continue
+        if abs(ratio / attempt.loss_scale - 1) < 0.01:
+            yield name, ratio
 
 
 def _nonfinite(attempt: Attempt) -> list[str]:
