@@ -264,15 +264,18 @@ def _elsewhere(work: pd.DataFrame) -> pd.DataFrame:
     decided = work["policy"].notna() & (work["policy"] != "not applied")
     here = work[(work["kind"] == "cpu") & decided & (work["autocast"] != "disabled")]
     parts = []
-    for op, policy, region, inputs, ran, count in here[
-        ["op", "policy", "autocast", "in_dtypes", "ran", "count"]
-    ].itertuples(index=False, name=None):
+    taken = ["op", "policy", "autocast", "in_dtypes", "ran", "count", "casts"]
+    for op, policy, region, inputs, ran, count, casts in here[taken].itertuples(index=False, name=None):
         on_cuda = autocast.policy(op, "cuda")
         would = _would_run(on_cuda, region, formats_of(inputs))
+        if op == "_log_softmax" and policy == "fp32" and casts > 0:
+            # Within cross_entropy, which the CPU's list has as a whole and CUDA's has not: there it asks log_softmax
+            # for the dtype of its logits, and a policy only sets what a call leaves open.
+            on_cuda, would = None, LABELS.get(region)
         if would is not None and would != ran:
             parts.append((op, policy, on_cuda, ran, would, count))
     table = pd.DataFrame(parts, columns=columns)
-    summed: pd.DataFrame = table.groupby(columns[:5], sort=False)[["count"]].sum().reset_index()
+    summed: pd.DataFrame = table.groupby(columns[:5], sort=False, dropna=False)[["count"]].sum().reset_index()
     return summed.sort_values("count", ascending=False, kind="stable").reset_index(drop=True)
 
 

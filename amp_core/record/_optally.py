@@ -201,7 +201,8 @@ class Tally:
             r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
         )
         bare = name.rpartition("::")[2]
-        self._known[func] = name, views or bare in _NO_WORK or "empty" in bare
+        nothing = views or bare in _NO_WORK or "empty" in bare or name.startswith("prim::")
+        self._known[func] = name, nothing
         return self._known[func]
 
     def _describe(
