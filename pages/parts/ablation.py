@@ -29,8 +29,8 @@ def show() -> None:
         st.markdown("**Loss-scale ablation**")
         st.markdown(
             f"Trains an LSTM on bytes ({WORKLOAD}, size {SIZE}) four times with one seed: in FP32, in FP16 without "
-            f"scaling, with a static scale of 128, and with a dynamic one, {STEPS} steps each, about a minute on a "
-            "CPU. As in the paper (Micikevicius et al. 2017, “Mixed Precision Training”), it fails to train without "
+            f"scaling, with a static scale of 128, and with a dynamic one, {STEPS} steps each: a minute or two on "
+            "a CPU. As in the paper (Micikevicius et al. 2017, “Mixed Precision Training”), it fails to train without "
             "scaling and follows FP32 with either scale: its loss is a mean over so many yes-or-no answers that their "
             "gradients are below FP16's smallest number. Number ranges shows them."
         )

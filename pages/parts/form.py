@@ -34,7 +34,7 @@ WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in wor
 DEFAULTS = TrainConfig()
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 BY_SIZE = "Empty: what suits the size of the workload."
-FITS = "\n\nMemory is an estimate for FP32 with Adam; activations take up to half of theirs under 16-bit autocast."
+FITS = "\n\nA size in GiB is about what FP32 with Adam takes at the default batch size; 16-bit autocast takes less."
 PROFILE_HELP = "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them."
 AUDIT_HELP = "Every so many steps one batch is replayed in FP32, to measure what the recipe loses of its gradients."
 TRACED_STEP = 2
@@ -192,10 +192,12 @@ def _refusal(refused: tuple[str, str] | None, *names: str) -> None:
 
 def _what(choice: tuple[str, str]) -> str:
     workload, size = WORKLOADS[choice[0]], WORKLOADS[choice[0]].sizes[choice[1]]
-    facts = [f"{words.compact(size.parameters)} parameters"]
+    facts = f"{words.compact(size.parameters)} parameters"
     needed = size.memory_bytes()
     if needed >= WORTH_SAYING:
         most = max((devices.memory_bytes(name) or 0 for name, _ in devices.available()[0]), default=0)
-        more = f", more than the {words.size(most)} here" if 0 < most < needed else ""
-        facts.append(f"about {words.size(needed)} of memory{more}")
-    return f"{workload.label} · {size.name} ({', '.join(facts)})"
+        if 0 < most < needed:
+            facts = f"{words.compact(size.parameters)}; needs {words.size(needed)} of {words.size(most)}"
+        else:
+            facts += f", {words.size(needed)}"
+    return f"{workload.label} · {size.name} ({facts})"
