@@ -85,7 +85,7 @@ class Check:
 
 def all_checks() -> list[Check]:
     """Every check: what must be right, the sample runs, what 16 bits buy, and what watching costs."""
-    from tests.gpu import kernel, samples, speed, truth, watching
+    from tests.gpu import kernel, parts, samples, speed, truth, watching
 
     return [
         Check("kernel-exact", kernel.exact, 30),
@@ -93,6 +93,7 @@ def all_checks() -> list[Check]:
         Check("watch-identical", watching.identical, 30),
         Check("watch-waits", watching.waits, 20, cuda_only=True),
         Check("watch-memory", watching.memory, 25, cuda_only=True),
+        Check("memory-parts", parts.memory_parts, 5),
         Check("prediction", truth.prediction, 35),
         Check("samples", samples.samples, 80),
         Check("tensor-cores", truth.tensor_cores, 45, cuda_only=True),

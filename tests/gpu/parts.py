@@ -1,0 +1,83 @@
+"""What is said of a step's memory and of the device, held against the allocator and against what a GPU can tell."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from amp_core import load_run
+from amp_core._gpu import GPM_METRICS
+from amp_core.analysis import device_now, memory_breakdown, not_recorded
+from amp_core.record.device import SHORTEST_S, DeviceSampler
+from amp_core.runlog import RunWriter
+from tests.gpu.checks import Place, Row
+from tests.gpu.loops import Loop, scratch
+
+LOOKED_AT = 4
+"""A step at which `MemoryWatch` looks."""
+PLAIN = ("gpu_util_frac", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz", "throttle")
+"""What every NVIDIA GPU of a server tells."""
+
+
+def memory_parts(place: Place) -> Iterator[Row]:
+    """The peak that is explained against that of an unwatched loop, and how much of it belongs to no tensor."""
+    size = "small" if place.cuda and not place.quick else "tiny"
+    for recipe in ("fp32", "bf16"):
+        with scratch() as folder:
+            bare = _bare_peak(Loop(place, "text-gpt", size, recipe, batch_size=4)) if place.cuda else None
+            watched = Loop(place, "text-gpt", size, recipe, batch_size=4, into=folder / "run", every=1000)
+            watched.run(LOOKED_AT + 2)
+            watched.close()
+            found = memory_breakdown(load_run(folder / "run"), LOOKED_AT)
+        assert found.total_bytes is not None
+        sizes = dict(zip(found.parts["category"], found.parts["bytes"], strict=True))
+        off = found.total_bytes / bare - 1 if bare else None
+        whole = abs(found.parts["bytes"].sum() - found.total_bytes) < 1
+        good = whole and off is not None and abs(off) < 0.02 and sizes["other"] < 0.1 * found.total_bytes
+        told = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in sizes.items() if size >= 2**20)
+        against = f"{off:+.2%} of a bare loop's; " if off is not None else ""
+        yield Row(
+            f"memory of a step, text-gpt {size}, {recipe}",
+            "adds up to a bare loop's peak within 2 %, less than 10 % of it unexplained",
+            f"{found.total_bytes / 2**20:,.0f} MiB {found.moment}, {against}in MiB: {told}",
+            place.judged(good),
+            {"bytes": sizes, "peak": found.total_bytes, "bare": bare},
+        )
+    if place.cuda:
+        yield from _device(place)
+
+
+def _bare_peak(loop: Loop) -> int:
+    loop.run(3)
+    torch.cuda.reset_peak_memory_stats(loop.place.device)
+    loop.run(2)
+    peak = torch.cuda.max_memory_allocated(loop.place.device)
+    loop.close()
+    return peak
+
+
+def _device(place: Place) -> Iterator[Row]:
+    loop = Loop(place, "text-gpt", "tiny" if place.quick else "small", "bf16")
+    loop.run(3)
+    with scratch() as folder:
+        writer = RunWriter(folder / "run")
+        observer = DeviceSampler(writer, place.device, SHORTEST_S)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            loop.run(5)
+        observer.close()
+        writer.close()
+        run = load_run(folder / "run")
+        now, missing = device_now(run), not_recorded(run)
+    loop.close()
+    hopper = torch.cuda.get_device_capability(place.device) >= (9, 0)
+    wanted = (*PLAIN, *GPM_METRICS) if hopper else PLAIN
+    silent = [name for name in wanted if getattr(now, name) is None]
+    told = ", ".join(f"{n}={getattr(now, n)}" for n in (*PLAIN, *GPM_METRICS) if getattr(now, n) is not None)
+    yield Row(
+        "what the device tells",
+        "counters too" if hopper else "all but counters",
+        f"{now.samples} samples; {told}{'; not: ' + '; '.join(missing) if missing else ''}",
+        place.judged(not silent and now.samples >= 3),
+        {"samples": now.samples, "missing": missing},
+    )
