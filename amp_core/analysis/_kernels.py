@@ -43,12 +43,16 @@ _WINDOW_NUMBERS = (
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
     """Rows of `kernels` with total_us above 0, of the window that begins at `step` or of all; null texts are "".
 
+    What was launched outside of the windows is left out.
+
     `tensor_core` is yes, no, unknown, or "" where nothing is claimed (a CPU). Unless `everything` is wanted, kernels of
     watching itself are left out, and copies and fills, which are no kernels.
     """
     frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
+    if frame["step"].notna().any():  # where steps are marked, a row without one was launched outside of them
+        frame = frame[frame["step"].notna()]
     if not everything:
         frame = frame[(frame["phase"] != "watch") & ~frame["category"].isin(COPIES)]
     on_cpu = frame["device"].str.startswith("cpu")

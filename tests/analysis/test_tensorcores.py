@@ -122,6 +122,12 @@ def test_a_trace_that_marks_no_steps_is_one_window(tmp_path: Path) -> None:
     assert use.kernel_us == 200.0 and use.has_tensor_cores is None
 
 
+def test_what_was_launched_outside_of_marked_steps_is_in_no_window(tmp_path: Path) -> None:
+    outside = [row | {"step": None, "steps": None} for row in THREE]
+    run = made(tmp_path / "r", THREE + outside)
+    assert tensor_core_use(run).kernel_us == 200.0 and len(profiled_windows(run)) == 1
+
+
 def test_a_writer_that_knows_no_categories_is_understood(tmp_path: Path) -> None:
     row = {"step": [0], "name": ["volta_sgemm_128x64_nn"], "count": [1], "total_us": [9.0], "tensor_core": ["no"]}
     run = made(tmp_path / "r", THREE[:0] or [kernel("x", 1.0, 1, "", "aten::mm", "no")], kernels=row)
