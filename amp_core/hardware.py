@@ -131,8 +131,8 @@ class Advice:
 def gpu_of(name: object, capability: object) -> Gpu:
     """A `Gpu` from what a run's head or a driver says: capability as `8.0` or as two numbers."""
     said = str(name or "")
-    if isinstance(capability, tuple | list) and len(capability) == 2:
-        return Gpu(said, (int(capability[0]), int(capability[1])))
+    if isinstance(capability, tuple | list) and len(capability) == 2 and all(isinstance(n, int) for n in capability):
+        return Gpu(said, (capability[0], capability[1]))
     found = re.fullmatch(r"(\d{1,2})\.(\d)", str(capability or ""))
     return Gpu(said, (int(found[1]), int(found[2])) if found else None)
 

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import TensorCoreUse, answer_shares, at_stake, kernel_table, matrix_ops, tensor_core_use
 from amp_core.figures import answer_figure, kernel_figure
 from amp_core.hardware import Gpu
-from pages.parts import charts, empty, head, kernels, loaders, profiled, words
+from pages.parts import charts, empty, hardware, head, kernels, loaders, profiled, words
 
 WORTH_SAYING = 0.01  # of kernel time
 
@@ -42,6 +42,7 @@ def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
 head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
+    hardware.of(run)
     empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}")
 
 step = profiled.pick(run)
@@ -58,3 +59,4 @@ charts.show(kernel_figure(table, charts.dark(), title), "tensor_cores.kernels")
 st.caption(f"{profiled.said(run, step)} Copies and what AMPscope itself runs are left out.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)
+hardware.of(run)

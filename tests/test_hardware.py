@@ -118,7 +118,7 @@ def test_a_cpu_is_judged_by_its_instructions(flags, recipe, names):
 
 @pytest.mark.parametrize(
     ("said", "capability"),
-    [("8.0", (8, 0)), ((9, 0), (9, 0)), ([12, 0], (12, 0)), (None, None), ("8", None), ("x", None)],
+    [("8.0", (8, 0)), ((9, 0), (9, 0)), ([12, 0], (12, 0)), (None, None), ("8", None), (["x", {}], None)],
 )
 def test_a_capability_is_read_as_heads_and_drivers_write_it(said, capability):
     assert gpu_of("NVIDIA", said).capability == capability

@@ -41,10 +41,11 @@ def here() -> None:
 def of(run: Run) -> None:
     """The card of the machine on which `run` was recorded; nothing where its head does not say."""
     environment = run.head.environment
-    listed_gpus = environment.get("gpus")
-    gpus = [gpu_of(g.get("name"), g.get("capability")) for g in listed_gpus or [] if isinstance(g, dict)]
+    told = environment.get("gpus")  # other programs write heads too
+    dicts = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    gpus = [gpu_of(gpu.get("name"), gpu.get("capability")) for gpu in dicts]
     cpu = environment.get("cpu")
-    if not gpus and not cpu:
+    if not gpus and not isinstance(cpu, str):
         return
     with st.container(border=True):
         st.markdown("**What the machine of this run can do**")

@@ -99,3 +99,35 @@ def test_the_card_of_a_cpu(home, open_app, machine):
     said = words(open_app(START))
     assert "No GPU to train on: there is no NVIDIA driver here." in said
     assert "no 16-bit matrix instructions" in said and "Try **FP32** first." in said
+
+
+TENSOR_CORES = "pages/tensor_cores.py"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {"gpus": [{"name": "Tesla V100", "capability": "7.0"}] * 2, "cpu": "a CPU"},
+            ["2 × Tesla V100: Tensor cores for FP16; not BF16, TF32 or FP8", "Try FP16 AMP first."],
+        ),
+        (
+            {"gpus": [{"name": "GeForce GTX 1080", "capability": "6.1"}]},
+            ["No tensor cores: they came with", "Try FP32"],
+        ),
+        ({"gpus": [], "cpu": "Xeon", "cpu_16bit": ["amx_bf16"]}, ["Xeon: BF16 by AMX tiles.", "Try BF16 AMP first."]),
+        ({"cpu": "Xeon", "cpu_16bit": []}, ["Xeon: no 16-bit matrix instructions", "Try FP32 first."]),
+        ({"cpu": "Xeon"}, ["Xeon: its instructions are not known.", "Try FP32 first."]),
+        ({"gpus": [{"name": 7, "capability": ["x", {}]}, "no"]}, ["7: Not an NVIDIA GPU of a generation known here"]),
+        ({"gpus": 5, "cpu": {"a": 1}}, []),
+    ],
+)
+def test_the_card_of_the_machine_of_a_run(home, open_app, environment, said):
+    with RunWriter(home.runs / "a", environment=environment) as writer:
+        writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.9]})
+    app = open_app(TENSOR_CORES, run="run/a")
+    assert not app.exception
+    shown = words(app).replace("**", "")
+    for part in said:
+        assert part in shown
+    assert ("What the machine of this run can do" in shown) is bool(said)
