@@ -67,6 +67,12 @@ def of_token(name: str) -> str | None:
     return _word(found.group(1)) if found else of_template(name)
 
 
+def of_instruction(name: str) -> str | None:
+    """The same where an instruction is named: FP32 beside it is what it adds up in."""
+    found = of_token(name)
+    return None if found == "fp32" else found
+
+
 _PAIRS = re.compile(rf"_({_TYPE})({_TYPE})_({_TYPE})({_TYPE})(?:_|$)")
 _FIRST_PAIR = re.compile(rf"_({_TYPE})({_TYPE})(?=_|$)")
 
@@ -91,7 +97,9 @@ def of_xmma_tensor(name: str) -> str | None:
 
 _LETTERS = {"s": "fp32", "d": "fp64", "h": "fp16", "c": "fp32", "z": "fp64", "i": "int8", "gc": "fp32", "gz": "fp64"}
 _SIMT = re.compile(rf"simt_(?:({_TYPE})_)?([a-z])(?:gemm|fprop|dgrad|wgrad|\w*?gemm)\w*?(?:_({_TYPE}))?(?:_|$|\W)")
-_BLAS = re.compile(r"_(?:(fp16|bf16|int8)\w*_)?(gc|gz|[sdhczi])(?:gemm|cudnn|trsm|symm|syrk)")
+_BLAS = re.compile(
+    r"_(?:(fp16|bf16|int8)\w*_)?(gc|gz|[sdhczi])(?:gemm|cudnn|trsm|symm|syrk)(?:_(fp16|bf16|int8))?", flags=re.ASCII
+)
 
 
 def of_simt(name: str) -> str | None:
@@ -107,7 +115,7 @@ def of_blas(name: str) -> str | None:
     found = _BLAS.search(name)
     if not found:
         return None
-    return _word(found.group(1)) or _LETTERS.get(found.group(2))
+    return _word(found.group(1)) or _word(found.group(3)) or _LETTERS.get(found.group(2))
 
 
 _SHAPED = re.compile(
@@ -124,6 +132,8 @@ def of_shape(name: str) -> str | None:
 
     Without any of these A is of the accumulator's type: half, double, or FP32, which a tensor core takes as TF32.
     """
+    if "cutlass3x" in name:
+        return of_cutlass(name)
     found = _SHAPED.search(name)
     if not found:
         return of_token(name)

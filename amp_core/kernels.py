@@ -167,13 +167,13 @@ RULES = (
     ),
     _rule(r"xmma_\w*(?:depthwise|dwconv)", "unknown", types.of_xmma, "xmma by channel: exists for both"),
     _rule(
-        r"sm(?:[789]\d|1\d\d)_xmma_\w*(?:tf32|bf16|f16|e4m3|e5m2|e2m1)",
+        r"sm(?:[789]\d|1\d\d)_xmma_(?!\w*_[iu][48])\w*(?:tf32|bf16|f16|e4m3|e5m2|e2m1)",
         "yes",
         types.of_xmma,
         "xmma in a type that its CUDA-core variants do not have",
     ),
     _rule(
-        r"sm(?:[789]\d|1\d\d)_xmma_\w*_tensor\d+x\d+x\d+",
+        r"sm(?:[789]\d|1\d\d)_xmma_\w*_(?:sp)?tensor\d+x\d+x\d+",
         "yes",
         types.of_xmma_tensor,
         "xmma with a tensor-core instruction shape",
@@ -213,7 +213,7 @@ RULES = (
     _rule(
         r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)", "no", None, "MIOpen on vector units"
     ),
-    _rule(_INSTRUCTION, "yes", types.of_token, "a matrix instruction in the name"),
+    _rule(_INSTRUCTION, "yes", types.of_instruction, "a matrix instruction in the name"),
     # --- matrix work on CUDA cores
     _rule(
         r"(?:kepler|maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_(?:(?:fp16|bf16)_)?"
@@ -265,10 +265,10 @@ RULES = (
     _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
     _rule(
         r"^(?!.*(?i:gemm|matmul|attn|attention|fmha|conv(?!ert)|linear|dot|moe|mlp)).*(?i:"
-        r"elementwise|reduce_kernel|softmax|(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|nchwtonhwc|nhwctonchw|"
+        r"elementwise|reduce_kernel|softmax|(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|ln_(?:fwd|bwd)|nchwtonhwc|nhwctonchw|"
         r"transpose|tensortransform|op_?generic_?tensor|scalepackedtensor|pool(?:ing)?\dd|max_?pool|avg_?pool|dropout|"
         r"embedding|index_?select|gather|scatter|catarray|cunn_|classnll|cross_?entropy|copy_kernel|fill_|cast_|"
-        r"quantize|rope|rotary|topk|top_k|bitonic|radix|sort|cumsum|scan|arange|rowwisemoments|gammabeta|cucompute|"
+        r"quantize|rope|rotary|topk|top_k|bitonic|radix|sort|cumsum|scan|arange|rowwisemoments|gammabeta|cucompute|cuapply|elemwise|settensor|koptimizer|"
         r"adamw?(?:_|functor|$)|lamb_|sgd_|unscale|activation|silu|gelu|swiglu|relu|act_and_mul|rms_)",
         "no",
         None,
