@@ -111,7 +111,9 @@ def ran_in(in_dtypes: str | None, out_dtype: str | None, matrix: bool) -> str | 
         return min(inputs, key=WIDTH.__getitem__)
     if out_dtype in LABELS:
         return LABELS[out_dtype]
-    return max(inputs, key=WIDTH.__getitem__, default=None)
+    # A number beside a tensor is FP64 in a profiler's trace, and widens nothing.
+    tensors = [name for name in inputs if name != "fp64"] or inputs
+    return max(tensors, key=WIDTH.__getitem__, default=None)
 
 
 def formats_of(dtypes: str | None) -> list[str]:

@@ -66,13 +66,15 @@ class PrecisionMap:
     """Operators that ran."""
     weighed_by: str
     """What `matrix_frac` counts: `operations`, or `calls` where the operations of some are not known."""
+    unknown_calls: int
+    """Calls of operators that multiply matrices whose dtypes the trace does not tell."""
     matrix_frac: dict[str, float]
     """Share of the matrix work in each format (0–1), the largest first; empty where there was none."""
     cache_hits: int
     """Times that a weight's 16-bit copy was taken from autocast's cache."""
     ops: pd.DataFrame
     """op, phase, policy, in_dtypes, out_dtype, ran, count, flops, casts, cast_bytes, modules (how many), on_cuda
-    (policy on CUDA's list)."""
+    (policy on CUDA's list): operators with a floating-point tensor."""
     modules: pd.DataFrame
     """The tree: module, depth, layer_class, count, flops, narrow_frac (share of the matrix work in 16 bits or fewer,
     NaN without any), casts, cast_bytes; each module with all that is in it."""
@@ -108,9 +110,10 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         autocast=LABELS.get(region[0], region[0]) if region else None,
         calls=int(rows["count"].sum()),
         weighed_by="operations" if by_flops else "calls",
+        unknown_calls=int(work.loc[work["matrix"] & work["in_dtypes"].isna(), "count"].sum()),
         matrix_frac={str(k): float(v / shares.sum()) for k, v in shares.items()} if shares.sum() > 0 else {},
         cache_hits=int(work["cache_hits"].sum()),
-        ops=_by_op(work),
+        ops=_by_op(work[work["ran"].notna() | work["matrix"]]),
         modules=_tree(run, work),
         casts=_casts(rows[rows["is_cast"]]),
         islands=_islands(work),
@@ -167,8 +170,8 @@ def _by_op(work: pd.DataFrame) -> pd.DataFrame:
         modules=("module", "nunique"),
     )
     found = found.reset_index()
-    found["in_dtypes"] = [", ".join(formats_of(text)) for text in found["in_dtypes"]]
-    found["out_dtype"] = [LABELS.get(str(name), name) for name in found["out_dtype"]]
+    found["in_dtypes"] = [", ".join(formats_of(text)) for text in found["in_dtypes"].astype(object).fillna("")]
+    found["out_dtype"] = [LABELS.get(str(name), str(name)) for name in found["out_dtype"].astype(object).fillna("")]
     found["on_cuda"] = [autocast.policy(op, "cuda") for op in found["op"]]
     return found.sort_values(["flops", "count"], ascending=False, kind="stable").reset_index(drop=True)
 

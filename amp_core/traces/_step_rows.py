@@ -55,7 +55,9 @@ _STEP_COLUMNS = ("step", "time_s", "step_ms", "data_ms", "forward_ms", "backward
 
 
 def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> Rows:
-    """Rows of `ops`: operators that call no other one, of the first marked step; without steps, of the whole trace.
+    """Rows of `ops`: operators that do the work, of the first marked step; without steps, of the whole trace.
+
+    Those are the ones that call no other one, but for views and allocations: a convolution makes room for its output.
 
     `phase`: of each span.
     """
@@ -64,9 +66,9 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
     if host.steps:
         low, high, step = host.steps[0]
     start, sort = np.asarray(spans.start), np.asarray(spans.sort)
-    leaf = sort == OP
-    parents = host.parent[host.parent >= 0]
-    leaf[parents] = False
+    idle = np.isin(np.asarray(spans.name), [i for i, name in enumerate(texts) if name in _NO_WORK])
+    leaf = (sort == OP) & ~idle
+    leaf[host.parent[(host.parent >= 0) & ~idle]] = False
     leaf &= (start >= low) & (start < high) & (host.region_of_span != WATCH)
     sums: dict[tuple[int, int, int, int, int], int] = {}
     for i in np.flatnonzero(leaf).tolist():
@@ -87,6 +89,15 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
         rows["cast_bytes"].append(_cast_bytes(texts[name], types, texts[shapes] if shapes >= 0 else "") * count)
     return rows
 
+
+_LOOKS = (
+    "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_ set_ record_stream view "
+    "_unsafe_view reshape _reshape_alias as_strided t transpose permute expand expand_as select slice narrow split "
+    "split_with_sizes chunk unbind squeeze unsqueeze flatten unflatten detach detach_ alias lift_fresh conj resolve_conj "
+    "resolve_neg broadcast_tensors is_floating_point _has_compatible_shallow_copy_type item _local_scalar_dense"
+)
+_NO_WORK = frozenset(f"aten::{name}" for name in _LOOKS.split())
+"""Operators that look at memory in another way, or ask for it."""
 
 _DTYPES = {
     "float": "float32",

@@ -39,7 +39,7 @@ STAYED = {
     "op": st.column_config.TextColumn("Operator"),
     "why": st.column_config.TextColumn("Why", width="large"),
     "count": CALLS,
-    "flops_frac": st.column_config.ProgressColumn("Share of the step's matrix work", **FRACTION),
+    "flops_frac": st.column_config.ProgressColumn("Of matrix work", help="Of all operations of the step", **FRACTION),
 }
 ELSEWHERE = {
     "op": st.column_config.TextColumn("Operator", pinned=True),
@@ -71,7 +71,7 @@ OPS = {
     "op": st.column_config.TextColumn("Operator", pinned=True),
     "ran": st.column_config.TextColumn("Ran in"),
     "phase": st.column_config.TextColumn("Phase"),
-    "policy": st.column_config.TextColumn("Policy"),
+    "policy": st.column_config.TextColumn("Policy", width="medium"),
     "in_dtypes": st.column_config.TextColumn("Inputs"),
     "out_dtype": st.column_config.TextColumn("Output"),
     "count": CALLS,
@@ -126,8 +126,13 @@ def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
 
 def verdict(view: PrecisionMap) -> str:
     """The page's answer."""
+    if not view.matrix_frac and view.unknown_calls:
+        return (
+            f"This trace does not tell in which dtype its {words.count(view.unknown_calls)} operators of matrix work "
+            "ran: it was recorded without shapes."
+        )
     if not view.matrix_frac:
-        return f"This step multiplied no matrices; {words.count(view.calls)} operators were traced."
+        return f"This step multiplied no matrices; {words.plural(view.calls, 'operator')} ran."
     narrow = {name: share for name, share in view.matrix_frac.items() if name in NARROW}
     where = f" on {DEVICES[view.device]}" if view.device in DEVICES else ""
     share = words.percent(sum(narrow.values()))

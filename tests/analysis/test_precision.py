@@ -158,6 +158,7 @@ def test_one_of_several_traced_steps(tmp_path: Path) -> None:
         ("float32, int64", "float32", False, "fp32"),
         ('["c10::BFloat16", ""]', None, False, "bf16"),
         ("float64", None, False, "fp64"),
+        ("float32, float64", None, False, "fp32"),  # a profiler's: a tensor times a number
         ("int64", "int64", False, None),
         (None, None, True, None),
     ],

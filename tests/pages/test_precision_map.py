@@ -76,8 +76,9 @@ def test_why_there_is_no_trace_is_told(home, open_app):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ({"op": ["aten::add"], "in_dtypes": ["float32"]}, "multiplied no matrices; 1 operators were traced"),
+        ({"op": ["aten::add"], "in_dtypes": ["float32"]}, "multiplied no matrices; 1 operator ran"),
         ({"op": ["aten::mm"], "in_dtypes": ["int8"], "flops": [8]}, "multiplied no matrices"),
+        ({"op": ["aten::mm", "aten::empty"], "count": [3, 1]}, "does not tell in which dtype its 3 operators"),
         ({"op": ["aten::mm"], "in_dtypes": ["float32"], "policy": ["none"], "device": ["cpu"]}, "ran in FP32 on a CPU"),
         ({"op": ["aten::mm"], "in_dtypes": ["float16"], "policy": ["none"]}, "the model itself is in FP16"),
     ],
