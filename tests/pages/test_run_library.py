@@ -1,6 +1,8 @@
 """Library: the table, choosing, downloading, deleting, and what is done with uploads, the hostile ones too."""
 
+import gzip
 import io
+import json
 import zipfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from amp_core.packing import pack
 from pages.parts import incoming
 from tests.pages.conftest import words
 from tests.synthetic import live, write
+from tests.traces.made import training
 
 LIBRARY = "pages/run_library.py"
 
@@ -130,6 +133,42 @@ def test_truncated_upload_is_refused(home, open_app, tmp_path):
     app = upload(open_app(LIBRARY), 0, "cut.zip", data[: len(data) // 2])
     assert len(app.error) == 1 and "cut" in app.error[0].value
     assert files_below(home.runs) == []
+
+
+def test_uploaded_trace_becomes_a_run(home, open_app):
+    data = gzip.compress(json.dumps(training()).encode())
+    app = open_app(LIBRARY)
+    app = app.get("file_uploader")[1].upload("rank 0.pt.trace.json.gz", data, "application/gzip").run()
+    assert not app.exception and not app.error
+    assert app.session_state["run"] == "run/uploads/rank-0"
+    run = load_run(home.runs / "uploads" / "rank-0")
+    assert run.head.config["source"] == "import" and len(run.kernels) == 9 and run.steps["step"].tolist() == [5, 6]
+
+
+def test_traces_of_several_ranks_become_one_run(home):
+    files = [("t.json", json.dumps(training(distributedInfo={"rank": r, "world_size": 2})).encode()) for r in (1, 0)]
+    key = incoming.take_traces(files)
+    run = load_run(home.runs / "uploads" / key.rsplit("/", 1)[-1])
+    assert key == "run/uploads/t" and sorted(set(run.kernels["rank"])) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("noise.json", b"\x00\x01", "noise.json is not a profiler trace"),
+        ("cut.json", json.dumps(training()).encode()[:500], "cut.json is cut off"),
+        ("bomb.json.gz", gzip.compress(b"[" * 10**7), "bomb.json.gz is nested deeper than any trace is"),
+        ("../../evil.json", b"{}", "evil.json is not a profiler trace"),
+    ],
+)
+def test_bad_trace_is_one_sentence_and_nothing_is_written(home, open_app, name, data, said):
+    write(home.runs / "a", "healthy")
+    before = files_below(home.runs)
+    app = open_app(LIBRARY)
+    app = app.get("file_uploader")[1].upload(name, data, "application/json").run()
+    assert not app.exception and len(app.error) == 1
+    assert said in app.error[0].value.replace("\\", "") and "/tmp" not in app.error[0].value
+    assert files_below(home.runs) == before
 
 
 def folder_files(folder: Path, prefix: str) -> list[tuple[str, bytes]]:
