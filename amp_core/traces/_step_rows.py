@@ -93,8 +93,9 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
 _LOOKS = (
     "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_ set_ record_stream view "
     "_unsafe_view reshape _reshape_alias as_strided t transpose permute expand expand_as select slice narrow split "
-    "split_with_sizes chunk unbind squeeze unsqueeze flatten unflatten detach detach_ alias lift_fresh conj resolve_conj "
-    "resolve_neg broadcast_tensors is_floating_point _has_compatible_shallow_copy_type item _local_scalar_dense"
+    "split_with_sizes chunk unbind squeeze unsqueeze flatten unflatten detach detach_ alias lift_fresh conj "
+    "resolve_conj resolve_neg broadcast_tensors is_floating_point _has_compatible_shallow_copy_type "
+    "item _local_scalar_dense"
 )
 _NO_WORK = frozenset(f"aten::{name}" for name in _LOOKS.split())
 """Operators that look at memory in another way, or ask for it."""
