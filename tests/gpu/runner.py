@@ -111,12 +111,12 @@ def work(checks: list[Check], device: torch.device, quick: bool, out: Path, resu
             if number and (check.alone or checks[number - 1].alone):
                 return
             later = sum(c.seconds for c in checks[number + 1 :] if device.type == "cuda" or not c.cuda_only)
-            seconds = max(check.seconds, until - time.time() - later)
-            seconds = min(seconds, until - time.time()) - MARGIN_S
-            if seconds < MARGIN_S:
+            left = until - time.time()
+            if left < 2 * MARGIN_S:
                 return
+            seconds = min(max(check.seconds, left - later), left - MARGIN_S)
             write({"begin": check.name, "seconds": seconds})
-            place = Place(device, quick, out, seconds)
+            place = Place(device, quick, out, seconds - MARGIN_S)
             try:
                 if check.cuda_only and not place.cuda:
                     write(Row(check.name, "", f"needs CUDA, and this is {device}", "skipped").to_dict())
