@@ -49,6 +49,8 @@ EVENT_KINDS: dict[str, str] = {
     "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the largest "
     "number that rounds to 0",
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
+    "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
+    "its share of all such multiplications",
     "banned op": "an operator that autocast on CUDA refuses; op: its name",
     "threaded forward": "a module was run by another thread, without the autocast of the main one",
     "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",
@@ -204,7 +206,11 @@ TABLES: dict[str, Table] = {
                 _column("tensor_core", "s", "yes, no or unknown; null on a CPU", "unknown"),
                 _column("precision", "s", "precision of its inputs where the name or the op tells"),
                 _column("op", "s", "innermost operator that launched it, e.g. aten::addmm"),
-                _column("module", "s", "module in which that happened; in backward the module of the forward operator"),
+                _column(
+                    "module",
+                    "s",
+                    "module in which that happened, in backward the forward's; empty: the model itself; null: outside it",
+                ),
                 _column("phase", "s", "data, forward, backward, optimizer, or watch for AMPscope's own"),
                 _RANK,
                 _column("device", "s", "cuda:0, cpu, …"),
@@ -287,7 +293,9 @@ TABLES: dict[str, Table] = {
                 _column("casts", "i", "casts that autocast made for it"),
                 _column("cache_hits", "i", "weights it took as 16-bit copies that autocast had made for an earlier op"),
                 _column("flops", "i", "floating-point operations of matrix products; null for other operators"),
-                _column("cast_by", "s", "of a cast, who made it: autocast, code, operator (inside), gradient (backward)"),
+                _column(
+                    "cast_by", "s", "of a cast, who made it: autocast, code, operator (inside), gradient (backward)"
+                ),
                 _column("cast_of", "s", "of a cast, what it converts: parameter or other"),
                 _column("repeated", "i", "of casts, those of a tensor that had been cast to the same dtype before"),
                 _column("undone", "i", "of casts, those of a cast's result back to the dtype it came from"),
@@ -319,7 +327,9 @@ TABLES: dict[str, Table] = {
             (
                 _column("step", "i", "the sampled step", required=True),
                 _column("number", "i", "number of the moment within the step, from 0", 0),
-                _column("moment", "s", "step begins, module, forward ends, loss computed, backward begins, gradient, …"),
+                _column(
+                    "moment", "s", "step begins, module, forward ends, loss computed, backward begins, gradient, …"
+                ),
                 _column("name", "s", "the module that was run, or the parameter whose gradient arrived", ""),
                 _column("phase", "s", "forward, backward or optimizer: what ended with this moment"),
                 _column("device", "s", "cpu, cuda:0, …"),
