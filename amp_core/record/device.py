@@ -8,6 +8,7 @@ A thread asks NVML and appends a row to `device`; the training thread is never w
 a driver does not tell is null, and one event says what is missing and why. On a CPU there is nothing to sample.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -136,7 +137,8 @@ class DeviceSampler(Observer):
             self._tell("; ".join(f"{', '.join(columns)}: {reason}" for reason, columns in new.items()))
 
     def _tell(self, detail: str) -> None:
-        self._writer.event("warning", name="not recorded", detail=detail)
+        with contextlib.suppress(OSError):  # a full disk is the training thread's to report
+            self._writer.event("warning", name="not recorded", detail=detail)
 
 
 def addresses(device: torch.device) -> tuple[list[str], str | None]:

@@ -58,6 +58,7 @@ class MemoryWatch(Observer):
         self._saved = Saved(device)
         self._sees_saved = False
         self._told = False
+        self._broken = False
         self._step: int | None = None
         self._phase = "forward"
         self._handles: list[Any] = []
@@ -70,9 +71,16 @@ class MemoryWatch(Observer):
 
     def step_began(self, step: int) -> None:
         self._leave()
-        if not self._due(step):
+        if self._broken or not self._due(step):
             return
         self._step, self._rows, self._phase = step, [], "forward"
+        try:
+            self._begin()
+        except Exception:  # reported by whoever called; nothing is left on the model
+            self._leave()
+            raise
+
+    def _begin(self) -> None:
         fixed = storages(self._model.parameters(), self._device)
         buffers = storages(self._model.buffers(), self._device)
         self._held = {"parameters_bytes": sum(fixed.values()), "buffers_bytes": sum(buffers.values())}
@@ -80,10 +88,7 @@ class MemoryWatch(Observer):
         unseen = "what is compiled keeps its tensors out of sight" if self._compiled else None
         unseen = unseen or self._saved.start(ignored=fixed.keys() | buffers.keys())
         self._sees_saved = unseen is None
-        if unseen is not None and not self._told:
-            self._told = True
-            detail = f"activations and autocast's casts in memory: {unseen}"
-            self._writer.event("warning", name="not recorded", detail=detail, step=step)
+        self._tell_unseen(unseen)
         if self._cuda:
             self._read_allocator()  # what came before the step is not its peak
         self._border("step begins")
@@ -95,7 +100,7 @@ class MemoryWatch(Observer):
 
     def _loss_done(self) -> None:
         """Without a scaler the first gradient that is seen is the model's output's: the loss has let go by then."""
-        self._note("loss computed")
+        self._safely(lambda: self._note("loss computed"))
 
     def backward_began(self) -> None:
         self._saved.before_release = None
@@ -108,19 +113,22 @@ class MemoryWatch(Observer):
         self._phase = "optimizer"
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if self._step is not None and what != "scale":
-            self._stop_looking()
-            if self._rows[-1]["moment"] != "optimizer begins":
-                self._border("optimizer begins")
-
-    def step_ended(self, step: int) -> None:
-        if self._step is None:
+        if what == "scale":
             return
         self._stop_looking()
+        if self._step is not None and self._rows[-1]["moment"] != "optimizer begins":
+            self._border("optimizer begins")
+
+    def step_ended(self, step: int) -> None:
+        self._stop_looking()
+        if self._step is None:
+            return
+        self._tell_unseen(self._saved.interrupted)
         self._phase = "optimizer"
         self._border("step ends")
-        columns = {name: [row.get(name) for row in self._rows] for name in self._rows[0]}
-        self._writer.append("memory", columns)
+        if self._step is not None:
+            columns = {name: [row.get(name) for row in self._rows] for name in self._rows[0]}
+            self._writer.append("memory", columns)
         self._leave()
 
     def close(self) -> None:
@@ -132,7 +140,8 @@ class MemoryWatch(Observer):
     def _put_on(self) -> None:
         if self._compiled:  # a hook on a part of a compiled model would have it compiled again
             return
-        self._handles = [m.register_forward_hook(self._after_module(n)) for n, m in _outer_modules(self._model)]
+        for name, module in _outer_modules(self._model):
+            self._handles.append(module.register_forward_hook(self._after_module(name)))
         trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MOST_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
@@ -154,27 +163,50 @@ class MemoryWatch(Observer):
             if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not self.at_own_work():
                 if self._phase == "optimizer":  # the next micro-batch
                     self._phase = "forward"
-                self._note("module", name)
+                self._safely(lambda: self._note("module", name))
 
         return hook
 
     def _after_gradient(self, name: str | None) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None and self._phase == "backward":
-                found = storage_of(parameter.grad, self._device)
-                if found is not None:
-                    self._gradients[found[0]] = found[1]
-                if name is not None:
-                    self._note("gradient", name)
+            self._safely(lambda: self._gradient(parameter, name))
 
         return hook
+
+    def _gradient(self, parameter: torch.Tensor, name: str | None) -> None:
+        if parameter.grad is not None and self._phase == "backward":
+            found = storage_of(parameter.grad, self._device)
+            if found is not None:
+                self._gradients[found[0]] = found[1]
+            if name is not None:
+                self._note("gradient", name)
+
+    def _safely(self, look: Callable[[], None]) -> None:
+        """Look, within the program's own forward or backward: whatever goes wrong stays here, and is said once."""
+        if self._broken:
+            return
+        try:
+            look()
+        except Exception as error:
+            self._broken, self._step = True, None
+            detail = f"what memory is made of, from now on: {type(error).__name__}: {error}"
+            self._writer.event("warning", name="not recorded", detail=detail)
+
+    def _tell_unseen(self, why: str | None) -> None:
+        if why is not None and not self._told:
+            self._told = True
+            detail = f"activations and autocast's casts in memory: {why}"
+            self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
 
     # a moment
 
     def _border(self, moment: str) -> None:
-        """A moment between phases: gradients and optimizer state are looked up."""
-        if self._step is None:
-            return
+        """A moment between phases."""
+        if self._step is not None:
+            self._safely(lambda: self._at_border(moment))
+
+    def _at_border(self, moment: str) -> None:
+        """Gradients and optimizer state are looked up."""
         grads = (p.grad for p in self._model.parameters() if p.grad is not None)
         self._gradients = storages(grads, self._device)
         state = storages(optimizer_tensors(self._optimizers), self._device)
@@ -184,7 +216,8 @@ class MemoryWatch(Observer):
     def _note(self, moment: str, name: str = "", *, border: bool = False) -> None:
         if self._step is None or (len(self._rows) >= MOST_MOMENTS and not border):
             return
-        seen = self._sees_saved and (self._saved.seen or moment == "step begins")
+        whole = self._sees_saved and self._saved.interrupted is None
+        seen = whole and (self._saved.seen or moment == "step begins")
         self._rows.append(
             {
                 "step": self._step,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd import graph
 
 from amp_core.record.gradients import local_values
 
@@ -56,6 +57,9 @@ class Saved:
 
     Autograd gets a detached alias of the very tensor it would have kept: the same memory, the same values. When it lets
     go of that alias the tensor is counted off. Storages in `ignored` (parameters, buffers) are not counted.
+
+    torch.func refuses to run under such hooks, whoever put them on. So where anything is about to turn them off for a
+    while, ours are taken off first, and `interrupted` says that the count is no longer whole.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,8 +70,11 @@ class Saved:
         self._bytes = {"activations": 0, "autocast": 0}
         self._lock = threading.RLock()  # aliases go on autograd's threads; reentrant, as that may happen within `pack`
         self._hooks: Any = None
+        self._turning_off: Any = graph.disable_saved_tensors_hooks
         self._thread = 0
         self.counting = True
+        self.interrupted: str | None = None
+        """Why what was counted since the start is not all; None where it is."""
         self.seen = False
         """Whether anything has been counted since the start."""
         self.before_release: Callable[[], None] | None = None
@@ -89,29 +96,45 @@ class Saved:
         self._alive.clear()
         self._references.clear()
         self._bytes = dict.fromkeys(self._bytes, 0)
-        self.counting, self.seen, self.before_release = True, False, None
+        self.counting, self.seen, self.before_release, self.interrupted = True, False, None, None
         if hooks_are_on():  # ours would take their place: of nested hooks the innermost alone are called
             return "the program has saved-tensor hooks of its own"
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        hooks = graph.saved_tensors_hooks(self._pack, _unpack)
         try:
             hooks.__enter__()
         except RuntimeError as error:  # torch.autograd.graph.disable_saved_tensors_hooks
             return f"saved-tensor hooks are turned off: {error}"
         self._hooks, self._thread = hooks, threading.get_ident()
+        self._turning_off = graph.disable_saved_tensors_hooks
+        graph.disable_saved_tensors_hooks = self._make_way
         return None
 
     def stop(self) -> None:
         """See no more. On another thread than `start`'s there is nothing to take off, and nothing is done."""
+        if self._hooks is None or self._thread != threading.get_ident():
+            return
+        self._hooks.__exit__(None, None, None)
+        self._hooks = None
+        if graph.disable_saved_tensors_hooks == self._make_way:
+            graph.disable_saved_tensors_hooks = self._turning_off
+
+    def _make_way(self, error_message: str) -> Any:
+        """In place of `torch.autograd.graph.disable_saved_tensors_hooks` while ours are on."""
+        original = self._turning_off
         if self._hooks is not None and self._thread == threading.get_ident():
-            self._hooks.__exit__(None, None, None)
-            self._hooks = None
+            self.interrupted = f"the program turned saved-tensor hooks off, as torch.func does ({error_message[:80]})"
+            self.stop()
+        return original(error_message)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         kept = tensor.detach()  # torch asks not to keep `tensor` itself: an output would refer to itself
         if self.counting:
-            found = storage_of(kept, self._device)
-            if found is not None and found[0] not in self._ignored:
-                self._count(kept, *found, kind="autocast" if is_cast_of_weight(tensor) else "activations")
+            try:
+                found = storage_of(kept, self._device)
+                if found is not None and found[0] not in self._ignored:
+                    self._count(kept, *found, kind="autocast" if is_cast_of_weight(tensor) else "activations")
+            except Exception as error:  # this runs within the program's own forward
+                self.counting, self.interrupted = False, f"{type(error).__name__}: {error}"
         return kept
 
     def _count(self, kept: torch.Tensor, key: Key, size: int, kind: str) -> None:

@@ -297,6 +297,56 @@ def test_saved_tensors_are_counted_off_when_autograd_lets_go(tmp_path):
     assert saved.activations == 0 and torch.equal(x.grad, x.detach().exp())
 
 
+def test_torch_func_works_in_a_step_that_is_looked_at(tmp_path):
+    """It refuses saved-tensor hooks of anybody, so ours have to make way."""
+    net = model()
+
+    def forward(x):
+        slope = torch.func.grad(lambda z: z.sin().sum())(x)
+        return net(x) + 0 * slope.mean()
+
+    run, watched, _ = recorded(tmp_path, net=net, steps=5, forward=forward)
+    plain = model()
+    net = plain
+    assert train(None, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), steps=5, forward=forward) == watched
+    later = run.memory[run.memory.moment.isin(["forward ends", "backward begins", "step ends"])]
+    assert later.activations_bytes.isna().all() and later.gradients_bytes.notna().all()
+    (said,) = run.events[run.events.name == "not recorded"].detail
+    assert "turned saved-tensor hooks off, as torch.func does" in said
+    assert torch.autograd.graph.disable_saved_tensors_hooks.__module__ == "torch.autograd.graph"
+
+
+def test_what_goes_wrong_while_looking_stays_out_of_the_training(tmp_path, monkeypatch):
+    calls = []
+
+    def fails():
+        calls.append(1)
+        if len(calls) > 3:  # within the forward
+            raise RuntimeError("no such file")
+        return 1000
+
+    monkeypatch.setattr(watching, "resident_bytes", fails)
+    run, watched, net = recorded(tmp_path, steps=6, due=lambda step: True)
+    plain = model()
+    assert train(None, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), steps=6) == watched
+    (said,) = run.events[run.events.name == "not recorded"].detail
+    assert said == "what memory is made of, from now on: RuntimeError: no such file"
+    assert len(run.memory) == 0 and not hooks_are_on()
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+def test_a_tensor_that_cannot_be_counted_is_kept_all_the_same(monkeypatch):
+    from amp_core.record import storages as module
+
+    monkeypatch.setattr(module, "is_cast_of_weight", lambda tensor: 1 / 0)
+    saved = Saved(CPU)
+    assert saved.start(ignored=()) is None
+    x = torch.randn(3, requires_grad=True)
+    x.exp().sum().backward()
+    saved.stop()
+    assert torch.equal(x.grad, x.detach().exp()) and saved.interrupted == "ZeroDivisionError: division by zero"
+
+
 def test_hooks_are_taken_off_by_the_thread_that_put_them_on():
     saved = Saved(CPU)
     assert saved.start(ignored=()) is None
