@@ -85,6 +85,7 @@ RULES: tuple[Callable[[Run], list[Finding]], ...] = (
 """All rules, one for each code, in order of harm among those of one severity: causes before what follows from them."""
 
 FOLLOWS = {
+    "activation-overflow": ("bf16-model-in-fp16",),
     "loss-nonfinite": (
         "bf16-model-in-fp16",
         "activation-overflow",

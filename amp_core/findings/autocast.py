@@ -103,6 +103,8 @@ def autocast_inactive(run: Run) -> list[Finding]:
     from_kernels = _wide_kernels(run)
     if from_kernels:
         return from_kernels
+    if run.head.config.get("products_seen"):
+        return _wide_products(run)
     layers, shapes = facts(run.head.model, "layers"), facts(run.head.model, "shapes")
     every = [n for n, kind in layers.items() if any(k in str(kind) for k in LOWERED)]
     sizes = {n: float(np.prod(shape)) for n in every if isinstance(shape := shapes.get(f"{n}.weight"), list)}
@@ -123,6 +125,27 @@ def autocast_inactive(run: Run) -> list[Finding]:
             value=share,
             limit=SHARE,
             unit="share of matrix weights",
+        )
+    ]
+
+
+def _wide_products(run: Run) -> list[Finding]:
+    """The same from the operators of the first step, which tell what really was multiplied in FP32."""
+    frame = signals(run, "wide product")
+    if frame.empty:
+        return []
+    share = float(frame["value"].sum())
+    where = str(frame["name"].iloc[0]) or model_name(run)
+    return [
+        found(
+            "autocast-inactive",
+            f"{share:.0%} of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in {where}",
+            where,
+            severity=None if share >= SHARE else "info",
+            steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),
+            value=share,
+            limit=SHARE,
+            unit="share of multiplications",
         )
     ]
 

@@ -47,10 +47,11 @@ def first_cause(run: Run, first: int, last: int) -> Cause | None:
     """What was first not finite from step `first` to step `last`; None where the run does not tell."""
     outputs = signals(run, "non-finite output")
     gradients = signals(run, "skipped", "non-finite")
-    forward = outputs[outputs["step"].between(first, last) & outputs["detail"].ne("weights")]
+    outputs = outputs[outputs["step"].between(first, last)]
+    forward = outputs[outputs["detail"].ne("weights")]
     backward = gradients[gradients["step"].between(first, last) & gradients["name"].ne("")]
     if forward.empty and backward.empty:
-        return None
+        return _of_output(run, outputs.iloc[0]) if len(outputs) else None  # weights that were bad from the start
     if forward.empty:
         return _of_gradient(backward.iloc[0])
     if backward.empty or forward["step"].iloc[0] <= backward["step"].iloc[0] or _loss_broke(run, backward):
@@ -74,7 +75,7 @@ def _of_output(run: Run, row: "pd.Series[Any]") -> Cause:
     elif detail == "input":  # made between two modules, by the one around them
         where, op = name.rpartition(".")[0] or model_name(run), f"before {name}"
     else:
-        where = name or model_name(run)
+        where, op = name or model_name(run), "its weights" if detail == "weights" else op
     return Cause(
         step=int(float(str(row["step"]))),
         phase="forward",

@@ -36,10 +36,7 @@ def _overflow(run: Run) -> Cause | None:
 
 
 def activation_overflow(run: Run) -> list[Finding]:
-    """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it. Silent where the model was made
-    for bfloat16: that is the cause then."""
-    if bf16_model_in_fp16(run):
-        return []
+    """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
     cause = _overflow(run)
     if cause is not None:
         size = f" from input of up to {cause.value:.3g}" if cause.value is not None else ""
@@ -88,9 +85,10 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
     if not stored and not born and not too_large:
         return []
     cause = _overflow(run)
-    where = (
-        cause.where if cause else str(largest.get("name")) if too_large else stored[0] if stored else model_name(run)
-    )
+    if too_large:
+        where = str(largest.get("name"))
+    else:
+        where = cause.where if cause else stored[0] if stored else model_name(run)
     if too_large:
         title, value, limit, unit = "A weight does not fit float16", float(size or 0), FP16.max_value, "largest weight"
     else:

@@ -27,6 +27,8 @@ MOST_EVENTS = 50
 MOST_OPERATORS = 20_000
 """Operators that are looked at; a first step of more is looked at in part."""
 BANNED = ("binary_cross_entropy",)
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "convolution": 1, "_convolution": 1}
+"""Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
 NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -75,6 +77,7 @@ class FirstOperators(Observer):
         if self._mode is not None:
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            mode.tell()
 
 
 class _Looking(TorchDispatchMode):
@@ -87,6 +90,8 @@ class _Looking(TorchDispatchMode):
         self._left = MOST_OPERATORS
         self._written = 0
         self._said: set[tuple[str, str, float]] = set()
+        self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
+        self._all = 0.0
 
     def rest(self) -> None:
         """Look at nothing more."""
@@ -100,6 +105,8 @@ class _Looking(TorchDispatchMode):
         return out
 
     def _look(self, op: str, args: Any, kwargs: Any, out: Any) -> None:
+        if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
+            self._count(op, args, out)
         if op in BANNED and _inside_autocast():
             self._say("banned op", op, 0.0, dtype=None, limit=None)
             return
@@ -116,6 +123,21 @@ class _Looking(TorchDispatchMode):
                 self._say("constant overflow", op, value, out.dtype, float(info.max))
             elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
                 self._say("eps lost", op, value, out.dtype, lost)
+
+    def _count(self, op: str, args: Any, out: torch.Tensor) -> None:
+        factor = args[PRODUCTS[op]]
+        terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
+        self._all += out.numel() * terms
+        if out.dtype == torch.float32:
+            name = _module_at_work(self._model, sys._getframe(1))
+            self._wide[name] = self._wide.get(name, 0.0) + out.numel() * terms
+
+    def tell(self) -> None:
+        """Write what was added up: the modules with most FP32 products, as shares of all."""
+        for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MOST_EVENTS]:
+            self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
+        seen = dict(self._writer.head.config) | {"products_seen": self._all}
+        self._writer.update_head(config=seen)
 
     def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
         name = _module_at_work(self._model, sys._getframe(1))

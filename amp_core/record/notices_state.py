@@ -106,7 +106,8 @@ class Movement(Observer):
             step, names, dtype, parcel = self._sent.pop(0)
             counts = parcel.values("counts").reshape(-1, 2)
             shares = [float(same / moved) if moved else 0.0 for same, moved in counts]
-            worst = max(range(len(names)), key=shares.__getitem__)
+            # Most is lost where most elements stay, of the weights that mostly stay.
+            worst = max(range(len(names)), key=lambda i: (shares[i] >= 0.5, counts[i][0]))
             more: dict[str, Any] = {"value": shares[worst], "count": int(counts[worst][1]), "dtype": dtype}
             self._writer.event("unmoved weights", names[worst], step=step, phase="optimizer", **more)
 

@@ -1,0 +1,39 @@
+"""Each fault of the zoo is found, with the right code and the right place; its healthy twin is left in peace."""
+
+from pathlib import Path
+
+import pytest
+
+from amp_core import load_run
+from amp_core.findings import GUIDE, RULES, diagnose
+from tests.findings.zoo import ZOO, Case
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
+def test_the_fault_is_found_where_it_is(case: Case, tmp_path: Path) -> None:
+    case.write(tmp_path / "run", True)
+    findings = diagnose(load_run(tmp_path / "run"))
+    found = [f for f in findings if f.code == case.code]
+    assert found, [(f.code, f.where) for f in findings]
+    assert case.where in found[0].where, found[0]
+    assert case.benign or found[0].severity != "info"
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
+def test_the_healthy_twin_is_left_in_peace(case: Case, tmp_path: Path) -> None:
+    case.write(tmp_path / "run", False)
+    findings = diagnose(load_run(tmp_path / "run"))
+    assert not [f for f in findings if f.severity != "info" or f.code == case.code]
+
+
+def test_every_code_has_a_fault_a_rule_and_a_page_in_the_guide() -> None:
+    rules = {rule.__name__.replace("_", "-") for rule in RULES}
+    assert rules == set(GUIDE) == {case.code for case in ZOO}
+    assert len(RULES) == len(GUIDE) == 49

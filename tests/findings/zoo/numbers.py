@@ -1,0 +1,379 @@
+"""Faults of range and precision: what overflows, underflows, rounds to zero or is kept in too few bits."""
+
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from amp_core.runlog import RunWriter
+from tests.findings.zoo.case import WIDTH, Loop, Net, batches, case, fp16
+
+
+class Loud(nn.Module):
+    """Multiplies by a constant inside a linear layer."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            self.up.weight.mul_(factor**0.5).mul_(factor**0.5)  # 1e39 itself is no float32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.up(x)
+        return out
+
+
+@case("activation-overflow", "middle.up")
+def overflow(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Loud(1e6 if faulty else 1.0)), steps=6).run()
+
+
+@case("activation-overflow", "middle.up")
+def late_overflow(into: Path, faulty: bool) -> None:
+    loop = fp16(into, Net(Loud(1.0)))
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(12)):
+            if faulty and i == 7:
+                with torch.no_grad():
+                    loop.model.middle.up.weight.mul_(1e7)
+            loop.backward(loop.loss(x, y))
+            loop.step()
+
+
+@case("scale-collapse", "middle.up")
+def collapse(into: Path, faulty: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    fp16(into, Net(Loud(1e6 if faulty else 1.0)), scaler=scaler, steps=10).run()
+
+
+@case("loss-nonfinite", "middle.up")
+def not_finite(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Loud(1e39 if faulty else 1.0)), dtype=torch.bfloat16, steps=6).run()
+
+
+@case("loss-nonfinite", "loss")
+def loss_alone(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=None)
+    with loop.watched() as rec:
+        for i, (x, y) in enumerate(batches(6)):
+            probability = torch.softmax(loop.model(x), 1).gather(1, y[:, None])
+            loss = -torch.log(probability * (0.0 if faulty and i == 3 else 1.0)).mean()
+            rec.log(loss=loss)
+            loop.backward(loss)
+            loop.step()
+
+
+@case("loss-nonfinite", "input data")
+def bad_data(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    with loop.watched() as rec:
+        for i, (x, y) in enumerate(batches(8)):
+            if faulty and i == 4:
+                x[0, 0] = float("nan")
+            loss = loop.loss(x, y)
+            rec.log(loss=loss)
+            loop.backward(loss)
+            loop.step()
+
+
+@case("bf16-model-in-fp16", "Net")
+def bfloat16_checkpoint(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    fp16(into, model.bfloat16().float() if faulty else model, steps=4).run()
+
+
+@case("bf16-model-in-fp16", "middle.up.weight")
+def large_weight(into: Path, faulty: bool) -> None:
+    loop = fp16(into, Net(Loud(1.0)), steps=3)
+    with torch.no_grad():
+        loop.model.middle.up.weight[0, 0] = 1e5 if faulty else 1.0
+    with loop.watched():
+        for x, y in batches(3):
+            loop.backward(loop.loss(x, y))
+            loop.step()
+
+
+class Faint(Loud):
+    """What a linear layer adds is made small after it, and so is the gradient that comes back to it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1e-6 * self.up(x)
+
+
+@case("gradient-underflow", "middle.up")
+def underflow(into: Path, faulty: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4 if faulty else 2.0**14)
+    fp16(into, Net(Faint(1.0)), scaler=scaler, options={"every": 1}, steps=10).run()
+
+
+class Normalise(nn.Module):
+    """Divides by the length, kept off zero by `eps`."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.half()
+        return x / (x.abs().amax(-1, keepdim=True) + self.eps)
+
+
+@case("eps-rounds-to-zero", "middle")
+def eps(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Normalise(1e-8 if faulty else 1e-4)), steps=3).run()
+
+
+class Direction(nn.Module):
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.floor = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.normalize(x.half(), dim=-1, eps=self.floor)
+
+
+@case("eps-rounds-to-zero", "middle")
+def eps_of_a_function(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Direction(1e-12 if faulty else 1e-4)), steps=3).run()
+
+
+def _halved(into: Path, faulty: bool, **more: float) -> Loop:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+    model = model.half() if faulty else model
+    return Loop(into, model, dtype=None, optimizer=torch.optim.Adam(model.parameters(), **more))
+
+
+def _fit(loop: Loop, steps: int) -> None:
+    dtype = next(loop.model.parameters()).dtype
+    with loop.watched() as rec:
+        for x, y in batches(steps):
+            loss = F.cross_entropy(loop.model(x.to(dtype)).float(), y)
+            rec.log(loss=loss)
+            loss.backward()
+            loop.step()
+
+
+@case("optimizer-eps-rounds-to-zero", "Adam eps")
+def adam_eps(into: Path, faulty: bool) -> None:
+    _fit(_halved(into, faulty, lr=1e-3), 3)
+
+
+@case("half-model", "Sequential")
+def half(into: Path, faulty: bool) -> None:
+    _fit(_halved(into, faulty, lr=1e-3, eps=1e-4), 3)
+
+
+@case("half-model", "middle")
+def half_part(into: Path, faulty: bool) -> None:
+    class Part(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.to(self.weight.dtype)).float()
+
+    part = Part(WIDTH, WIDTH).requires_grad_(requires_grad=False)
+    fp16(into, Net(part.half() if faulty else part), dtype=torch.bfloat16, steps=3).run()
+
+
+@case("lost-weight-updates", "0.weight")
+def lost_updates(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+    model = model.bfloat16() if faulty else model
+    _fit(Loop(into, model, dtype=None, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5)), 12)
+
+
+class Counting(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.detach().abs().mean().to(self.total.dtype)
+        return x
+
+
+@case("half-accumulation", "middle.total")
+def half_buffer(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Counting(torch.bfloat16 if faulty else torch.float32)), dtype=torch.bfloat16, steps=5).run()
+
+
+@case("half-accumulation", "loss")
+def half_loss(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    with loop.watched() as rec:
+        for x, y in batches(4):
+            with loop.autocast():
+                out = loop.model(x)
+                out = out if faulty else out.float()
+                loss = (out - F.one_hot(y, 8).to(out.dtype)).square().mul(0.1).mean()
+            rec.log(loss=loss)
+            loop.backward(loss)
+            loop.step()
+
+
+@case("half-accumulation", "loss")
+def losses_of_few_bits(into: Path, faulty: bool) -> None:
+    losses = torch.linspace(3.0, 1.0, 30).bfloat16() if faulty else torch.linspace(3.0, 1.0, 30)
+    with RunWriter(into) as writer:
+        writer.append("steps", {"step": list(range(30)), "loss": losses.tolist()})
+
+
+class Poisoned(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.up = Loud(factor)
+        self.bn = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.bn(self.up(x))
+        return out
+
+
+@case("batchnorm-poisoned", "middle.bn")
+def batchnorm(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Poisoned(1e6 if faulty else 1.0)), steps=4).run()
+
+
+@case("backward-under-autocast", "backward")
+def backward_inside(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    with loop.watched():
+        for x, y in batches(3):
+            with loop.autocast():
+                loss = F.cross_entropy(loop.model(x), y)
+                if faulty:
+                    loss.backward()
+            if not faulty:
+                loss.backward()
+            loop.step()
+
+
+@case("compile-autocast-mismatch", "torch.compile")
+def compiled(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    loop.model = torch.compile(loop.model, backend="eager")
+    with loop.watched():
+        for x, y in batches(2):
+            with loop.autocast():
+                loss = F.cross_entropy(loop.model(x), y)
+                if faulty:
+                    loss.backward()
+            if not faulty:
+                loss.backward()
+            loop.step()
+
+
+@case("autocast-cache-no-grad", "first.weight")
+def cached(into: Path, faulty: bool) -> None:
+    loop = fp16(into, dtype=torch.bfloat16)
+    with loop.watched():
+        for x, y in batches(3):
+            with torch.no_grad(), loop.autocast():
+                loop.model(x)
+            loss = loop.loss(x, y)
+            loss.backward()
+            if faulty:  # as torch before its repair in 2.10 left the weights whose casts were in the cache
+                for module in (loop.model.first, loop.model.head):
+                    module.weight.grad = None
+            loop.step()
+
+
+class Threaded(nn.Module):
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: list[torch.Tensor] = []
+
+        def work() -> None:
+            with torch.autocast("cpu", dtype=self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+                found.append(self.inner(x.to(self.dtype or torch.float32)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return found[0]
+
+
+@case("autocast-not-in-thread", "middle.inner")
+def in_a_thread(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Threaded(None if faulty else torch.bfloat16)), dtype=torch.bfloat16, steps=2).run()
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its block in backward; the fault forgets autocast there."""
+
+    def __init__(self, *, faulty: bool) -> None:
+        super().__init__()
+        self.block = nn.Linear(WIDTH, WIDTH)
+        self.faulty = faulty
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.faulty:
+            out: torch.Tensor = checkpoint(self.block, x, use_reentrant=False)
+            return out
+        forgetful: torch.Tensor = Forgetful.apply(x, self.block, *self.block.parameters())
+        return forgetful
+
+
+class Forgetful(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, block, *weights):  # type: ignore[no-untyped-def]
+        ctx.block = block
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        x = x.detach().float().requires_grad_()
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            out = ctx.block(x)
+        grads = torch.autograd.grad(out, [x, *ctx.block.parameters()], grad.to(out.dtype))
+        return grads[0], None, *grads[1:]
+
+
+class Calls(Checkpointed):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.faulty:
+            with torch.enable_grad():
+                self.block(x)  # what Function.forward runs without gradients, so that its dtype is known
+        return super().forward(x)
+
+
+@case("checkpoint-dtype-mismatch", "middle.block")
+def recomputed(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Calls(faulty=faulty)), dtype=torch.bfloat16, steps=2).run()
+
+
+class Island(nn.Module):
+    def __init__(self, *, outside: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.outside = outside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not self.outside):
+            out: torch.Tensor = self.inner(x.float())
+        return out
+
+
+@case("autocast-inactive", "middle.inner")
+def island(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Island(outside=faulty)), dtype=torch.bfloat16, steps=2).run()
+
+
+@case("amp-loss-gap", "first.weight")
+def gap(into: Path, faulty: bool) -> None:
+    loop = fp16(into, scaler=torch.amp.GradScaler("cpu", init_scale=1.0 if faulty else 2.0**16))
+    with loop.watched() as rec:
+        for x, y in batches(3, rows=64):
+            loop.backward(loop.loss(x, y) * 1e-5)
+            rec.audit(lambda x=x, y=y: F.cross_entropy(loop.model(x), y) * 1e-5)
+            loop.step()
