@@ -49,6 +49,7 @@ _WITHOUT_VALUE: dict[str, dict[str, Any]] = {"trace_ops": {"nargs": "?", "const"
 """What a flag means that is given alone."""
 _SWITCHES = {
     "fused": "use the optimizer's fused kernel",
+    "channels_last": "lay images and the weights of convolutions out with the channels last",
     "compile": "run the model through torch.compile",
     "tf32": "TF32 inside CUDA's matrix units, whatever the recipe says",
     "cudnn_benchmark": "let cuDNN try its algorithms and keep the fastest",

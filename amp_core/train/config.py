@@ -53,6 +53,8 @@ class TrainConfig:
     """A name from `OPTIMIZERS`."""
     fused: bool = False
     """Use the optimizer's fused kernel, which lets the scaler skip a step on the device."""
+    channels_last: bool = False
+    """Lay images and the weights of convolutions out with the channels last, which is how tensor cores read them."""
     clip_norm: float | None = None
     """Clip the unscaled gradients to this 2-norm; None does not clip."""
     loss_scale: float | str = "dynamic"
@@ -111,7 +113,7 @@ class TrainConfig:
         self._check_loss_scale()
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise RunError(f"device={self.device!r} is unknown; choose auto, cpu, cuda or cuda:N")
-        for name in ("fused", "compile", "cudnn_benchmark", "deterministic", "evaluate"):
+        for name in ("fused", "channels_last", "compile", "cudnn_benchmark", "deterministic", "evaluate"):
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name}={getattr(self, name)!r} is not a switch; give true or false")
         if self.tf32 is not None and not isinstance(self.tf32, bool):

@@ -64,6 +64,8 @@ def train(
         precision = Precision(config, device)
         workload = build(config)
         raw_model = workload.model.to(device=device, dtype=precision.weights)
+        if config.channels_last:  # convolutions bring what passes through them into the layout of their weights
+            raw_model = raw_model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model: Any = torch.compile(raw_model) if config.compile else raw_model
         optimizer = make_optimizer(config, raw_model)
         scaler = precision.scaler

@@ -28,6 +28,7 @@ ADVANCED = (
     "compile",
     "deterministic",
     "fused",
+    "channels_last",
 )
 PLAIN = ("steps", "batch_size", "seed", "device")
 WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
@@ -177,6 +178,7 @@ def _advanced(refused: tuple[str, str] | None) -> None:
         st.toggle("torch.compile", **_keep("compile"))
         st.toggle("Deterministic algorithms", **_keep("deterministic"))
         st.toggle("Fused optimizer", **_keep("fused"))
+        st.toggle("Channels last", help="For convolutions, which tensor cores read so.", **_keep("channels_last"))
     _refusal(refused, *ADVANCED)
 
 

@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     **{f"gpt2-small-{p}": {"workload": "text-gpt", "size": "small", "precision": p} for p in ("fp32", "fp16")},
     "bert-large-fp16": {"workload": "text-bert", "size": "large", "precision": "fp16", "batch_size": 16},
     **{f"gpt2-small-{p}": {"workload": "text-gpt", "size": "small", "precision": p} for p in ("tf32", "bf16")},
-    "resnet50-fp16": {"workload": "image-resnet", "size": "resnet50", "precision": "fp16"},
+    "resnet50-fp16": {"workload": "image-resnet", "size": "resnet50", "precision": "fp16", "channels_last": True},
     "resnet50-fp32": {"workload": "image-resnet", "size": "resnet50", "precision": "fp32"},
 }
 """Name of each run, and what is trained, the more wanted ones first."""

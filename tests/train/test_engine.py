@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from amp_core import RunError, load_run
-from amp_core.train import RECIPES, WORKLOADS, TrainConfig, train
+from amp_core.train import RECIPES, WORKLOADS, TrainConfig, engine, train
 
 
 def run_of(folder, **settings):
@@ -34,6 +34,19 @@ def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
     assert run.steps["loss_scale"].iloc[0] == (65536.0 if RECIPES[precision].scaler else 1.0)
     assert {"eval_loss", "eval_accuracy"} <= run.head.results.keys()
     assert "evaluated" in set(run.events["kind"])
+
+
+def test_channels_last_is_the_layout_of_convolutions_and_trains_the_same(tmp_path, monkeypatch):
+    models = []
+    make = engine.make_optimizer
+    monkeypatch.setattr(engine, "make_optimizer", lambda config, model: models.append(model) or make(config, model))
+    losses = [
+        run_of(tmp_path / str(on), workload="digits-cnn", precision="fp32", channels_last=on).steps["loss"]
+        for on in (True, False)
+    ]
+    layouts = [m.features[3].weight.is_contiguous(memory_format=torch.channels_last) for m in models]
+    assert layouts == [True, False]
+    assert losses[0].tolist() == pytest.approx(losses[1].tolist(), rel=1e-4)
 
 
 def test_head_holds_the_settings_and_the_data(tmp_path):
