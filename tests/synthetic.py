@@ -91,7 +91,7 @@ SCENARIOS = {
     "profiled-cpu": Scenario(profile="cpu", precision="fp32", scaler=False, steps=60),
     "traced": Scenario(trace="cuda", device="cuda:0", steps=20),
     "traced-cpu": Scenario(trace="cpu", precision="bf16", scaler=False, steps=20),
-    "traced-foreign": Scenario(trace="foreign", steps=0),
+    "traced-foreign": Scenario(trace="foreign", device="cuda:0", steps=0),
     "stopped": Scenario(steps=37, status="stopped", end_reason="stopped by SIGTERM"),
 }
 """`bare` has steps and losses only, as a foreign writer may give: every other column is null. `profiled` ones have a

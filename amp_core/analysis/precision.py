@@ -59,7 +59,7 @@ class PrecisionMap:
     has_policies: bool
     """Whether it tells what autocast decided."""
     device: str
-    """Device type of the matrix work: `cuda`, `cpu`; empty where the trace does not say."""
+    """Device type of the matrix work: `cuda`, `cpu`; empty where neither the trace nor the run says."""
     autocast: str | None
     """Format of the autocast region, None where there was none."""
     calls: int
@@ -106,7 +106,7 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         step=(steps[0] if step is None else step) if steps else None,
         traced=bool(len(rows)),
         has_policies=told,
-        device=str(devices.iloc[0]).partition(":")[0] if len(devices) else "",
+        device=_device(run, devices),
         autocast=LABELS.get(region[0], region[0]) if region else None,
         calls=int(rows["count"].sum()),
         weighed_by="operations" if by_flops else "calls",
@@ -158,6 +158,12 @@ def precision_cells(
 def fold(module: str) -> str:
     """`h.3.attn` as `h.*.attn`: the name that modules share which differ in a number alone."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
+
+
+def _device(run: Run, devices: "pd.Series[str]") -> str:
+    """The device type that the rows name, else the one that the run as a whole does."""
+    named = devices.iloc[0] if len(devices) else run.head.config.get("device") or ""
+    return str(named).partition(":")[0]
 
 
 def _by_op(work: pd.DataFrame) -> pd.DataFrame:

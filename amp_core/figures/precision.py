@@ -50,6 +50,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
             "yanchor": "top",
             "outlinewidth": 0,
         },
+        showscale=len(found) > 1,  # of one colour a scale is a dash; the word in each cell tells
         xgap=2,
         ygap=2 if len(modules) < 80 else 0,
         hoverinfo="skip",

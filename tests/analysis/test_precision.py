@@ -101,7 +101,7 @@ def test_islands_are_what_the_list_or_a_region_keeps_wide(tmp_path: Path) -> Non
 
 def test_a_profilers_trace_has_shares_and_no_reasons(tmp_path: Path) -> None:
     view = precision_map(run(tmp_path, "traced-foreign"))
-    assert (view.step, view.device, view.has_policies, view.weighed_by) == (None, "", False, "calls")
+    assert (view.step, view.device, view.has_policies, view.weighed_by) == (None, "cuda", False, "calls")
     assert view.matrix_frac == {"fp16": 0.6, "fp32": 0.4}
     assert view.islands.empty and view.casts.empty and view.elsewhere.empty
     assert set(view.stayed["why"]) == {"this trace does not tell of autocast"}

@@ -50,7 +50,7 @@ def test_a_profilers_trace_is_shown_as_far_as_it_tells(home, open_app):
     app = open_app(PAGE, run="run/a")
     assert not app.exception
     said = words(app)
-    assert "of the matrix work ran in FP16; 3 operators (bmm, mm) ran in FP32, which autocast would have" in said
+    assert "of the matrix work ran in FP16 on a GPU; 3 operators (bmm, mm) ran in FP32, which autocast would" in said
     assert "This trace was written by a profiler" in said and "trace_ops=2" in said
     assert "Casts" not in said.splitlines() and [m.label for m in app.metric] == ["Autocast", "Matrix work"]
     assert all("policy" not in names or frame.value["policy"].isna().all() for names, frame in zip(
