@@ -1,7 +1,8 @@
-"""Make the sample runs again: `python sample_runs/make.py [NAME …]`, about a minute on a CPU.
+"""Make the sample runs again: `python sample_runs/make.py [NAME …]`, some minutes on a CPU that does nothing else.
 
-Each is a real training of the same tiny GPT on the bytes of Python's standard library, from the same seed, with the
-same initial weights and batches. They differ in precision and in what is done with the loss scale.
+Each is a real training on the bytes of Python's standard library. The first five train the same tiny GPT, from the same
+seed, with the same initial weights and batches; they differ in precision and in what is done with the loss scale. The
+four of the ablation train an LSTM whose gradients FP16 cannot hold without one.
 """
 
 import dataclasses
@@ -18,19 +19,25 @@ sys.path.insert(0, str(ROOT))
 from amp_core import load_run  # noqa: E402
 from amp_core.runlog import replace_file  # noqa: E402
 
-COMMON = "--workload text-gpt --size tiny --steps 400 --every 10 --seed 1 --device cpu"
+GPT = "--workload text-gpt --size tiny --steps 400 --every 10 --audit-every 200 --trace-ops 20 --profile 30:33 --seed 1"
+LSTM = "--workload text-lstm --size logistic --steps 120 --every 10 --seed 0"
 
 SAMPLES = {
     # The reference.
-    "fp32": "--precision fp32",
+    "fp32": f"{GPT} --precision fp32",
     # The range of FP32 with 8 bits of precision: no scaler, nothing to lose to range.
-    "bf16": "--precision bf16",
+    "bf16": f"{GPT} --precision bf16",
     # A loss scale that grows until a gradient overflows, backs off once, and goes on: as it should be.
-    "fp16-healthy": "--precision fp16 --init-scale 65536 --growth-interval 150",
+    "fp16-healthy": f"{GPT} --precision fp16 --init-scale 65536 --growth-interval 150",
     # Begun far too high and grown far too often: a run of skips, then one step in about twenty thrown away.
-    "fp16-overflow": "--precision fp16 --init-scale 17179869184 --growth-interval 12",
+    "fp16-overflow": f"{GPT} --precision fp16 --init-scale 17179869184 --growth-interval 12",
     # A constant scale of 1: nothing overflows, and small gradients lose bits or vanish.
-    "fp16-underflow": "--precision fp16 --loss-scale 1",
+    "fp16-underflow": f"{GPT} --precision fp16 --loss-scale 1",
+    # Micikevicius et al. 2017: without scaling it fails to train, with either scale it follows FP32.
+    "ablation/fp32": f"{LSTM} --precision fp32",
+    "ablation/fp16-unscaled": f"{LSTM} --precision fp16-unscaled",
+    "ablation/fp16-static-128": f"{LSTM} --precision fp16 --loss-scale 128",
+    "ablation/fp16-dynamic": f"{LSTM} --precision fp16",
 }
 
 
@@ -39,7 +46,8 @@ def make(name: str) -> None:
     folder = HERE / name
     if folder.exists():
         shutil.rmtree(folder)
-    command = [sys.executable, "-m", "amp_core", "train", "--out", str(folder), *COMMON.split(), *SAMPLES[name].split()]
+    command = [sys.executable, "-m", "amp_core", "train", "--out", str(folder), "--device", "cpu"]
+    command += SAMPLES[name].split()
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     # A sample is about the training, not about the process that happened to record it.
     head = dataclasses.replace(load_run(folder).head, process={})
