@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.traces import _intervals as times
 from amp_core.traces._collect import OP, Kept
-from amp_core.traces._kernel_rows import Rows, Window, text_of, types_of
+from amp_core.traces._kernel_rows import MATRIX, Rows, Window, text_of, types_of
 from amp_core.traces._link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
-from amp_core.traces._operators import BYTES
+from amp_core.traces._operators import BYTES, sort_of_operator
 from amp_core.traces._window_rows import marked
 from amp_core.traces._work import Tied
 
@@ -57,21 +58,16 @@ _STEP_COLUMNS = ("step", "time_s", "step_ms", "data_ms", "forward_ms", "backward
 def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> Rows:
     """Rows of `ops`: operators that do the work, of the first marked step; without steps, of the whole trace.
 
-    Those are the ones that call no other one, but for views and allocations: a convolution makes room for its output.
-
     `phase`: of each span.
     """
     spans, texts = kept.spans, kept.texts
     low, high, step = windows[0].start, windows[0].end, windows[0].first
     if host.steps:
         low, high, step = host.steps[0]
-    start, sort = np.asarray(spans.start), np.asarray(spans.sort)
-    idle = np.isin(np.asarray(spans.name), [i for i, name in enumerate(texts) if name in _NO_WORK])
-    leaf = (sort == OP) & ~idle
-    leaf[host.parent[(host.parent >= 0) & ~idle]] = False
-    leaf &= (start >= low) & (start < high) & (host.region_of_span != WATCH)
+    start = np.asarray(spans.start)
+    working = _working(kept, host) & (start >= low) & (start < high) & (host.region_of_span != WATCH)
     sums: dict[tuple[int, int, int, int, int], int] = {}
-    for i in np.flatnonzero(leaf).tolist():
+    for i in np.flatnonzero(working).tolist():
         key = (spans.name[i], int(host.module_of_span[i]), int(phase[i]), spans.shapes[i], spans.dtypes[i])
         sums[key] = sums.get(key, 0) + 1
     rows: Rows = {n: [] for n in ("step", "module", "op", "phase", "in_dtypes", "in_shapes", "count", "cast_bytes")}
@@ -90,6 +86,36 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
     return rows
 
 
+def _working(kept: Kept, host: Host) -> npt.NDArray[np.bool_]:
+    """Which spans are operators that do the work themselves: they call no other one, but for views, allocations and
+    fills. Products, convolutions and attentions do, whatever they call: on a CPU a product copies its bias first."""
+    names = np.asarray(kept.spans.name)
+    is_op = np.asarray(kept.spans.sort) == OP
+    idle, filling, matrix = (
+        np.isin(names, [i for i, name in enumerate(kept.texts) if told(name)])
+        for told in (_NO_WORK.__contains__, _FILLS.__contains__, lambda name: sort_of_operator(name) in MATRIX)
+    )
+    matrix &= is_op
+    parent = host.parent
+    above = np.zeros(len(names), dtype=bool)  # matrix work is going on inside
+    within = np.flatnonzero(matrix)
+    while len(within):
+        outer = parent[within]
+        outer = np.unique(outer[outer >= 0])
+        within = outer[~above[outer]]
+        above[within] = True
+    unit = matrix & ~above
+    working = is_op & ~idle
+    calls_work = (parent >= 0) & ~idle & ~filling
+    working[parent[calls_work]] = False
+    inside = parent.copy()  # of each span, the operators around it, one after another
+    while (inside >= 0).any():
+        working[(inside >= 0) & unit[inside]] = False
+        inside = np.where(inside >= 0, parent[inside], -1)
+    found: npt.NDArray[np.bool_] = working | unit
+    return found
+
+
 _LOOKS = (
     "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_ set_ record_stream view "
     "_unsafe_view reshape _reshape_alias as_strided t transpose permute expand expand_as select slice narrow split "
@@ -99,6 +125,7 @@ _LOOKS = (
 )
 _NO_WORK = frozenset(f"aten::{name}" for name in _LOOKS.split())
 """Operators that look at memory in another way, or ask for it."""
+_FILLS = frozenset({"aten::fill_", "aten::zero_"})
 
 _DTYPES = {
     "float": "float32",

@@ -252,6 +252,9 @@ def test_a_trace_of_a_cpu_has_operators_and_their_own_time(tmp_path):
     assert product["phase"] == "forward" and product["top_op"] == "aten::linear"
     outer = rows[rows["op"] == "aten::linear"]
     assert 0 < outer["total_us"].sum() < sum(trace.windows["busy_us"])
+    ops = pd.DataFrame(trace.ops).set_index("op")
+    assert ops.loc["aten::addmm", "count"] == 1 and ops.loc["aten::sum", "count"].sum() == 2
+    assert not {"aten::linear", "aten::copy_", "aten::expand", "aten::t"} & set(ops.index)
     inside = rows[rows["step"].notna()]
     assert inside["total_us"].sum() == pytest.approx(windows["kernel_us"].sum())
 
