@@ -8,6 +8,7 @@ This module and `_gpu.py` are the only places that call it, and all calls go thr
 by default `pynvml`: so tests answer as any generation of GPU would.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -116,6 +117,30 @@ class Nvml:
         """The newest CUDA that the driver can run, e.g. `13.0`."""
         version = self.answer("nvmlSystemGetCudaDriverVersion_v2")
         return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def visible(gpus: Sequence[GpuFacts], asked: str | None) -> list[GpuFacts]:
+    """Those of the machine's GPUs that CUDA_VISIBLE_DEVICES leaves to a program, in the order of its `cuda:N`.
+
+    `asked` is its value, None where it is not set. As in CUDA, what names no GPU ends the list, and a MIG instance is
+    alone. Of an instance only its GPU's generation is known here, and that where all GPUs are alike.
+    """
+    if asked is None:
+        return list(gpus)
+    found: list[GpuFacts] = []
+    for name in (part.strip() for part in asked.split(",")):
+        if name.startswith("MIG-") and gpus and not found:
+            alike = len({gpu.name for gpu in gpus}) == 1
+            kind = (f"{gpus[0].name}, MIG instance", gpus[0].capability) if alike else ("MIG instance", None)
+            return [GpuFacts(kind[0], name, None, kind[1])]
+        if name.isdecimal():
+            match = gpus[int(name)] if int(name) < len(gpus) else None
+        else:
+            match = next((gpu for gpu in gpus if name and gpu.uuid and gpu.uuid.startswith(name)), None)
+        if match is None:
+            break
+        found.append(match)
+    return found
 
 
 def _pynvml() -> Any:

@@ -38,6 +38,7 @@ import psutil
 import amp_core
 from amp_core import _job_end, _jobfile
 from amp_core._machine import this_machine
+from amp_core._nvml import Nvml, NvmlError, visible
 from amp_core._source import STALE_S, console_tail
 from amp_core.run import load_run
 from amp_core.schema import RunError
@@ -295,18 +296,10 @@ def _environment() -> dict[str, str]:
 
 def _has_cuda() -> bool:
     """Whether torch will find a CUDA device, as far as the driver and torch's build tell without importing torch."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return False
     try:
         if "+cpu" in metadata.version("torch"):
             return False
-        import pynvml
-
-        pynvml.nvmlInit()
-        count: int = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-        return count > 0
-    except (metadata.PackageNotFoundError, ImportError):
-        return False
-    except pynvml.NVMLError:  # no driver
+        with Nvml() as nvml:
+            return bool(visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+    except (metadata.PackageNotFoundError, NvmlError):  # no torch; no package, no driver
         return False

@@ -1,10 +1,12 @@
 """What a training process could run on here, asked of the driver and of the package list: torch is never imported."""
 
+import os
 from importlib import metadata
 
 import psutil
-import pynvml
 import streamlit as st
+
+from amp_core._nvml import GpuFacts, Nvml, NvmlError, visible
 
 Device = tuple[str, str]
 
@@ -18,26 +20,23 @@ def available() -> tuple[list[Device], str | None]:
     except metadata.PackageNotFoundError:
         return [cpu], "torch is not installed here"
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return [cpu], "there is no NVIDIA driver here"
-    except pynvml.NVMLError as error:
-        return [cpu], f"no NVIDIA GPU answers ({error})"
-    try:
-        names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in _indices()]
-    except pynvml.NVMLError as error:
-        return [cpu], f"the NVIDIA driver answers with an error ({error})"
-    finally:
-        pynvml.nvmlShutdown()
+        names = [gpu.name for gpu in gpus()]
+    except NvmlError as error:
+        return [cpu], str(error)
     if not names:
-        return [cpu], "the NVIDIA driver knows no GPU"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return [
+            cpu
+        ], f"CUDA_VISIBLE_DEVICES={hidden!r} names no GPU" if hidden is not None else "the driver knows no GPU"
     if "+cpu" in torch_version:
         return [cpu], f"torch {torch_version} is a CPU build, so {names[0]} stays unused"
     return [*((f"cuda:{i}", f"{name} (cuda:{i})") for i, name in enumerate(names)), cpu], None
 
 
-def _indices() -> range:
-    return range(pynvml.nvmlDeviceGetCount())
+def gpus() -> list[GpuFacts]:
+    """GPUs that a training would see, `cuda:0` first. Raises `NvmlError` where the driver does not answer."""
+    with Nvml() as nvml:
+        return visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @st.cache_data(ttl=60, show_spinner=False)
@@ -45,12 +44,9 @@ def memory_bytes(device: str) -> int | None:
     """All memory that the device `cpu` or `cuda:N` has; None where the driver does not say."""
     if device == "cpu":
         return int(psutil.virtual_memory().total)
+    number = int(device.removeprefix("cuda:") or 0)
     try:
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.removeprefix("cuda:") or 0))
-            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+        found = gpus()
+    except NvmlError:  # `available` says why
         return None
+    return found[number].memory_bytes if number < len(found) else None

@@ -10,7 +10,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core._machine import cpu_flags, cpu_name
-from amp_core._nvml import Nvml, NvmlError
+from amp_core._nvml import NvmlError
 from amp_core.hardware import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
 from amp_core.train.config import RECIPES
 from pages.parts import devices, words
@@ -19,8 +19,7 @@ from pages.parts import devices, words
 @st.cache_data(ttl=60, show_spinner=False)
 def _gpus() -> list[Gpu]:
     try:
-        with Nvml() as nvml:
-            return [Gpu(gpu.name, gpu.capability) for gpu in nvml.gpus()]
+        return [Gpu(gpu.name, gpu.capability) for gpu in devices.gpus()]
     except NvmlError:  # `devices.available` says why
         return []
 

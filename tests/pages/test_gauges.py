@@ -69,16 +69,18 @@ def test_a_finished_run_shows_the_devices_course_where_it_has_one(home, open_app
 def machine(monkeypatch):
     """This machine as one with the given cards, or without an NVIDIA GPU."""
 
-    def make(*cards):
-        hardware._gpus.clear()
-        found = [(f"cuda:{i}", card.name) for i, card in enumerate(cards)]
-        none = None if cards else "there is no NVIDIA driver here"
-        monkeypatch.setattr(devices, "available", lambda: ([*found, ("cpu", "CPU")], none))
-        monkeypatch.setattr(hardware, "Nvml", lambda: Nvml(FakeNvml(*cards)))
+    def make(*cards, torch_version="2.13.0+cu130"):
+        for remembered in (hardware._gpus, devices.available, devices.memory_bytes):
+            remembered.clear()
+        nvml = FakeNvml(*cards, init=None if cards else "NVML_ERROR_LIBRARY_NOT_FOUND")
+        monkeypatch.setattr(devices, "Nvml", lambda: Nvml(nvml))
+        monkeypatch.setattr(devices.metadata, "version", lambda package: torch_version)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
 
     yield make
-    hardware._gpus.clear()
+    for remembered in (hardware._gpus, devices.available, devices.memory_bytes):
+        remembered.clear()
 
 
 def test_the_card_says_what_this_machine_can_do(home, open_app, machine):
@@ -99,6 +101,21 @@ def test_the_card_of_a_cpu(home, open_app, machine):
     said = words(open_app(START))
     assert "No GPU to train on: there is no NVIDIA driver here." in said
     assert "no 16-bit matrix instructions" in said and "Try **FP32** first." in said
+
+
+def test_devices_are_those_that_a_training_would_see(machine, monkeypatch):
+    machine(fakes.VOLTA, fakes.HOPPER)
+    found = [("cuda:0", "Tesla V100 (cuda:0)"), ("cuda:1", "NVIDIA H200 (cuda:1)"), ("cpu", "CPU")]
+    assert devices.available() == (found, None)
+    assert devices.memory_bytes("cuda:1") == 80 * 2**30 and devices.memory_bytes("cuda:2") is None
+    machine(fakes.VOLTA, fakes.HOPPER)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert devices.available() == ([("cuda:0", "NVIDIA H200 (cuda:0)"), ("cpu", "CPU")], None)
+    machine(fakes.VOLTA)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert devices.available() == ([("cpu", "CPU")], "CUDA_VISIBLE_DEVICES='-1' names no GPU")
+    machine(fakes.VOLTA, torch_version="2.13.0+cpu")
+    assert "CPU build, so Tesla V100 stays unused" in devices.available()[1]
 
 
 TENSOR_CORES = "pages/tensor_cores.py"

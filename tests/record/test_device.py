@@ -10,7 +10,7 @@ import torch
 
 from amp_core import RunError, load_run
 from amp_core._gpu import GPM_METRICS, find, throttle_words
-from amp_core._nvml import Nvml, NvmlError
+from amp_core._nvml import Nvml, NvmlError, visible
 from amp_core.record.device import DeviceSampler, addresses
 from amp_core.runlog import RunWriter
 from tests.record import fake_nvml as fakes
@@ -237,6 +237,31 @@ def test_what_holds_the_clocks_down_is_said_in_words():
     assert throttle_words(0) == "none"
     assert throttle_words(0x4 | 0x40) == "power cap, hardware thermal slowdown"
     assert throttle_words(0x1 | 0x8000) == "idle, reason 0x8000"
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        (None, ["P100", "H200", "L4"]),
+        ("1", ["H200"]),
+        ("2, 0", ["L4", "P100"]),
+        ("GPU-h2", ["H200"]),
+        ("1,7,0", ["H200"]),  # what names no GPU ends the list, as in CUDA
+        ("", []),
+        ("-1", []),
+        ("none", []),
+        ("MIG-aa", ["instance"]),
+    ],
+)
+def test_what_cuda_visible_devices_leaves_is_known(asked, names):
+    with Nvml(FakeNvml(fakes.PASCAL, fakes.HOPPER, fakes.ADA)) as nvml:
+        assert [gpu.name.split()[-1] for gpu in visible(nvml.gpus(), asked)] == names
+
+
+def test_of_a_mig_instance_the_generation_is_known_where_all_gpus_are_alike():
+    with Nvml(FakeNvml(fakes.HOPPER, fakes.HOPPER)) as nvml:
+        (found,) = visible(nvml.gpus(), "MIG-aa,MIG-bb")
+    assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA H200, MIG instance", (9, 0), None)
 
 
 def test_every_function_asked_for_exists_in_the_package():
