@@ -15,6 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from amp_core import autocast
 
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+READ_HERE = torch.__version__.startswith(autocast.READ_AT.removeprefix("PyTorch "))
+"""Whether this is the torch whose lists were read; others have a few operators more or less."""
+NO_DRIVER = torch.version.cuda is not None and not torch.cuda.is_available()
+"""A build for CUDA asks the driver some things even of fake tensors."""
 aten = torch.ops.aten
 
 
@@ -199,26 +203,36 @@ def result_dtype(name: str, arguments: tuple[Any, ...], given: torch.dtype, devi
     return {torch.complex64: torch.float32}.get(out.dtype, out.dtype)
 
 
+def registered(device: str) -> set[str]:
+    """Operators of torch's own that autocast has an entry for."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(KEYS[device])  # type: ignore[attr-defined]
+    return {name.partition("::")[2].partition(".")[0] for name in names if name.startswith("aten::")}
+
+
 def listed(device: str, *policies: str) -> list[str]:
     return [op for policy in policies for op in autocast.LISTS[device].get(policy, ())]
 
 
 @pytest.mark.parametrize("device", KEYS)
 def test_the_lists_are_those_that_torch_has_registered(device: str) -> None:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key(KEYS[device])  # type: ignore[attr-defined]
-    names = {name.partition("::")[2].partition(".")[0] for name in registered if name.startswith("aten::")}
     ours = [op for ops in autocast.LISTS[device].values() for op in ops]
     assert len(ours) == len(set(ours)) > 100
-    if torch.__version__.startswith(autocast.READ_AT.removeprefix("PyTorch ")):
-        assert set(ours) - {"_cudnn_rnn"} == names - {"_cudnn_rnn"}
+    difference = set(ours) ^ registered(device)
+    assert difference <= {"_cudnn_rnn"} if READ_HERE else len(difference) <= 20
 
 
 CALLED = [
     (device, name)
     for device in KEYS
     for name in listed(device, "lower_precision_fp", "fp32", "fp32_set_opt_dtype", "fp32_append_dtype")
-    if name in PRODUCTS or name in WIDE
+    if (name in PRODUCTS or name in WIDE) and name in registered(device)
 ]
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_driver(request: pytest.FixtureRequest) -> None:
+    if NO_DRIVER and "cuda" in request.node.name:
+        pytest.skip("a torch built for CUDA needs its driver here")
 
 
 @pytest.mark.parametrize(("device", "name"), CALLED)
@@ -263,7 +277,8 @@ def test_names_of_kernels_lead_to_the_list() -> None:
     assert autocast.listed_as("aten::_log_softmax.default") == "log_softmax"
     assert autocast.policy("aten::convolution", "cpu") == autocast.policy("aten::convolution") == "lower_precision_fp"
     assert autocast.policy("aten::_scaled_dot_product_flash_attention_for_cpu", "cpu") == "lower_precision_fp"
-    assert all(hasattr(aten, name) for name in autocast.KERNELS if name != "cross_entropy"), "an operator torch lacks"
+    missing = {name for name in autocast.KERNELS if name != "cross_entropy" and not hasattr(aten, name)}
+    assert not missing if READ_HERE else len(missing) <= 3
     for target in autocast.KERNELS.values():
         assert any(autocast.policy(target, device) for device in KEYS), target
 
