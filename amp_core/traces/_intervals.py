@@ -41,11 +41,24 @@ def gaps(spans: Intervals, low: float, high: float) -> Intervals:
     return begins[keep], stops[keep]
 
 
+def together(one: Intervals, other: Intervals) -> Intervals:
+    """The time that at least one of them covers."""
+    return union(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
+
+
+def both(one: Intervals, other: Intervals) -> Intervals:
+    """The time that both cover."""
+    edges = np.concatenate([one[0], other[0], one[1], other[1]])
+    change = np.repeat([1, -1], len(edges) // 2)
+    order = np.lexsort((change, edges))  # where one ends as the other begins there is nothing between
+    edges, depth = edges[order], np.cumsum(change[order])
+    inside = np.flatnonzero((depth[:-1] == 2) & (edges[:-1] < edges[1:])) if len(edges) else order
+    return edges[inside], edges[inside + 1]
+
+
 def common(one: Intervals, other: Intervals) -> float:
     """How long both cover."""
-    return (
-        total(one) + total(other) - total(union(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])))
-    )
+    return total(both(one, other))
 
 
 def total(spans: Intervals) -> float:

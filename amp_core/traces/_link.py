@@ -46,6 +46,8 @@ class Host:
     parent: Ints
     top_of_span: Ints
     module_of_span: Ints
+    watched_us: Floats
+    """Of an operator, the time in it that AMPscope's hooks took without calling operators."""
     op_of_call: Ints
     module_of_call: Ints
     region_of_call: Ints
@@ -65,6 +67,7 @@ def link(kept: Kept) -> Host:
         parent=np.full(len(spans), -1, np.int32),
         top_of_span=np.full(len(spans), -1, np.int32),
         module_of_span=np.full(len(spans), -1, np.int32),
+        watched_us=np.zeros(len(spans), np.float32),
         op_of_call=np.full(len(calls), -1, np.int32),
         module_of_call=np.full(len(calls), -1, np.int32),
         region_of_call=np.zeros(len(calls), np.int8),
@@ -160,6 +163,7 @@ class _Pass:
         own = items[items < many]
         base = BACKWARD if beside and np.isin(self._names[own], self._nodes).any() else NOWHERE
         phase, since = NOWHERE, 0.0  # as marked by a point in time
+        called, until = 0.0, 0.0  # time of the operators that were called since, and until when the last of them ran
         # What lies around: end, operator, outermost operator, module, region, of each open span.
         stack: list[tuple[float, int, int, int, int]] = [(float("inf"), -1, -1, -1, NOWHERE)]
         for item in (one for part in range(0, len(items), _PART) for one in items[part : part + _PART].tolist()):
@@ -177,7 +181,9 @@ class _Pass:
             if kind.phase >= 0:
                 if phase in (DATA, WATCH):
                     host.marks[phase].append((since, start))
-                phase, since = points[item], start
+                if phase == WATCH and op >= 0:
+                    host.watched_us[op] += max(0.0, start - since - called)
+                phase, since, called = points[item], start, 0.0
                 continue
             if kind.step >= 0:
                 host.steps.append((start, spans.end[item], kind.step))
@@ -192,6 +198,8 @@ class _Pass:
                 module = self._enter(kind.module, module)
             elif spans.sort[item] != MARK:
                 op = item
+                if phase == WATCH and start >= until:  # not one that another of them called
+                    called, until = called + spans.end[item] - start, spans.end[item]
                 if sequence >= 0:
                     if kind.region == BACKWARD:
                         module = self._module_by_sequence.get(sequence, module)

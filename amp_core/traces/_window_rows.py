@@ -50,6 +50,10 @@ def window_rows(
             busy = times.clip(times.union(starts, ends), window.start, high)
             ours = tied.phase[mine] == WATCH
             users = times.clip(times.union(starts[~ours], ends[~ours]), window.start, high)
+            if on_cpu:  # hooks run inside of operators
+                users = times.both(users, times.gaps(watch, window.start, high))
+                own_ops = times.union(starts[ours], ends[ours])
+                busy = times.clip(times.together(users, own_ops), window.start, high)
             idle = times.gaps(busy, window.start, high)
             is_talk = talking[mine]
             talk = times.clip(times.union(starts[is_talk], ends[is_talk]), window.start, high)

@@ -90,7 +90,7 @@ def _tie_operators(kept: Kept, host: Host) -> Tied:
     parent = host.parent[ops]
     has = parent >= 0
     np.add.at(inner, parent[has], (end - start)[ops[has]])
-    own = np.maximum(end - start - inner, 0.0)[ops]
+    own = np.maximum(end - start - inner - host.watched_us, 0.0)[ops]
     return Tied(
         name=np.asarray(spans.name)[ops],
         start_us=start[ops],
