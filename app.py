@@ -32,6 +32,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     ],
     "Learn": [
         st.Page("pages/format_lab.py", title="Format lab", url_path="format-lab"),
+        st.Page("pages/findings_guide.py", title="Findings guide", url_path="guide"),
     ],
 }
 

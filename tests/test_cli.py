@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -187,8 +188,20 @@ def test_diagnose_prints_one_json_document(capsys):
     assert "GradScaler" in record["findings"][0]["snippet"]
 
 
+def test_a_muted_finding_is_not_heard_of_and_fails_nothing(tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(SAMPLES / "fp16-underflow", folder)
+    assert main(["diagnose", str(folder), "--fail-on", "error", "--mute", "fp16-without-scaler"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "nothing wrong was found" and "muted: fp16-without-scaler" in out
+    assert main(["diagnose", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["muted"] == ["fp16-without-scaler"]
+    assert main(["diagnose", str(folder), "--fail-on", "error", "--unmute", "fp16-without-scaler"]) == 1
+    assert main(["diagnose", str(folder), "--mute", "oops"]) == 2
+
+
 def test_diagnose_says_when_all_is_well_and_when_there_is_no_run(tmp_path, capsys):
     assert main(["diagnose", str(SAMPLES / "fp32")]) == 0
-    assert capsys.readouterr().out == "nothing wrong was found\n"
+    assert capsys.readouterr().out.splitlines()[0] == "nothing wrong was found"
     assert main(["diagnose", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -6,7 +6,9 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from amp_core.muting import mute, muted
 from amp_core.run import load_run
+from amp_core.schema import RunError
 
 if TYPE_CHECKING:
     from amp_core.findings import Finding
@@ -22,40 +24,64 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "--fail-on", metavar="LEVEL", choices=LEVELS, help=f"exit with 1 where a finding is as bad: {', '.join(LEVELS)}"
     )
+    command.add_argument("--against", metavar="RUN", help="a run of the same task in FP32 to hold it against")
+    command.add_argument("--mute", metavar="CODE", action="append", default=[], help="hear no more of it for this run")
+    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="hear of it again")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings, worst first; 1 where one is at or above `--fail-on`."""
-    from amp_core.findings import diagnose
+    """Print the findings, worst first; 1 where one that is not muted is at or above `--fail-on`."""
+    from amp_core.findings import GUIDE, diagnose
 
     opened = load_run(arguments.folder)
-    findings = diagnose(opened)
+    for option in ("mute", "unmute"):
+        for code in getattr(arguments, option):
+            if code not in GUIDE:
+                raise RunError(f"--{option} {code} is no code of a finding; the Findings guide has them all")
+            mute(arguments.folder, code, on=option == "mute")
+    found = diagnose(opened, load_run(arguments.against) if arguments.against else None)
+    silent = muted(arguments.folder)
+    heard = [f for f in found if f.code not in silent]
+    muted_codes = sorted({f.code for f in found} & silent)
     if arguments.json:
-        record = {"run": opened.name, "status": opened.status, "findings": [_plain(f.to_dict()) for f in findings]}
-        print(json.dumps(record, indent=1, allow_nan=False))
+        record = {"run": opened.name, "status": opened.status, "findings": [_plain(f.to_dict()) for f in heard]}
+        print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
-        print(in_words(findings))
+        print(in_words(heard))
+        if muted_codes:
+            print(f"\nmuted: {', '.join(muted_codes)}")
     failing = LEVELS[: LEVELS.index(arguments.fail_on) + 1] if arguments.fail_on else ()
-    return 1 if any(f.severity in failing for f in findings) else 0
+    return 1 if any(f.severity in failing for f in heard) else 0
 
 
 def in_words(findings: "list[Finding]") -> str:
     """The findings for people: what, where, the evidence, and what to change."""
-    if not findings:
-        return "nothing wrong was found"
-    parts = []
+    parts = [] if any(f.severity != "info" for f in findings) else ["nothing wrong was found"]
     for finding in findings:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
-        where = finding.where
-        if finding.steps is not None:
-            where += f", steps {finding.steps[0]}–{finding.steps[1]}"
-        lines.append(f"  {where}")
+        lines.append(f"  {', '.join(evidence(finding))}")
+        if finding.follows:
+            lines.append(f"  follows from {finding.follows}: see there")
+            parts.append("\n".join(lines))
+            continue
         lines.append(textwrap.fill(finding.advice, 100, initial_indent="  ", subsequent_indent="  "))
         if finding.snippet:
             lines.append(textwrap.indent(finding.snippet, "      "))
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def evidence(finding: "Finding") -> list[str]:
+    """Where, when, and the number beside its limit."""
+    said = [finding.where]
+    if finding.steps is not None:
+        first, last = finding.steps
+        said.append(f"step {first}" if first == last else f"steps {first}–{last}")
+    if finding.value is not None:
+        limit = f" (limit {finding.limit:.4g})" if finding.limit is not None else ""
+        said.append(f"{finding.value:.4g}{limit} {finding.unit}")
+    return said
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,45 @@
-"""Finding cards: what is wrong, where, the number and the limit it crossed, and what to try."""
+"""Finding cards: what is wrong, where, the number and the limit it crossed, the proof, and the fix to copy.
 
+    findings.show(found, summary(view), ended_well=True, run=entry.key, path=entry.path)
+
+One card stands for one cause: what follows from it is named inside, not told again.
+"""
+
+import time
 from collections.abc import Sequence
 
 import streamlit as st
 
-from amp_core import Finding
-from pages.parts import words
+from amp_core import Finding, Run, RunError, diagnose
+from amp_core.analysis.layers import tensor_names
+from amp_core.findings import GUIDE
+from amp_core.muting import mute, muted
+from pages.parts import loaders, tensor, words
 
 LOOK = {
     "error": ("red", ":material/error:"),
     "warning": ("orange", ":material/warning:"),
     "info": ("blue", ":material/info:"),
 }
+PAGES = {
+    "loss-scale": ("pages/loss_scale.py", "Loss scale"),
+    "number-ranges": ("pages/number_ranges.py", "Number ranges"),
+    "layer-detail": ("pages/layer_detail.py", "Layer detail"),
+    "memory": ("pages/memory_use.py", "Memory"),
+    "tensor-cores": ("pages/tensor_cores.py", "Tensor cores"),
+    "step-cost": ("pages/step_cost.py", "Step cost"),
+    "precision-map": ("pages/precision_map.py", "Precision map"),
+    "compare": ("pages/compare_runs.py", "Compare"),
+}
+"""By the address that the guide gives: the page, and what it is called."""
+PATIENCE = 10
+"""While a run trains, findings are looked for again after so many times as long as that took."""
 
 
-def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
+def show(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
     """The verdict in one line, then a card for each error and warning, the gravest first."""
-    grave = [f for f in found if f.severity != "info"]
+    silent = muted(run.path) if run is not None else frozenset()
+    grave = [f for f in found if f.severity != "info" and f.code not in silent]
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
     elif not grave:
@@ -26,19 +49,41 @@ def show(found: Sequence[Finding], summary: str, *, ended_well: bool) -> None:
         parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(grave) - errors, "warning")) if n]
         say, look = (st.error, "error") if errors else (st.warning, "warning")
         say(f"{' and '.join(parts)} found. {words.escape(summary)}", icon=LOOK[look][1])
-    for finding in sorted(grave, key=lambda f: list(LOOK).index(f.severity)):
-        card(finding)
+    codes = {f.code for f in grave}
+    for finding in grave:
+        if finding.follows not in codes:
+            card(finding, [f for f in grave if f.follows == finding.code], run)
+    if run is not None and (hidden := sorted({f.code for f in found} & silent)):
+        _muted(run, hidden)
 
 
-def remarks(found: Sequence[Finding]) -> None:
+def remarks(found: Sequence[Finding], run: Run | None = None) -> None:
     """What is good to know and benign: it need not stand before the numbers."""
+    silent = muted(run.path) if run is not None else frozenset()
     for finding in found:
-        if finding.severity == "info":
-            card(finding)
+        if finding.severity == "info" and finding.code not in silent:
+            card(finding, [], run)
 
 
-def card(finding: Finding) -> None:
-    """One finding with its evidence and its advice."""
+def live(run: Run) -> None:
+    """What has gone wrong so far in a run under way, without proof and fix: those need the charts to hold still."""
+    kept = st.session_state.setdefault("findings.live", {})
+    key = str(run.path)
+    due, found = kept.get(key, (0.0, []))
+    if time.monotonic() >= due:
+        began = time.monotonic()
+        found = diagnose(run)
+        now = time.monotonic()
+        kept[key] = (now + PATIENCE * (now - began), found)
+    silent = muted(run.path)
+    for finding in found:
+        if finding.severity != "info" and not finding.follows and finding.code not in silent:
+            say = st.error if finding.severity == "error" else st.warning
+            say(f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}", icon=LOOK[finding.severity][1])
+
+
+def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = None) -> None:
+    """One finding with its evidence, its advice and what came of it."""
     color, icon = LOOK[finding.severity]
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -46,9 +91,60 @@ def card(finding: Finding) -> None:
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
         st.caption(" · ".join(evidence(finding)))
         st.markdown(words.escape(finding.advice))
-        if finding.snippet:
-            with st.expander("Code"):
-                st.code(finding.snippet, language="python")
+        if following:
+            said = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
+            st.markdown(f"Follows from it: {said}.")
+        with st.expander("Fix and proof" if finding.snippet else "Proof"):
+            fix(finding)
+            with st.container(horizontal=True, vertical_alignment="center"):
+                if run is not None:
+                    _proof(finding, run)
+                st.page_link("pages/findings_guide.py", label=f"What {finding.code} means", icon=":material/menu_book:")
+                if run is not None:
+                    key = f"findings.mute.{finding.code}"
+                    st.button("Mute", key=key, help="Hide it for this run", on_click=_mute, args=(run, finding.code))
+
+
+def fix(finding: Finding) -> None:
+    """The code to copy: PyTorch, and frameworks where they do it otherwise."""
+    if not finding.snippet:
+        return
+    codes = {"PyTorch": finding.snippet} | dict(finding.frameworks)
+    if len(codes) == 1:
+        st.code(finding.snippet, language="python")
+        return
+    for tab, code in zip(st.tabs(list(codes)), codes.values(), strict=True):
+        with tab:
+            st.code(code, language="python")
+
+
+def _proof(finding: Finding, run: Run) -> None:
+    """A link to the tensor that the finding names, if it was sampled, else to the page that shows the evidence."""
+    address = st.session_state.get("run")
+    for kind in ("weight_grad", "output_grad", "activation", "weight"):
+        if finding.where in loaders.analysed(tensor_names, run, kind):
+            tensor.link(address, kind, finding.where)
+            return
+    if (page := GUIDE[finding.code].page) in PAGES:
+        file, name = PAGES[page]
+        query = {"run": address} if address else None
+        st.page_link(file, label=f"See it on {name}", icon=":material/query_stats:", query_params=query)
+
+
+def _muted(run: Run, codes: Sequence[str]) -> None:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(f"Muted for this run: {', '.join(codes)}.", width="content")
+        for code in codes:
+            st.button(
+                f"Show {code}", key=f"findings.unmute.{code}", type="tertiary", on_click=_mute, args=(run, code, False)
+            )
+
+
+def _mute(run: Run, code: str, on: bool = True) -> None:
+    try:
+        mute(run.path, code, on)
+    except RunError as error:
+        st.toast(words.escape(words.sentence(error)), icon=":material/error:")
 
 
 def evidence(finding: Finding) -> list[str]:
@@ -64,8 +160,10 @@ def evidence(finding: Finding) -> list[str]:
 
 
 def amount(value: float, unit: str) -> str:
-    """A number of a finding with its unit: loss scales as powers of two, counts as whole numbers."""
+    """A number of a finding with its unit: loss scales as powers of two, counts as whole numbers, shares in percent."""
     if unit == "loss scale":
         return f"loss scale {words.scale(value)}"
+    if unit.startswith("share"):
+        return f"{words.percent(value)}{unit.removeprefix('share')}"
     whole = value == round(value) if abs(value) < 1e6 else False
     return f"{words.count(value)} {unit}".strip() if whole else words.number(value, unit)

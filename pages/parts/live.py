@@ -25,7 +25,7 @@ from amp_core.analysis import (
     what_memory,
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
-from pages.parts import cards, charts, gauges, head, loaders, queue, words
+from pages.parts import cards, charts, findings, gauges, head, loaders, queue, words
 from pages.parts.library import Entry
 
 TICK_S = 1.0
@@ -80,6 +80,7 @@ def _numbers(entry: Entry) -> Run | None:
     if not view.steps_done:
         st.caption("The process is up; its first step is on the way.")
         return None
+    findings.live(run)
     cards.show(run, view)
     gauges.show(run)
     return run

@@ -229,6 +229,6 @@ ENTRIES = (
         "Rounding takes something that this model needs. Keep the parts that the audit or the comparison names in "
         "float32, or train in bfloat16 or TF32.",
         ISLAND,
-        page="compare-runs",
+        page="compare",
     ),
 )

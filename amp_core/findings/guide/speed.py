@@ -16,7 +16,7 @@ ENTRIES = (
             "Transformers Trainer": 'args = TrainingArguments(output_dir="out", tf32=False)',
             "Lightning": 'torch.set_float32_matmul_precision("highest")',
         },
-        page="compare-runs",
+        page="compare",
     ),
     Entry(
         "no-tensor-cores-on-device",

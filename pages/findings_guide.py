@@ -1,0 +1,45 @@
+"""What can go wrong, how does one tell, and what repairs it?"""
+
+import streamlit as st
+
+from amp_core.findings import FAMILIES, Entry
+from pages.parts import head, words
+from pages.parts.findings import LOOK
+
+
+def matches(entry: Entry, asked: str) -> bool:
+    """Whether every word that was asked for stands in the entry."""
+    text = " ".join((entry.code, entry.what, entry.signal, entry.threshold, entry.advice)).lower()
+    return all(word in text for word in asked.lower().split())
+
+
+def explain(entry: Entry) -> None:
+    """One code, folded."""
+    color, icon = LOOK[entry.severity]
+    with st.expander(f"**{entry.code}** — {words.escape(entry.what)}", key=f"guide.{entry.code}"):
+        st.badge(entry.severity, icon=icon, color=color)
+        st.markdown(f"**Signal.** {words.escape(entry.signal)}")
+        st.markdown(f"**From where on.** {words.raised(words.escape(entry.threshold))}")
+        st.markdown(f"**What to do.** {words.escape(entry.advice)}")
+        codes = ({"PyTorch": entry.snippet} if entry.snippet else {}) | dict(entry.frameworks)
+        for name, code in codes.items():
+            st.caption(name)
+            st.code(code, language="python")
+
+
+head.title("Findings guide")
+total = sum(map(len, FAMILIES.values()))
+head.verdict(f"AMPscope knows {total} ways in which mixed-precision training goes wrong.")
+st.caption(
+    "An error breaks training, a warning costs quality or speed, an info is good to know. Each is told from what a run "
+    "recorded; what it did not record is not guessed."
+)
+asked = st.text_input("Search", key="guide.search", placeholder="overflow, scaler, BatchNorm, …")
+shown = {family: [e for e in entries if matches(e, asked)] for family, entries in FAMILIES.items()}
+if not any(shown.values()):
+    st.info("No entry has all of these words.", icon=":material/info:")
+for family, entries in shown.items():
+    if entries:
+        st.subheader(family, anchor=False)
+        for entry in entries:
+            explain(entry)
