@@ -83,7 +83,7 @@ def window_rows(
                         us for step, on, sort, us in casts if (step, on, sort) == (window.first, name, "cast")
                     ),
                     "communication_us": times.total(talk),
-                    "communication_alone_us": times.total(busy) - times.total(others),
+                    "communication_alone_us": times.total(talk) - times.common(talk, others),
                     "sync_us": None if on_cpu else float((call_end - call_start)[waited].sum()),
                     "syncs": None if on_cpu else int(waited.sum()),
                 }

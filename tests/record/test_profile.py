@@ -23,6 +23,7 @@ def warnings(run):
 def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile") / "run"
     done = train(folder, torch.float16, clip=1.0, accumulate=2, profile=(4, 7))
+    load_run(folder).validate(full=True)
     return done, load_run(folder)
 
 
@@ -46,6 +47,7 @@ def test_the_window_is_of_the_steps_asked_for(profiled):
     assert window["wall_us"] <= 1e3 * steps["step_ms"].sum() + 1
     assert window["wall_us"] >= 1e3 * (steps["step_ms"] - steps["watch_ms"]).sum() * 0.5
     assert 0 < window["data_us"] < window["wall_us"] and 0 < window["watch_us"] < window["wall_us"]
+    assert window["communication_us"] == window["communication_alone_us"] == 0
 
 
 def test_time_of_operators_is_their_own(profiled):
