@@ -12,6 +12,7 @@ from amp_core.record import watch
 from amp_core.record.device import DeviceSampler
 from amp_core.runlog import RunWriter
 from amp_core.train.engine import endless, train_step
+from tests.gpu import precision
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop, alternate, in_words, plain, quartiles, scratch, seconds_a_step
 
@@ -29,7 +30,7 @@ def model_of(place: Place) -> tuple[str, str]:
 
 
 def identical(place: Place) -> Iterator[Row]:
-    """Losses with and without watching, under one seed."""
+    """Losses with and without watching, under one seed; and what a traced step says of its operators."""
     steps = 6 if place.quick else 30
     size = "mini" if place.cuda and not place.quick else "tiny"
     recipes = ("fp32", "bf16") if not place.cuda else ("fp32", "bf16", "fp16")
@@ -39,9 +40,13 @@ def identical(place: Place) -> Iterator[Row]:
                 with scratch() as folder:
                     bare = _losses(Loop(place, "text-gpt", size, recipe, fused=fused), steps)
                     watched = _losses(
-                        Loop(place, "text-gpt", size, recipe, fused=fused, into=folder / "run", every=2, level="full"),
+                        Loop(
+                            *(place, "text-gpt", size, recipe),
+                            fused=fused, into=folder / "run", every=2, level="full", trace_ops=2,
+                        ),
                         steps,
-                    )
+                    )  # fmt: skip
+                    operators = precision.traced(place, folder / "run", recipe)
                 differ = sum(a != b for a, b in zip(bare, watched, strict=True))
                 yield Row(
                     f"losses with and without watching, {recipe}{', fused' if fused else ''}",
@@ -49,6 +54,8 @@ def identical(place: Place) -> Iterator[Row]:
                     f"{differ} of {steps} differ" if differ else f"{steps} losses the same",
                     "FAIL" if differ else "pass",
                 )
+                if not fused:
+                    yield operators
 
 
 def _losses(loop: Loop, steps: int) -> list[float]:
