@@ -13,6 +13,7 @@ OF_A_RUN = [
     "pages/loss_scale.py",
     "pages/number_ranges.py",
     "pages/layer_detail.py",
+    "pages/memory_use.py",
     "pages/step_cost.py",
     "pages/tensor_cores.py",
 ]
