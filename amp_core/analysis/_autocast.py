@@ -5,10 +5,11 @@
     rounded.weights(["blocks.0.fc.weight", "tokens.weight"])   # [True, False]
 
 Autocast runs matrix products, convolutions and recurrent layers in 16 bits, normalisations, embeddings and losses in
-FP32; backward follows the dtypes that forward chose (torch/csrc/autocast_mode.h; torch.amp's reference lists the
-operators). Whether a module's output gradient is 16-bit was recorded where the run itself used autocast. From an FP32
-run it follows from the classes of the modules in the head; what neither rounds nor widens by itself (ReLU, dropout,
-batch norm, pooling) takes after the module that ran before it. Where a run tells neither, all is taken to be rounded.
+FP32; backward follows the dtypes that forward chose (`amp_core.autocast` has the lists of operators; here CUDA's, by
+the classes of modules). Whether a module's output gradient is 16-bit was recorded where the run itself used autocast.
+From an FP32 run it follows from the classes of the modules in the head; what neither rounds nor widens by itself (ReLU,
+dropout, batch norm, pooling) takes after the module that ran before it. Where a run tells neither, all is taken to be
+rounded.
 """
 
 import itertools
@@ -21,13 +22,16 @@ import pyarrow.compute as pc
 
 from amp_core.run import Run
 
-LOWERED = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention", "Bilinear")
+LOWERED = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention")
 """Classes with one of these in their name run in 16 bits under autocast: Conv2d, LazyConv1d, LSTMCell, GPT-2's Conv1D,
 MultiheadAttention's NonDynamicallyQuantizableLinear."""
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 
-KEPT_WIDE = ("LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm", "Embedding", "Loss", "Softmax", "Softplus")
+KEPT_WIDE = (
+    *("LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm", "Embedding", "Loss", "Softmax", "Softplus"),
+    "Bilinear",  # promoted to the widest input, and its weights are FP32
+)
 """Classes with one of these in their name give FP32 out."""
 
 ASSUMED_ROWS = 256.0

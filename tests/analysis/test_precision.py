@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from amp_core import Run, RunError, load_run
-from amp_core.analysis import precision_cells, precision_map, traced_steps
+from amp_core import Run, RunError, autocast, load_run
+from amp_core.analysis import _autocast, precision_cells, precision_map, traced_steps
 from amp_core.analysis._traced import LABELS, OUTSIDE, ROOT, formats_of, ran_in
 from amp_core.analysis.precision import MOST_COLUMNS, fold
 from tests import synthetic_ops
@@ -172,6 +172,29 @@ def test_the_format_that_an_operator_ran_in(
 def test_every_name_of_a_dtype_is_known_and_others_are_left_out() -> None:
     assert formats_of(", ".join(name for name in LABELS)) == list(dict.fromkeys(LABELS.values()))
     assert formats_of('["long int", 3, null]') == formats_of("[broken") == formats_of(None) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "op"),
+    [
+        ("Linear", "linear"),
+        ("Conv2d", "conv2d"),
+        ("LSTM", "_cudnn_rnn"),
+        ("GRUCell", "gru_cell"),
+        ("LayerNorm", "layer_norm"),
+        ("RMSNorm", "rms_norm"),
+        ("GroupNorm", "group_norm"),
+        ("LogSoftmax", "log_softmax"),
+        ("Softplus", "softplus"),
+        ("MSELoss", "mse_loss"),
+        ("Bilinear", "bilinear"),
+    ],
+)
+def test_classes_of_modules_are_taken_as_the_list_takes_their_operator(layer: str, op: str) -> None:
+    lowered = any(part in layer for part in _autocast.LOWERED)
+    kept = any(part in layer for part in _autocast.KEPT_WIDE)
+    assert lowered != kept
+    assert lowered == (autocast.policy(op, "cuda") == "lower_precision_fp")
 
 
 def test_folding_takes_numbers_alone() -> None:
