@@ -82,7 +82,7 @@ def link(kept: Kept) -> Host:
     bounds = np.searchsorted(thread[order], np.arange(kept.threads + 1))
     names, stepping = np.asarray(spans.name), np.array([n for n, kind in enumerate(kinds) if kind.step >= 0])
     parts = [order[bounds[n] : bounds[n + 1]] for n in range(kept.threads)]
-    one_pass = _Pass(kept, kinds, host)
+    one_pass = _Pass(kept, kinds, host, _points(kept, kinds, host))
     for number, items in enumerate(sorted(parts, key=lambda part: _rank(names, stepping, part))):
         one_pass.thread(items, beside=number > 0)
     host.steps.sort()
@@ -121,6 +121,29 @@ class _Kind:
             self.region = {"backward": BACKWARD, "optimizer": OPTIMIZER}.get(found.group(1), FORWARD)
 
 
+def _points(kept: Kept, kinds: list[_Kind], host: Host) -> list[tuple[float, int]]:
+    """Times from which on the loop is in a phase, with the phase, in order, on whichever thread they were marked: a
+    backward's begin and end show on autograd's. What follows backward is data if a forward comes next (of another
+    micro-batch), else the optimizer's. Time in DATA and WATCH goes into `host.marks`."""
+    names = np.asarray(kept.spans.name)
+    marked = np.flatnonzero(np.isin(names, [n for n, kind in enumerate(kinds) if kind.phase >= 0]))
+    start = np.asarray(kept.spans.start)
+    found: list[tuple[float, int]] = []
+    following, until = NOWHERE, max(kept.spans.end, default=0.0)
+    for item in marked[np.argsort(start[marked], kind="stable")][::-1].tolist():
+        phase = kinds[names[item]].phase
+        if phase == AFTER_BACKWARD:
+            phase = {NOWHERE: NOWHERE, FORWARD: DATA}.get(following, OPTIMIZER)
+        elif phase != WATCH:
+            following = phase
+        at = float(start[item])
+        if phase in (DATA, WATCH):
+            host.marks[phase].append((at, until))
+        found.append((at, phase))
+        until = at
+    return found[::-1]
+
+
 def _rank(names: Ints, stepping: Ints, items: Ints) -> tuple[bool, int]:
     own = items[items < len(names)]
     return not np.isin(names[own], stepping).any(), -len(own)
@@ -143,12 +166,12 @@ _PART = 2**16  # Python's own numbers are five times as large as those of an arr
 class _Pass:
     """The one pass over each thread."""
 
-    def __init__(self, kept: Kept, kinds: list[_Kind], host: Host) -> None:
+    def __init__(self, kept: Kept, kinds: list[_Kind], host: Host, points: list[tuple[float, int]]) -> None:
         self._kept = kept
         self._kinds = kinds
         self._host = host
+        self._points = points
         self._names = np.asarray(kept.spans.name)
-        self._marking = np.array([n for n, kind in enumerate(kinds) if kind.phase >= 0])
         self._nodes = np.array([n for n, kind in enumerate(kinds) if kind.region == BACKWARD])
         self._module_number: dict[str, int] = {}
         self._module_by_sequence: dict[int, int] = {}
@@ -159,10 +182,10 @@ class _Pass:
         kept, kinds, host = self._kept, self._kinds, self._host
         spans, calls = kept.spans, kept.calls
         many = len(spans)
-        points = self._points(items)
         own = items[items < many]
         base = BACKWARD if beside and np.isin(self._names[own], self._nodes).any() else NOWHERE
-        phase, since = NOWHERE, 0.0  # as marked by a point in time
+        points, next_point = self._points, 0
+        phase, since, before, before_since = NOWHERE, 0.0, NOWHERE, 0.0  # as marked by points in time: now, and before
         called, until = 0.0, 0.0  # time of the operators that were called since, and until when the last of them ran
         # What lies around: end, operator, outermost operator, module, region, of each open span.
         stack: list[tuple[float, int, int, int, int]] = [(float("inf"), -1, -1, -1, NOWHERE)]
@@ -171,6 +194,10 @@ class _Pass:
             while stack[-1][0] <= start:
                 stack.pop()
             _, op, top, module, region = stack[-1]
+            while next_point < len(points) and points[next_point][0] <= start:
+                before, before_since = phase, since
+                since, phase = points[next_point]
+                next_point += 1
             if item >= many:
                 call = item - many
                 host.op_of_call[call] = op
@@ -179,11 +206,9 @@ class _Pass:
                 continue
             kind = kinds[spans.name[item]]
             if kind.phase >= 0:
-                if phase in (DATA, WATCH):
-                    host.marks[phase].append((since, start))
-                if phase == WATCH and op >= 0:
-                    host.watched_us[op] += max(0.0, start - since - called)
-                phase, since, called = points[item], start, 0.0
+                if before == WATCH and op >= 0:
+                    host.watched_us[op] += max(0.0, start - before_since - called)
+                called = 0.0
                 continue
             if kind.step >= 0:
                 host.steps.append((start, spans.end[item], kind.step))
@@ -211,25 +236,6 @@ class _Pass:
             host.top_of_span[item] = top
             host.module_of_span[item] = module
             stack.append((spans.end[item], op, top, module, region))
-        if phase in (DATA, WATCH) and len(items):
-            host.marks[phase].append((since, start))
-
-    def _points(self, items: Ints) -> dict[int, int]:
-        """The phase that begins at each mark of one. What follows backward is data if a forward comes next (of another
-        micro-batch), else the optimizer's."""
-        names, kinds = self._names, self._kinds
-        own = items[items < len(names)]
-        marked = own[np.isin(names[own], self._marking)].tolist()
-        found: dict[int, int] = {}
-        following = NOWHERE
-        for item in reversed(marked):
-            phase = kinds[names[item]].phase
-            if phase == AFTER_BACKWARD:
-                phase = {NOWHERE: NOWHERE, FORWARD: DATA}.get(following, OPTIMIZER)
-            elif phase != WATCH:
-                following = phase
-            found[item] = phase
-        return found
 
     def _enter(self, name: str, around: int) -> int:
         """The number of the module of this name; Python's frames name a class, so the path to it is made here."""

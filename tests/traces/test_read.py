@@ -234,6 +234,35 @@ def test_amp_scopes_own_kernels_are_told_apart(tmp_path):
     assert window["busy_us"] + window["idle_us"] == window["wall_us"] == 1000
 
 
+def test_phases_may_be_marked_on_any_thread(tmp_path):
+    """On a GPU the hooks that mark backward and its end run on a thread of autograd's."""
+    marked = Made()
+    marked.event("mark", "ampscope.phase:forward", 0, 1, 1)
+    marked.op("aten::mm", 5, 5)
+    marked.kernel(made.GEMM, 20, 10, 6)
+    marked.event("mark", "ampscope.phase:backward", 12, 1, 2)
+    marked.op("MmBackward0", 15, 10, 2)
+    marked.kernel(made.SIMT, 40, 10, 16, 2)
+    marked.event("mark", "ampscope.phase:watch", 17, 1, 2)
+    marked.kernel(made.RELU, 60, 10, 18, 2)
+    marked.event("mark", "ampscope.phase:backward", 20, 1, 2)
+    marked.kernel(made.NCCL, 70, 10, 30, 2)
+    marked.event("mark", "ampscope.phase:after_backward", 32, 1, 2)
+    marked.kernel(made.NORM, 80, 10, 35)
+    marked.event("mark", "ampscope.phase:optimizer", 40, 1, 1)
+    marked.kernel(made.ADAM, 90, 10, 45)
+    _, rows = read(tmp_path, marked.document())
+    phases = dict(zip(rows["name"], rows["phase"], strict=True))
+    assert phases == {
+        made.GEMM: "forward",
+        made.SIMT: "backward",
+        made.RELU: "watch",
+        made.NCCL: "backward",
+        made.NORM: "optimizer",
+        made.ADAM: "optimizer",
+    }
+
+
 def test_a_trace_of_a_cpu_has_operators_and_their_own_time(tmp_path):
     file = tmp_path / "cpu.json.gz"
     model = torch.nn.Linear(8, 4)
