@@ -92,6 +92,7 @@ class _Looking(TorchDispatchMode):
         self._said: set[tuple[str, str, float]] = set()
         self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
         self._all = 0.0
+        self._widened: tuple[int, int] | None = None  # the Python call whose operator last widened 16-bit values
 
     def rest(self) -> None:
         """Look at nothing more."""
@@ -101,12 +102,16 @@ class _Looking(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._left and not self._at_own_work():
             self._left -= 1
-            self._look(func.overloadpacket.__name__, args, kwargs, out)
+            call = _python_call(sys._getframe(1))
+            if _widens(out, args):
+                self._widened = call
+            self._look(call, func.overloadpacket.__name__, args, kwargs, out)
         return out
 
-    def _look(self, op: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _look(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
-            self._count(op, args, out)
+            # An operator that widens its own inputs, as attention without a fused kernel does, knows why.
+            self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
         if op in BANNED and _inside_autocast():
             self._say("banned op", op, 0.0, dtype=None, limit=None)
             return
@@ -124,11 +129,11 @@ class _Looking(TorchDispatchMode):
             elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
                 self._say("eps lost", op, value, out.dtype, lost)
 
-    def _count(self, op: str, args: Any, out: torch.Tensor) -> None:
+    def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]
         terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
         self._all += out.numel() * terms
-        if out.dtype == torch.float32:
+        if wide:
             name = _module_at_work(self._model, sys._getframe(1))
             self._wide[name] = self._wide.get(name, 0.0) + out.numel() * terms
 
@@ -147,6 +152,25 @@ class _Looking(TorchDispatchMode):
             word = dtype_name(dtype) if dtype is not None else None
             more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
             self._writer.event(kind, name, step=self._step, op=op, **more)
+
+
+def _python_call(frame: FrameType) -> tuple[int, int]:
+    """Which call in the program led here: two operators with the same one are parts of one that torch made of them."""
+    while (
+        frame.f_code.co_filename.endswith("eval_frame.py") and frame.f_back is not None
+    ):  # torch's own wrapper of modes
+        frame = frame.f_back
+    return id(frame), frame.f_lasti
+
+
+def _widens(out: Any, args: Any) -> bool:
+    return (
+        isinstance(out, torch.Tensor)
+        and out.dtype == torch.float32
+        and bool(args)
+        and isinstance(args[0], torch.Tensor)
+        and args[0].dtype in NARROW
+    )
 
 
 def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
