@@ -2,9 +2,10 @@
 
 Steps are found from the scaler and the optimizer themselves:
 
-- `scaler.scale(loss)` gives the loss;
+- `scaler.scale(loss)` gives the loss, or without a scaler the single number that backward starts from;
 - gradients are looked at once per optimizer step, as they come out of backward: at the first of `scaler.unscale_`,
   `clip_grad_norm_`, `scaler.step` and `optimizer.step`;
+- an optimizer that is given a closure is looked at after the closure was called first;
 - a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
 - whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
 
@@ -20,18 +21,20 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core import _ending
-from amp_core.record import clipping
+from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
+from amp_core.record.entries import Entries
 from amp_core.record.environment import recipe_found
 from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs, is_compiled, tensors_in
+from amp_core.record.regions import RegionSeen
 from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
@@ -79,17 +82,20 @@ class Recorder:
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._outbox = Outbox(writer, self._phases, sampling)
         self._losses: list[torch.Tensor] = []
-        self._samples = 0
+        self._samples: dict[int, int] = {}  # by the module that was called with them
         self._seen: set[str] = set()  # phases whose start was seen since the last attempt
         self._logged: dict[str, Any] = {}
         self._inside_scaler_step = False
+        self._repeating = False  # a closure is called again within its step
         self._described = False
+        self._region: RegionSeen | None = None  # until the first backward
         self._auditing = False
         self._autocast_dtype: torch.dtype | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._device)])
+        self._config = {k: v for k, v in writer.head.config.items() if k in ("device", "precision")}  # as given
         self._install(model)
         writer.before_end = self._end
         writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
@@ -99,7 +105,8 @@ class Recorder:
             self._kinds -= {"output_grad", "activation"}
 
     def __repr__(self) -> str:
-        return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={len(self._handles)})"
+        hooks = len(self._handles) + len(self._entries)
+        return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={hooks})"
 
     def __enter__(self) -> "Recorder":
         return self
@@ -170,10 +177,7 @@ class Recorder:
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._handles += [
-            model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
-            model.register_forward_hook(self._on_forward_end),
-        ]
+        self._entries = Entries(model, self._on_forward, self._on_forward_end)
         for index, optimizer in enumerate(self._optimizers):
             self._handles += [
                 optimizer.register_step_pre_hook(self._before_optimizer(index)),
@@ -188,6 +192,7 @@ class Recorder:
             ):
                 self._patches.wrap(self._scaler, name, around)
         clipping.listen(self._on_clip)
+        notices_patch.backward.listen(self._on_loss)
 
     def _remove(self) -> None:
         if not self._handles:
@@ -195,21 +200,27 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._entries.remove()
         self._outputs.take_off()
+        self._look_for_regions_no_more()
         self._patches.restore()
         clipping.unlisten(self._on_clip)
+        notices_patch.backward.unlisten(self._on_loss)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._auditing:  # nothing of this may become part of a graph
+        if self._auditing or self._phases.present == "backward":  # checkpointing runs modules again in backward
             return
         self._finish_pending()
         if not torch.is_grad_enabled():  # an evaluation between two steps
             return
         self._phases.enter("forward")
         self._seen.add("forward")
+        if self._repeating:
+            return
         with self._phases.watching():
             first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
-            self._samples += len(first) if first is not None else 0
+            if first is not None:
+                self._samples[id(module)] = self._samples.get(id(module), 0) + len(first)
             if not self._described:
                 self._describe_precision()
             if self._sampling.due(self._step) and self._kinds & {"output_grad", "activation"}:
@@ -217,7 +228,7 @@ class Recorder:
             self._begin()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or self._auditing or not torch.is_grad_enabled():
+        if self._auditing or self._phases.present == "backward" or not torch.is_grad_enabled():
             return
         for leaf in tensors_in(output):
             if leaf.requires_grad:
@@ -229,6 +240,7 @@ class Recorder:
             return
         self._phases.enter("backward")
         self._seen.add("backward")
+        self._look_for_regions_no_more()
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
         self._tell("backward_began")
@@ -247,18 +259,52 @@ class Recorder:
                 if self._has_gradients(index):
                     self._observe(index)
 
-    def _before_optimizer(self, index: int) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            self._tell("called", "optimizer.step", index)
-            if not self._inside_scaler_step:
-                self._phases.enter("optimizer")
-                with self._phases.watching():
-                    self._observe(index)
+    def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Backward is called. What the scaler did not see it starts from is the loss."""
+        if self._scaler is not None or self._repeating or self._auditing or "forward" not in self._seen:
+            return
+        roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
+        weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
+        if len(roots) == 1 and roots[0].numel() == 1 and not weighted and self._phases.present != "backward":
+            with self._phases.watching():
+                self._losses.append(roots[0].detach().clone().reshape(()))
+
+    def _before_optimizer(self, index: int) -> Callable[..., Any]:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            if self._inside_scaler_step:
+                self._tell("called", "optimizer.step", index)
+                return None
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if not callable(closure):
+                self._before_step(index)
+                return None
+            watched = self._around_closure(index, closure)
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": watched}
+            return (args[0], watched, *args[2:]), kwargs
 
         return hook
 
+    def _before_step(self, index: int) -> None:
+        self._tell("called", "optimizer.step", index)
+        self._phases.enter("optimizer")
+        with self._phases.watching():
+            self._observe(index)
+
+    def _around_closure(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original, updated=())
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not self._repeating:
+                self._before_step(index)
+                self._repeating = True
+            return result
+
+        return closure
+
     def _after_optimizer(self, index: int) -> Callable[..., None]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._repeating = False
             if not self._inside_scaler_step:
                 self._attempted(index, None)
 
@@ -351,6 +397,7 @@ class Recorder:
             self._step += 1
             self._stepped.clear()
             self._began = False
+            self._entries.settle()
 
     def _observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
@@ -386,17 +433,19 @@ class Recorder:
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
         with self._phases.watching():
-            attempt = self._open.pop(index)
+            attempt = self._observe(index)  # mostly the one that is open
+            del self._open[index]
+            self._look_for_regions_no_more()
             attempt.put("found_inf", found_inf)
             if self._losses:
                 attempt.put("loss", torch.stack([x.to(self._losses[0].device).double() for x in self._losses]).sum())
             attempt.lr = learning_rate(self._optimizers[index])
-            attempt.samples = self._samples
+            attempt.samples = max(self._samples.values(), default=0)
             attempt.seen = frozenset(self._seen)
             attempt.memory = memory_bytes(self._device)
             attempt.time_s = self.writer.time_s()
             attempt.logged = self._logged
-            self._losses, self._samples, self._logged = [], 0, {}
+            self._losses, self._samples, self._logged = [], {}, {}
             self._seen.clear()
             self._stepped.add(index)
             self._pending.append(attempt)
@@ -426,10 +475,20 @@ class Recorder:
         self._described = True
         kind = self._device.type
         autocast = torch.is_autocast_enabled(kind)
-        self._autocast_dtype = torch.get_autocast_dtype(kind) if autocast else None
-        dtype = dtype_name(self._autocast_dtype) if self._autocast_dtype is not None else None
-        config = dict(self.writer.head.config)
-        config["autocast_dtype"] = dtype
-        config.setdefault("device", str(self._device))
+        self._tell_precision(torch.get_autocast_dtype(kind) if autocast else None)
+        if not autocast:
+            self._region = RegionSeen(kind)
+
+    def _look_for_regions_no_more(self) -> None:
+        if self._region is not None:
+            region, self._region = self._region, None
+            dtype = region.stop()
+            if dtype is not None:
+                self._tell_precision(dtype)
+
+    def _tell_precision(self, autocast_dtype: torch.dtype | None) -> None:
+        self._autocast_dtype = autocast_dtype
+        dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
+        config = {"device": str(self._device), **self._config, "autocast_dtype": dtype}
         config.setdefault("precision", recipe_found(self._optimizers, self._scaler, dtype, self._device))
-        self.writer.update_head(config=config)
+        self.writer.update_head(config=dict(self.writer.head.config) | config)

@@ -39,6 +39,7 @@ def train(
     init_scale: float = 2.0**16,
     growth_interval: int = 5,
     every: int = 3,
+    log: bool = True,
     wrap: Callable[[nn.Module], nn.Module] = lambda m: m,
     **options: Any,
 ) -> Done:
@@ -72,7 +73,7 @@ def train(
             scaler.update()
         else:
             optimizer.step()
-            if done.recorder is not None:
+            if done.recorder is not None and log:
                 done.recorder.log(loss=total)
         optimizer.zero_grad()
         done.losses.append(total)

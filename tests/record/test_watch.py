@@ -221,13 +221,18 @@ def test_a_loss_that_nobody_gave_is_null_and_a_nan_is_nan(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model, optimizer, into=tmp_path / "run") as rec:
         for value in (None, float("nan")):
-            model(torch.ones(2, 3)).sum().backward()
+            model(torch.ones(2, 3)).backward(torch.ones(2, 1))  # from no single number
             optimizer.step()
             if value is not None:
                 rec.log(loss=value)
     loss = load_run(tmp_path / "run").table("steps").column("loss")
     assert loss.null_count == 1 and loss[0].as_py() is None
     assert np.isnan(loss[1].as_py())
+
+
+def test_without_a_scaler_the_loss_is_what_backward_starts_from(tmp_path):
+    done = train(tmp_path / "run", torch.bfloat16, accumulate=3, log=False)
+    assert np.allclose(load_run(tmp_path / "run").steps.loss, done.losses, rtol=1e-6)
 
 
 def test_evaluation_between_steps_is_not_a_step(tmp_path):
