@@ -11,7 +11,9 @@ Frames are pandas; where null (not measured) and NaN (measured, not a number) mu
 `run.table("steps")`, the same rows as an Arrow table.
 """
 
+import copy
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,6 +157,16 @@ class Run:
         if name not in self._tables:
             self._tables[name] = self._read(TABLES[name])
         return self._tables[name]
+
+    def thinned(self, steps: Sequence[int]) -> "Run":
+        """The same run with only these sampled steps in `tensors`: for questions that a part of them answers."""
+        whole = self.table("tensors")
+        few = copy.copy(self)
+        few._frames = {}
+        few._tables = self._tables | {
+            "tensors": whole.filter(pc.is_in(whole.column("step"), pa.array(steps, pa.int64())))
+        }
+        return few
 
     def console(self, lines: int = 20) -> list[str]:
         """The last lines that the process printed, where the app or a job started it."""

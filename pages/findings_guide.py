@@ -16,11 +16,11 @@ def matches(entry: Entry, asked: str) -> bool:
 def explain(entry: Entry) -> None:
     """One code, folded."""
     color, icon = LOOK[entry.severity]
-    with st.expander(f"**{entry.code}** — {words.escape(entry.what)}", key=f"guide.{entry.code}"):
+    with st.expander(f"**{entry.code}** — {entry.what}", key=f"guide.{entry.code}"):
         st.badge(entry.severity, icon=icon, color=color)
-        st.markdown(f"**Signal.** {words.escape(entry.signal)}")
-        st.markdown(f"**From where on.** {words.raised(words.escape(entry.threshold))}")
-        st.markdown(f"**What to do.** {words.escape(entry.advice)}")
+        st.markdown(f"**Signal.** {entry.signal}")
+        st.markdown(f"**From where on.** {words.raised(entry.threshold)}")
+        st.markdown(f"**What to do.** {entry.advice}")
         codes = ({"PyTorch": entry.snippet} if entry.snippet else {}) | dict(entry.frameworks)
         for name, code in codes.items():
             st.caption(name)

@@ -23,6 +23,11 @@ from pages.parts import cards, charts, empty, head, loaders, memory, words
 
 def verdict(found: MemoryBreakdown) -> str:
     """The page's answer."""
+    if found.total_bytes is None:
+        return (
+            "What this run's memory is made of was not looked at: it has fewer than two steps, or another program "
+            "wrote it."
+        )
     largest = found.parts[found.parts["category"] != "other"].nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if memory.on_cpu(found):
@@ -61,6 +66,22 @@ def pick_step(steps: list[int]) -> int:
     return step
 
 
+def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
+    """What the peak was made of, and how it came about."""
+    for note in found.notes:
+        st.markdown(note)
+    on_cpu = memory.on_cpu(found)
+    parts = found.parts[found.parts["category"] != "other"] if on_cpu else found.parts
+    title = "Held in tensors, at most" if on_cpu else "Memory at the peak"
+    charts.show(memory_parts_figure(parts.assign(run=run.name), dark, title), "memory.parts")
+    st.dataframe(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
+    moments = loaders.analysed(memory_moments, run, step)
+    title = f"Memory through step {step:,}"
+    charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
+    for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
+        st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
+
+
 def difference(run: Run) -> None:
     """This run beside another: which category shrank, which grew, and why."""
     other = memory.pick_other(run)
@@ -88,30 +109,16 @@ head.title("Memory")
 run = head.run()
 steps = loaders.analysed(memory_steps, run)
 dark = charts.dark()
-if steps:
-    answer = st.container()
-    step = pick_step(steps)
-    found = loaders.analysed(memory_breakdown, run, step)
+answer = st.container()
+step = pick_step(steps) if steps else None
+found = loaders.analysed(memory_breakdown, run, step)
+with answer:
+    head.verdict(verdict(found))
+if step is not None and found.total_bytes is not None:
     with answer:
-        head.verdict(verdict(found))
         numbers(found, loaders.analysed(memory_phases, run, step))
-    for note in found.notes:
-        st.markdown(note)
-    on_cpu = memory.on_cpu(found)
-    parts = found.parts[found.parts["category"] != "other"] if on_cpu else found.parts
-    title = "Held in tensors, at most" if on_cpu else "Memory at the peak"
-    charts.show(memory_parts_figure(parts.assign(run=run.name), dark, title), "memory.parts")
-    st.dataframe(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
-    moments = loaders.analysed(memory_moments, run, step)
-    title = f"Memory through step {step:,}"
-    charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
-    for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
-        st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
+    explanation(run, found, step)
     difference(run)
-else:
-    head.verdict(
-        "What this run's memory is made of was not looked at: it has fewer than two steps, or another program wrote it."
-    )
 st.subheader("Over the run", anchor=False)
 trace = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
 if len(trace):

@@ -45,16 +45,23 @@ def show(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run |
     elif not grave:
         st.success(f"Nothing wrong was found. {words.escape(summary)}", icon=":material/check_circle:")
     else:
-        errors = sum(f.severity == "error" for f in grave)
-        parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(grave) - errors, "warning")) if n]
-        say, look = (st.error, "error") if errors else (st.warning, "warning")
-        say(f"{' and '.join(parts)} found. {words.escape(summary)}", icon=LOOK[look][1])
+        _verdict(grave, summary)
     codes = {f.code for f in grave}
     for finding in grave:
         if finding.follows not in codes:
             card(finding, [f for f in grave if f.follows == finding.code], run)
     if run is not None and (hidden := sorted({f.code for f in found} & silent)):
         _muted(run, hidden)
+
+
+def _verdict(grave: Sequence[Finding], summary: str) -> None:
+    codes = {f.code for f in grave}
+    causes = [f for f in grave if f.follows not in codes]
+    errors = sum(f.severity == "error" for f in causes)
+    parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(causes) - errors, "warning")) if n]
+    more = f", and {len(grave) - len(causes)} that follow" if len(grave) > len(causes) else ""
+    say, look = (st.error, "error") if errors else (st.warning, "warning")
+    say(f"{' and '.join(parts)} found{more}. {words.escape(summary)}", icon=LOOK[look][1])
 
 
 def remarks(found: Sequence[Finding], run: Run | None = None) -> None:
@@ -90,7 +97,8 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             st.badge(finding.severity, icon=icon, color=color)
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
         st.caption(" · ".join(evidence(finding)))
-        st.markdown(words.escape(finding.advice))
+        own = finding.advice == GUIDE[finding.code].advice  # else it holds words of the run
+        st.markdown(finding.advice if own else words.escape(finding.advice))
         if following:
             said = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
             st.markdown(f"Follows from it: {said}.")
