@@ -90,6 +90,8 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
     frame = frame[frame["step"] == (step if step is not None else known[-1])] if known else frame
     numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in _TENSORS)]
     frame = frame.astype(dict.fromkeys(numbers, float))
+    tensors = frame[[f"{c}_bytes" for c in _TENSORS]].sum(axis=1)
+    frame["allocated_bytes"] = frame["allocated_bytes"].fillna(tensors)  # other programs may know no more than that
     frame["peak_bytes"] = frame["peak_bytes"].fillna(frame["allocated_bytes"])
     if frame["rank"].nunique() > 1:
         most = frame.groupby("rank")["peak_bytes"].max().idxmax()
@@ -106,7 +108,7 @@ def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
     """The peak of a step and what it was made of. Raises `RunError` for a step that was not looked at."""
     moments = memory_moments(run, step)
     columns = ["category", "label", "bytes", "frac", "about"]
-    if not len(moments):
+    if not moments["peak_bytes"].max() > 0:
         none = pd.DataFrame(
             {c: pd.Series(dtype=object if c in ("category", "label", "about") else float) for c in columns}
         )

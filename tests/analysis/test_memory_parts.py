@@ -7,6 +7,7 @@ import pytest
 from amp_core import Run, RunError, load_run
 from amp_core.analysis import memory_breakdown, memory_difference, memory_moments, memory_phases, memory_steps
 from amp_core.analysis.memory_parts import CATEGORIES
+from amp_core.figures import memory_moments_figure, memory_parts_figure
 from tests.synthetic import write_rows
 from tests.synthetic_memory import CONTEXT, memory_rows
 
@@ -113,6 +114,28 @@ def test_notes_say_what_would_help_and_what_would_not(tmp_path):
     rows["activations_bytes"] = [1000] * len(rows["step"])
     notes = memory_breakdown(run_of(tmp_path, "bf16", name="small", memory=rows)).notes
     assert any("which autocast leaves in FP32" in n for n in notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "total"),
+    [
+        ({"step": [1, 2]}, None),
+        ({"step": [1], "moment": [None], "phase": [None], "allocated_bytes": [None]}, None),
+        ({"step": [1], "allocated_bytes": [0], "peak_bytes": [0], "reserved_bytes": [0]}, None),
+        ({"step": [1, 1], "number": [0, 1], "parameters_bytes": [5, 6], "phase": ["forward", None]}, 6),
+        ({"step": [1], "peak_bytes": [100], "reserved_bytes": [200]}, 100),
+    ],
+)
+def test_what_other_programs_write_is_taken_as_far_as_it_goes(tmp_path, rows, total):
+    run = run_of(tmp_path, memory=rows)
+    run.validate(full=True)
+    found = memory_breakdown(run)
+    assert found.total_bytes == total
+    assert memory_parts_figure(found.parts.assign(run="a")).layout.meta["alt"]
+    assert memory_moments_figure(memory_moments(run)).layout.meta["alt"]
+    assert len(memory_difference([run, run])) == len(found.parts)
+    if total is not None:
+        assert found.parts["bytes"].sum() == total
 
 
 def test_a_run_without_such_rows_has_nothing(tmp_path):

@@ -6,7 +6,7 @@ from amp_core import load_run
 from amp_core.analysis import memory_breakdown
 from pages.parts.words import size
 from tests.pages.conftest import metric, titles, words
-from tests.synthetic import live, write
+from tests.synthetic import live, write, write_rows
 from tests.synthetic_memory import memory_rows
 
 PAGE = "pages/memory_use.py"
@@ -74,6 +74,12 @@ def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app)
     assert "Memory was not measured at any step" in words(app) and titles(app) == []
     app = open_app(PAGE, run="run/a")
     assert not [s for s in app.selectbox if s.key == "memory.beside.run"]
+
+
+def test_rows_of_another_program_without_numbers_are_no_look(home, open_app):
+    write_rows(home.runs / "a", steps={"step": [0, 1], "loss": [2.0, 1.0]}, memory={"step": [1]})
+    app = open_app(PAGE, run="run/a")
+    assert not app.exception and "was not looked at" in words(app)
 
 
 def test_the_other_run_may_have_nothing(home, open_app):
