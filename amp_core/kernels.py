@@ -27,24 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from amp_core import _kernel_types as types
+from amp_core._kernel_sorts import CATEGORIES, sort_of_kernel
 
-CATEGORIES = (
-    "gemm",
-    "conv",
-    "attention",
-    "norm",
-    "elementwise",
-    "reduction",
-    "cast",
-    "layout",
-    "optimizer",
-    "embedding",
-    "memcpy",
-    "memset",
-    "communication",
-    "other",
-)
-"""Sorts of work, as `kernels.category` has them."""
+__all__ = ["CATEGORIES", "RULES", "KernelClass", "classify_kernel", "sort_of_kernel"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +93,7 @@ RULES = (
     _rule(r"fmha_cutlass[FB]\w*_sm50", "no", types.of_token, "memory-efficient attention for sm50: CUDA cores"),
     _rule(r"fmha_cutlass[FB]_f32_\w*_sm7\d", "no", "fp32", "memory-efficient attention in FP32 before TF32 existed"),
     _rule(r"Attention(?:Backward)?Kernel.*arch::Sm50", "no", types.of_template, "memory-efficient attention for sm50"),
+    _rule(r"cutlass::reduction|ReduceSplitK", "no", None, "sums behind a split product of CUTLASS"),
     # --- attention
     _rule(
         r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
@@ -133,13 +119,13 @@ RULES = (
     ),
     _rule(
         r"Flash_(?:fwd|bwd)_kernel_traits|pytorch_flash\d*(?:::)?\d*flash_|flash::flash_(?:fwd|bwd)|"
-        r"flash_(?:fwd|bwd)\w*kernel<",
+        r"flash_bwd_dq_dk_dv_loop|flash_fwd_splitkv_(?:mla_)?kernel",
         "yes",
         types.of_template,
         "FlashAttention 2: 16-bit only",
     ),
     _rule(
-        r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|FlashAttnFwd(?=I|<|$)|FlashAttnBwd(?=I|<|$)|"
+        r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|flash(?:::|\d+)FlashAttn(?:Fwd|Bwd)(?=I|<|$)|"
         r"FlashAttention(?:Forward|Backward)Sm\d+",
         "yes",
         types.of_template,
@@ -235,9 +221,8 @@ RULES = (
         types.of_template,
         "cuBLAS 1 and 2",
     ),
-    _rule(
-        r"gemmSN_|gemmk1_kernel|gemm_kernel1x1_core|sgemm_largek|sgemm_\d+x\d+", "no", types.of_template, "small GEMM"
-    ),
+    _rule(r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d", "no", types.of_template, "small products of cuBLAS"),
+    _rule(r"^(?:void )?sgemm_(?:largek|\d+x\d+)(?!\w*(?:tf32|mma))", "no", "fp32", "cuBLAS before it named GPUs"),
     _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums behind a split GEMM"),
     _rule(
         r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
@@ -277,61 +262,6 @@ RULES = (
 )
 """Patterns in the order in which they are tried, what they say of tensor cores, where the precision stands, and why."""
 
-_SORTS = (
-    ("memcpy", r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy"),
-    ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
-    (
-        "communication",
-        r"^(?!.*(?:gemm|GEMM|matmul)).*(?:nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|"
-        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::))",
-    ),
-    ("attention", r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|(?:Prefill|Decode)\w*KVCacheKernel"),
-    (
-        "embedding",
-        r"(?i)embedding|fbgemm_gpu::|indexSelect|vectorized_gather|permute_pooled|linearize_index|bounds_check_ind",
-    ),
-    (
-        "optimizer",
-        r"multi_tensor_apply|(?i:(?<![a-z])(?:fused_?)?(?:adamw?|sgd|lamb|adagrad|novograd)(?![a-z]))|[a-z]Adam",
-    ),
-    (
-        "norm",
-        r"(?i)(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|RowwiseMoments|GammaBeta|cuCompute\w*Grad|"
-        r"norm::|ln_(?:fwd|bwd)",
-    ),
-    (
-        "layout",
-        r"(?i)nchwtonhwc|nhwctonchw|nchw2nhwc|(?<![a-z])transpose_|_transpose|tensorTransform|CatArray|permute_",
-    ),
-    (
-        "conv",
-        r"fprop|dgrad|wgrad|(?i:(?<![a-z])conv(?:olve|olution|\d?d|fwd|bwd|_|<))|[shidc](?:\d{3,6})?cudnn|winograd|"
-        r"fft2d|igemm_|miopen\w*Conv|cask_\w+::compute",
-    ),
-    ("reduction", r"splitK_?reduce"),
-    ("elementwise", r"cublasLt::epilogue|epilogue::impl"),
-    (
-        "gemm",
-        r"(?i)gemm|gemv|nvjet|matmul|Cijk_|cutlass|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
-        r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops",
-    ),
-    (
-        "cast",
-        r"(?i)(?:bfloat16|float16|half|float8)\w*copy_kernel|copy_kernel_cuda.*LoadWithCast|_to_copy|(?<![a-z])cast(?:_|kernel)",
-    ),
-    (
-        "reduction",
-        r"(?i)reduce|softmax|argm(?:ax|in)|(?<![a-z])cub(?:::|\d)|scan|sort|topk|cumsum|triton_(?:red|per)_|norm_",
-    ),
-    (
-        "elementwise",
-        r"(?i)elementwise|triton_poi_|pool|scalePackedTensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation|where|mask",
-    ),
-)
-"""Sorts of work by pattern, likewise from the top."""
-_SORT_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SORTS)
-
-
 _LONGEST = 1500
 """Characters that are looked at: what tells kernels apart stands in front of the template arguments of arguments."""
 
@@ -348,8 +278,3 @@ def classify_kernel(name: str) -> KernelClass:
         return KernelClass("unknown", None, sort_of_kernel(name), "a name that no rule knows")
     precision = rule.precision(name) if callable(rule.precision) else rule.precision
     return KernelClass(rule.tensor_core, precision, sort_of_kernel(name), rule.why)
-
-
-def sort_of_kernel(name: str) -> str:
-    """The one of `CATEGORIES` that a kernel's name tells."""
-    return next((sort for sort, pattern in _SORT_PATTERNS if pattern.search(name)), "other")

@@ -1,0 +1,86 @@
+"""What sort of work a GPU kernel does, by its name.
+
+>>> sort_of_kernel("void splitKreduce_kernel<float, float, float, float>(cublasSplitKParams<float>)")
+'reduction'
+
+The operator that launched it may know better: `amp_core.traces` takes both together.
+"""
+
+import re
+
+CATEGORIES = (
+    "gemm",
+    "conv",
+    "attention",
+    "norm",
+    "elementwise",
+    "reduction",
+    "cast",
+    "layout",
+    "optimizer",
+    "embedding",
+    "memcpy",
+    "memset",
+    "communication",
+    "other",
+)
+"""Sorts of work, as `kernels.category` has them."""
+
+_SORTS = (
+    ("memcpy", r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy"),
+    ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
+    (
+        "communication",
+        r"^(?!.*(?:gemm|GEMM|matmul)).*(?:nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|"
+        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::))",
+    ),
+    ("attention", r"(?i)flash_?(?:fwd|bwd|attn|attention)|fmha|sdpa|attention|attn|(?:Prefill|Decode)\w*KVCacheKernel"),
+    (
+        "embedding",
+        r"(?i)embedding|fbgemm_gpu::|indexSelect|vectorized_gather|permute_pooled|linearize_index|bounds_check_ind",
+    ),
+    (
+        "optimizer",
+        r"multi_tensor_apply|(?i:(?<![a-z])(?:fused_?)?(?:adamw?|sgd|lamb|adagrad|novograd)(?![a-z]))|[a-z]Adam",
+    ),
+    (
+        "norm",
+        r"(?i)(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|RowwiseMoments|GammaBeta|cuCompute\w*Grad|"
+        r"norm::|ln_(?:fwd|bwd)",
+    ),
+    (
+        "layout",
+        r"(?i)nchwtonhwc|nhwctonchw|nchw2nhwc|(?<![a-z])transpose_|_transpose|tensorTransform|CatArray|permute_",
+    ),
+    (
+        "conv",
+        r"fprop|dgrad|wgrad|(?i:(?<![a-z])conv(?:olve|olution|\d?d|fwd|bwd|_|<))|[shidc](?:\d{3,6})?cudnn|winograd|"
+        r"fft2d|igemm_|miopen\w*Conv|cask_\w+::compute",
+    ),
+    ("reduction", r"splitK_?reduce"),
+    ("elementwise", r"cublasLt::epilogue|epilogue::impl"),
+    (
+        "gemm",
+        r"(?i)gemm|gemv|nvjet|matmul|Cijk_|cutlass|(?<![a-z])[b]?mm_|marlin|addmm|fused_\w*mm(?:_|$)|"
+        r"(?<![a-z])(?:trsm|syrk|symm|trmm)|(?<![A-Za-z])xdlops",
+    ),
+    (
+        "cast",
+        r"(?i)(?:bfloat16|float16|half|float8)\w*copy_kernel|copy_kernel_cuda.*LoadWithCast|_to_copy|(?<![a-z])cast(?:_|kernel)",
+    ),
+    (
+        "reduction",
+        r"(?i)reduce|softmax|argm(?:ax|in)|(?<![a-z])cub(?:::|\d)|scan|sort|topk|cumsum|triton_(?:red|per)_|norm_",
+    ),
+    (
+        "elementwise",
+        r"(?i)elementwise|triton_poi_|pool|scalePackedTensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation|where|mask",
+    ),
+)
+"""Sorts of work by pattern; the first that is found decides."""
+_SORT_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SORTS)
+
+
+def sort_of_kernel(name: str) -> str:
+    """The one of `CATEGORIES` that a kernel's name tells."""
+    return next((sort for sort, pattern in _SORT_PATTERNS if pattern.search(name)), "other")
