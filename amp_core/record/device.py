@@ -153,6 +153,6 @@ def addresses(device: torch.device) -> tuple[list[str], str | None]:
     if (uuid := getattr(properties, "uuid", None)) is not None:
         uuids += [f"GPU-{uuid}", f"MIG-{uuid}"]
     parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in parts:  # torch before 2.8 does not tell
+    if None in parts:  # not every torch tells
         return uuids, None
     return uuids, "{:08x}:{:02x}:{:02x}.0".format(*parts)
