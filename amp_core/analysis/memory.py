@@ -44,7 +44,7 @@ def memory_summary(run: Run) -> MemorySummary:
     peak = trace[["allocated_bytes", "peak_bytes"]].max(axis=None) if len(trace) else None
     return MemorySummary(
         what=what_memory(run),
-        last_bytes=int(allocated.iloc[-1]) if len(allocated) else None,
+        last_bytes=int(allocated.to_numpy()[-1]) if len(allocated) else None,
         peak_bytes=int(peak) if peak is not None else None,
         device_peak_bytes=int(used.max()) if len(used) else None,
     )
