@@ -18,7 +18,7 @@ accumulator and says nothing of it.
 
 Sources: CUTLASS `python/cutlass_library` (grammar of its names, opcode classes) and `media/docs/cpp/profiler.md`;
 PyTorch's own kernels; for cuBLAS, cuDNN and nvjet, which document no names, the profiles that people publish (the table
-in `tests/test_kernels.py` has them by family); ROCm Tensile's kernel parameters (`MI`: matrix instruction).
+in `tests/kernel_names.txt` has them); ROCm Tensile's kernel parameters (`MI`: matrix instruction).
 """
 
 import functools
@@ -73,7 +73,7 @@ RULES = (
     # First, because the names Inductor makes up quote the names of operators: triton_poi_fused_all_reduce_mm_0.
     _rule(r"^_?triton_|_0d1d", "unknown", None, "Triton: its name does not tell whether it multiplies matrices"),
     # --- moves and communication
-    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)(?:32|64|128)?_", "no", None, "a copy or a fill"),
+    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill"),
     _rule(r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer", "no", None, "a copy or a fill (ROCm)"),
     _rule(
         r"^(?!.*(?:gemm|GEMM|matmul)).*(?:nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|"
@@ -226,7 +226,7 @@ RULES = (
     _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums behind a split GEMM"),
     _rule(
         r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
-        r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|"
+        r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
         r"conv_depthwise|cudnn::detail::(?:dgrad|wgrad)",
         "no",
         types.of_template,
@@ -245,13 +245,13 @@ RULES = (
     _rule(r"fbgemm_gpu|split_embedding|permute_pooled|linearize_index", "no", None, "FBGEMM's embeddings"),
     _rule(r"multi_tensor_apply|(?i:fused_?(?:adam|sgd|lamb|adagrad|novograd))", "no", None, "an optimizer over lists"),
     _rule(
-        r"cudnn::(?:ops|bn_|detail::bn)|cask_\w+::compute|cudnn::cnn::\w*pool", "no", None, "cuDNN beside convolutions"
+        r"cudnn::(?:ops|bn_|detail::bn)|compute\w*Offsets|cudnn::cnn::\w*pool", "no", None, "cuDNN beside convolutions"
     ),
     _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
     _rule(
         r"^(?!.*(?i:gemm|matmul|attn|attention|fmha|conv(?!ert)|linear|dot|moe|mlp)).*(?i:"
         r"elementwise|reduce_kernel|softmax|(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|ln_(?:fwd|bwd)|nchwtonhwc|nhwctonchw|"
-        r"transpose|tensortransform|op_?generic_?tensor|scalepackedtensor|pool(?:ing)?\dd|max_?pool|avg_?pool|dropout|"
+        r"transpose|tensortransform|op_?generic_?tensor|scalepackedtensor|pool(?:ing)?\dd|upsample|addpadding|max_?pool|avg_?pool|dropout|"
         r"embedding|index_?select|gather|scatter|catarray|cunn_|classnll|cross_?entropy|copy_kernel|fill_|cast_|"
         r"quantize|rope|rotary|topk|top_k|bitonic|radix|sort|cumsum|scan|arange|rowwisemoments|gammabeta|cucompute|cuapply|elemwise|settensor|koptimizer|"
         r"adamw?(?:_|functor|$)|lamb_|sgd_|unscale|activation|silu|gelu|swiglu|relu|act_and_mul|rms_)",
