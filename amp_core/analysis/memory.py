@@ -41,7 +41,7 @@ def memory_summary(run: Run) -> MemorySummary:
     trace = memory_trace(run)
     used = run.device["memory_used_bytes"].dropna()
     allocated = trace["allocated_bytes"].dropna()
-    peak = trace[["allocated_bytes", "peak_bytes"]].max(axis=None) if len(trace) else None
+    peak = trace[["allocated_bytes", "peak_bytes"]].max().max() if len(trace) else None
     return MemorySummary(
         what=what_memory(run),
         last_bytes=int(allocated.to_numpy()[-1]) if len(allocated) else None,
