@@ -1,0 +1,135 @@
+"""Numbers as people read them: three significant digits, a unit on each, powers of two for loss scales.
+
+    >>> scale(65536.0), size(3_400_000), percent(0.0123), duration(75)
+    ('2¹⁶', '3.24 MiB', '1.23 %', '1 min 15 s')
+
+What was not measured (None, NaN) is an en dash, never 0.
+"""
+
+import math
+import re
+
+NONE = "–"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float | None, unit: str = "", digits: int = 3) -> str:
+    """`value` to so many significant digits, with its unit."""
+    if _missing(value):
+        return NONE
+    assert value is not None
+    if math.isinf(value):
+        text = "∞" if value > 0 else "−∞"
+    elif value == 0:
+        text = "0"
+    elif 1e-3 <= abs(value) < 1e6:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{places}f}".replace("-", "−")
+    else:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        text = f"{mantissa} × 10{str(int(exponent)).translate(_RAISED)}".replace("-", "−")
+    return f"{text} {unit}".rstrip()
+
+
+def loss(value: float | None) -> str:
+    """A loss: one that was NaN is told from one that was not recorded."""
+    return "NaN" if value is not None and value != value else number(value)
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands set apart."""
+    return NONE if _missing(value) else f"{round(value or 0):,}"
+
+
+def compact(value: float) -> str:
+    """A large count with three digits and k (thousand), M (million) or G."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return number(value / size, unit)
+    return count(value)
+
+
+def plural(value: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def scale(value: float | None) -> str:
+    """A loss scale: the power of two that it nearly always is, else the number."""
+    if _missing(value):
+        return NONE
+    assert value is not None
+    mantissa, exponent = math.frexp(value)
+    if mantissa == 0.5 and exponent != 1:
+        return f"2{str(exponent - 1).translate(_RAISED)}"
+    return number(value)
+
+
+def exactly(value: float) -> str:
+    """A stored value with all its digits, and as the power of two that it is where that is shorter."""
+    if value != value:
+        return NONE
+    if math.isinf(value) or value == 0:
+        return number(value)
+    power = scale(abs(value))
+    if power.startswith("2") and "." not in power and not 2.0**-7 <= abs(value) <= 2.0**17 and "×" not in power:
+        return f"{'−' if value < 0 else ''}{power}"
+    mantissa, _, exponent = repr(float(value)).partition("e")
+    mantissa = mantissa.removesuffix(".0").replace("-", "−")
+    return f"{mantissa} × 10{str(int(exponent)).translate(_RAISED)}" if exponent else mantissa
+
+
+def raised(text: str) -> str:
+    """`2^−24` in a text as 2⁻²⁴."""
+    return re.sub(r"\^([-−]?\d+)", lambda match: match[1].replace("−", "-").translate(_RAISED), text)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction 0–1 in percent."""
+    return NONE if _missing(fraction) else number((fraction or 0.0) * 100, "%")
+
+
+def size(bytes_: float | None) -> str:
+    """Bytes with a binary prefix (KiB = 1024 bytes)."""
+    if _missing(bytes_):
+        return NONE
+    value = float(bytes_ or 0)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return number(value, unit)
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in the two largest units that matter."""
+    if _missing(seconds):
+        return NONE
+    assert seconds is not None
+    if seconds < 1:
+        return number(seconds * 1000, "ms")
+    if seconds < 60:
+        return number(seconds, "s")
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def about(seconds: float) -> str:
+    """A time span that is only guessed: whole seconds, or whole minutes of a long one."""
+    if seconds < 100:
+        return f"about {max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 60 else f"about {minutes // 60} h {minutes % 60} min"
+
+
+def sentence(text: object) -> str:
+    """A message with a full stop at its end. It begins as it is: with an argument's name, or after a colon."""
+    words = str(text).strip()
+    return words if words.endswith((".", "!", "?")) else f"{words}."
+
+
+def _missing(value: float | None) -> bool:
+    return value is None or value != value
