@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_core.record.gradients import unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
-from amp_core.record.outputs import is_compiled
+from amp_core.record.outputs import is_compiled, mode_would_uncompile
 from amp_core.runlog import RunWriter
 
 FLOORS = ("add", "clamp_min", "clamp", "maximum")
@@ -40,7 +40,7 @@ class FirstOperators(Observer):
         self._model = unwrapped(model)
         self._kind = device.type
         self._mode: _Looking | None = None
-        self._done = is_compiled(model)  # a mode around a compiled graph would compile it again
+        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would have it compiled again
         self._autocast: bool | None = None
         self._changed = False
 
@@ -97,6 +97,11 @@ class _Looking(TorchDispatchMode):
     def rest(self) -> None:
         """Look at nothing more."""
         self._left = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let functions of the loop that `torch.compile` compiles stay compiled: under other modes they are not."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from amp_core.record._optally import Seeing, Tally
 from amp_core.record.gradients import unwrapped
 from amp_core.record.observers import Observer
-from amp_core.record.outputs import is_compiled
+from amp_core.record.outputs import is_compiled, mode_would_uncompile
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
@@ -43,6 +43,10 @@ class OpTrace(Observer):
         if is_compiled(self._model):
             self._done = True
             self._not_recorded("the model runs as a compiled graph, in which operators cannot be seen", step)
+            return
+        if mode_would_uncompile():
+            self._done = True
+            self._not_recorded("this torch would no longer run what the program compiled as it was compiled", step)
             return
         if _get_current_dispatch_mode_stack():  # it may end before ours does, and would end ours instead
             self._hindrance = "another TorchDispatchMode was active"

@@ -9,10 +9,12 @@ Watched are the modules that compute: those without children, and those with par
 Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
@@ -115,3 +117,14 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 def is_compiled(model: torch.nn.Module) -> bool:
     """Whether the model, or a part of it, runs as a compiled graph, into which module hooks do not reach."""
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+
+
+def mode_would_uncompile() -> bool:
+    """Whether a `TorchDispatchMode` would have what the program compiled, a loss for one, run uncompiled from then on.
+
+    Under a mode that says it ignores what is compiled that goes on as before. Older versions of torch do not ask.
+    """
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return False
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return compiler is not None and any(callable(backend) for backend in compiler.cached_backends.values())

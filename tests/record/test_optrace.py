@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import nn
 from torch.amp.autocast_mode import autocast
@@ -301,6 +302,23 @@ def test_a_compiled_model_is_left_alone_and_the_run_says_so(tmp_path: Path) -> N
     run = traced(lambda: torch.compile(loops_model(), backend="eager"), tmp_path / "run")
     assert run.ops.empty
     assert "operators: the model runs as a compiled graph" in run.events["detail"].str.cat(sep="\n")
+
+
+def test_a_compiled_loss_stays_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(into: Path | None) -> tuple[list[float], int]:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        loss = torch.compile(lambda out: out.float().exp().sum(), backend=counter)
+        monkeypatch.setattr(F, "cross_entropy", lambda out, _: loss(out))
+        return train(loops_model, into, torch.bfloat16), counter.frame_count
+
+    assert run(tmp_path / "run") == run(None) and run(None)[1] == 1
+    traced_run = load_run(tmp_path / "run")
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        assert calls(traced_run, op="aten::addmm") == 1
+    else:
+        assert traced_run.ops.empty and "what the program compiled" in traced_run.events["detail"].str.cat()
+    torch._dynamo.reset()
 
 
 def loops_model() -> nn.Module:
