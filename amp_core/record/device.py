@@ -54,7 +54,6 @@ class DeviceSampler(Observer):
         self._index = device.index or 0
         self._interval_s = float(interval_s)
         self._retry_s = retry_s
-        self._library = library
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._told: set[str] = set()
@@ -69,6 +68,11 @@ class DeviceSampler(Observer):
                 return
         if torch.version.hip is not None and library is None:
             self._tell("device samples: NVML is NVIDIA's, and this torch is built for ROCm")
+            return
+        try:
+            self._nvml = Nvml(library)  # imports pynvml here, not in the thread: a fork must not find it half imported
+        except NvmlError as error:
+            self._tell(f"device samples: {error}")
             return
         self._uuids, self._pci_bus_id = uuids, pci_bus_id
         self._thread = threading.Thread(target=self._run, name="ampscope-device", daemon=True)
@@ -87,7 +91,7 @@ class DeviceSampler(Observer):
         while not self._stop.is_set():
             answered = False
             try:
-                with Nvml(self._library) as nvml:
+                with self._nvml as nvml:
                     device = find(nvml, self._uuids, self._pci_bus_id)
                     try:
                         for _ in self._samples(device):

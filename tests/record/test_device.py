@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -153,10 +154,14 @@ def test_without_an_answer_there_is_no_row_and_one_reason(tmp_path, nvml, said):
     assert len(reasons(run)) == 1 and said in reasons(run)[0]
 
 
-def test_a_missing_package_is_a_reason(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+def test_a_missing_package_is_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NvmlError, match="nvidia-ml-py is not installed"):
         Nvml()
+    with RunWriter(tmp_path / "run") as writer:
+        sampler = DeviceSampler(writer, GPU, uuids=["GPU-x"])
+        assert sampler._thread is None
+    assert reasons(load_run(tmp_path / "run")) == ["device samples: the package nvidia-ml-py is not installed"]
 
 
 def test_a_device_that_is_lost_is_said_once_and_found_again(tmp_path):
