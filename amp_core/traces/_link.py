@@ -78,8 +78,9 @@ def link(kept: Kept) -> Host:
     thread = np.concatenate([np.asarray(spans.thread), np.asarray(calls.thread)])
     start = np.concatenate([np.asarray(spans.start), np.asarray(calls.start)])
     end = np.concatenate([np.asarray(spans.end), np.asarray(calls.end)])
-    order = np.lexsort((-end, start, thread))
+    order = np.lexsort((-end, start, thread)).astype(np.int32)
     bounds = np.searchsorted(thread[order], np.arange(kept.threads + 1))
+    del thread, start, end  # of a trace of a gigabyte, a hundred megabytes
     names, stepping = np.asarray(spans.name), np.array([n for n, kind in enumerate(kinds) if kind.step >= 0])
     parts = [order[bounds[n] : bounds[n + 1]] for n in range(kept.threads)]
     one_pass = _Pass(kept, kinds, host, _points(kept, kinds, host))

@@ -16,7 +16,10 @@ def phases(host: Host, region: Ints, at: Floats) -> Ints:
     backward, optimizer, data = inside[BACKWARD], inside[OPTIMIZER], inside[DATA]
     if not len(backward):
         # No training: what runs is forward. Where there is an optimizer without backward, nobody can tell.
-        return np.where((region == NOWHERE) & (len(optimizer) == 0), FORWARD, region)
+        found = region.copy()
+        if not len(optimizer):
+            found[region == NOWHERE] = FORWARD
+        return found
     steps = np.array([(start, end) for start, end, _ in host.steps], dtype=float).reshape(-1, 2)
     until = np.sort(np.concatenate([optimizer[:, 0], data[:, 0], steps[:, 1]]))
     since = np.sort(np.concatenate([optimizer[:, 1], data[:, 1], steps[:, 0]]))
@@ -27,7 +30,9 @@ def phases(host: Host, region: Ints, at: Floats) -> Ints:
     forward = unmarked & np.isfinite(next_backward) & (next_backward <= _next(until, at))
     unscaling = unmarked & ~forward & (last_backward >= _last(since, at)) & np.isfinite(last_backward)
     unscaling &= np.isfinite(next_optimizer) & (next_optimizer <= _next(other, at))
-    return np.where(forward, FORWARD, np.where(unscaling, OPTIMIZER, region))
+    found = region.copy()
+    found[forward], found[unscaling] = FORWARD, OPTIMIZER
+    return found
 
 
 def _next(times: Floats, at: Floats) -> Floats:

@@ -84,24 +84,22 @@ def _tie_work(kept: Kept, host: Host) -> Tied:
 
 def _tie_operators(kept: Kept, host: Host) -> Tied:
     spans = kept.spans
-    ops = np.flatnonzero(np.asarray(spans.sort) == OP)
-    start, end = np.asarray(spans.start), np.asarray(spans.end)
-    inner = np.zeros(len(spans))
+    ops = np.flatnonzero(np.asarray(spans.sort) == OP).astype(np.int32)
+    start, end = np.asarray(spans.start)[ops], np.asarray(spans.end)[ops]
     parent = host.parent[ops]
-    has = parent >= 0
-    np.add.at(inner, parent[has], (end - start)[ops[has]])
-    own = np.maximum(end - start - inner - host.watched_us, 0.0)[ops]
+    inner = np.bincount(parent[parent >= 0], (end - start)[parent >= 0], minlength=len(spans))[ops]
+    own = np.maximum(end - start - inner - host.watched_us[ops], 0.0)
     return Tied(
         name=np.asarray(spans.name)[ops],
-        start_us=start[ops],
-        end_us=end[ops],
+        start_us=start,
+        end_us=end,
         own_us=own,
-        launched_us=start[ops],
-        device=np.full(len(ops), -1),
+        launched_us=start,
+        device=np.full(len(ops), -1, np.int32),
         op=ops,
         top=_top(host, ops),
         module=host.module_of_span[ops],
-        phase=phases(host, host.region_of_span[ops].astype(np.int64), start[ops]),
+        phase=phases(host, host.region_of_span[ops], start),
     )
 
 

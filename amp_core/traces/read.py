@@ -92,7 +92,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     kernels = kernel_rows(kept, host, tied, windows, inside)
     names = {number: gpu["name"] for number, gpu in enumerate(gpus)}
     # A launch between two operators has the phase of its time; so has each operator in `ops`.
-    of_span = phases(host, host.region_of_span.astype(np.int64), np.asarray(kept.spans.start))
+    of_span = phases(host, host.region_of_span, np.asarray(kept.spans.start))
     distributed = stream.head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
