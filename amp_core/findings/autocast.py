@@ -5,6 +5,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis._steps import recipe
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, model_name, signals
 from amp_core.findings.hardware import SHARE, steps_of
@@ -97,9 +98,9 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
 
 
 def autocast_inactive(run: Run) -> list[Finding]:
-    """`autocast-inactive`: linear layers or convolutions that gave FP32 although autocast is on."""
+    """`autocast-inactive`: linear layers or convolutions that gave FP32 although autocast is on, or was asked for."""
     if autocast_dtype(run) is None:
-        return []
+        return _not_as_requested(run)
     from_kernels = _wide_kernels(run)
     if from_kernels:
         return from_kernels
@@ -125,6 +126,29 @@ def autocast_inactive(run: Run) -> list[Finding]:
             value=share,
             limit=SHARE,
             unit="share of matrix weights",
+        )
+    ]
+
+
+def _not_as_requested(run: Run) -> list[Finding]:
+    """A framework was asked for 16 bits and trained in FP32: some do so on a CPU without a word."""
+    asked, ran = run.head.config.get("requested_precision"), recipe(run)
+    if asked not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
+        return []
+    scaler = run.head.config.get("scaler")
+    scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
+    without = ", without a GradScaler" if asked == "fp16" and not scaled else ""
+    return [
+        found(
+            "autocast-inactive",
+            f"{asked} was asked for, but no autocast is active: the training runs in {ran}{without}",
+            model_name(run),
+            value=1.0,
+            limit=SHARE,
+            unit="share of matrix weights",
+            advice=f"The framework took {asked} as its precision and does not use it here: Accelerate and the "
+            "Transformers Trainer do so for fp16 on a CPU. What is measured here is a training in float32. Ask for "
+            "bf16, or train on a GPU.",
         )
     ]
 

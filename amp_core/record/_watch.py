@@ -15,6 +15,7 @@ from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.observers import Observer
 from amp_core.record.optrace import OpTrace
+from amp_core.record.prepared import bare, requested_precision, scaler_of
 from amp_core.record.profile import ProfileWindow
 from amp_core.record.recorder import Recorder
 from amp_core.record.sampling import Sampling
@@ -50,8 +51,9 @@ def watch(
 
     Args:
         model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
-        optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`.
-        scaler: the `torch.amp.GradScaler` of the loop, or None.
+        optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
+            Accelerate and Lightning are seen through.
+        scaler: the `torch.amp.GradScaler` of the loop, or None. That of Accelerate is found by itself.
         into: folder of the run; it must not hold a run yet.
         every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
             as a whole is recorded on each.
@@ -71,7 +73,8 @@ def watch(
     Raises:
         RunError: one sentence naming the argument, the value and what would be right.
     """
-    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    given = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    optimizers = [bare(item) for item in given]
     if not isinstance(model, torch.nn.Module):
         raise RunError(f"model={type(model).__name__} is not a torch.nn.Module; give the module that the loop calls")
     for item in optimizers:
@@ -79,6 +82,7 @@ def watch(
             raise RunError(f"optimizer={type(item).__name__} is not a torch.optim.Optimizer; give one or a list")
     if not optimizers:
         raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
+    scaler = scaler_of(given) if scaler is None else scaler
     if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
         raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -108,6 +112,8 @@ def watch(
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
     }
+    if asked := requested_precision(given):
+        settings["requested_precision"] = asked
     writer = RunWriter(
         into,
         name=name,

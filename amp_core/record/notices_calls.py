@@ -14,6 +14,7 @@ from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
 from amp_core.record.observers import Observer
+from amp_core.record.prepared import bare
 from amp_core.runlog import RunWriter
 
 MOST_CALLS = 200
@@ -108,7 +109,7 @@ class CallOrder(Observer):
 
     def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # One made of several tells of itself and of each: once is enough.
-        if getattr(args[0], "optimizer", None) in self._optimizers and self._calls[-1:] != ["scheduler"]:
+        if bare(getattr(args[0], "optimizer", None)) in self._optimizers and self._calls[-1:] != ["scheduler"]:
             self._note("scheduler")
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -108,6 +108,11 @@ class Recorder:
         hooks = len(self._handles) + len(self._entries)
         return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={hooks})"
 
+    @property
+    def step(self) -> int:
+        """The number of the present step, as `steps.step` has it: how many steps are over."""
+        return self._step
+
     def __enter__(self) -> "Recorder":
         return self
 
