@@ -39,15 +39,15 @@ CATEGORIES = {
 _TENSORS = ("parameters", "gradients", "optimizer", "activations", "autocast", "buffers")
 _WHAT = {
     "parameters": "the weights, in the dtype in which they are stored",
-    "gradients": "in .grad, in the dtype of the weights; gone after zero_grad(set_to_none=True)",
-    "optimizer": "what the optimizers keep for each weight, such as Adam's two moments",
+    "gradients": "in .grad, in the dtype of the weights",
+    "optimizer": "what optimizers keep for each weight: Adam's moments",
     "activations": "what forward keeps for backward; grows with the batch",
-    "autocast": "casts of weights to 16 bits that backward needs; they do not grow with the batch",
+    "autocast": "16-bit casts of weights for backward, whatever the batch",
     "buffers": "such as BatchNorm's running statistics",
-    "temporary": "came and went between two moments: workspaces, results that nobody keeps, gradients of activations",
-    "other": "belongs to no tensor of the above: inputs, library workspaces, rounding by the allocator",
+    "temporary": "came and went: workspaces, gradients of activations",
+    "other": "of no tensor above: inputs, workspaces, rounding",
 }
-_OTHER_ON_CPU = "all else in the process: Python, libraries, data, and freed memory that the allocator keeps"
+_OTHER_ON_CPU = "Python, libraries, data, freed memory that is kept"
 _SAME = 0.02  # differences below this share are called none
 
 
@@ -212,26 +212,25 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
 
 
 def _why(category: str, first: float, now: float, before: str | None, recipe_now: str | None) -> str:
-    """Why a category differs, or why it does not."""
+    """Why a category differs, or why it does not; short enough for a table."""
     if np.isnan(first) or np.isnan(now):
         return "not measured in both"
     same = abs(now - first) <= _SAME * max(first, now, 1.0)
     pure = (recipe_now or "").endswith("-pure") != (before or "").endswith("-pure")
     if category in ("parameters", "gradients", "optimizer") and same:
-        return "the same: autocast leaves weights, their gradients and the optimizer's state in FP32"
+        return "the same: autocast leaves them in FP32"
     if category in ("parameters", "gradients", "optimizer") and pure:
-        return "half as wide: this recipe stores the weights in 16 bits, and gradients and state follow them"
-    if category == "activations" and now < first and not same:
-        return (
-            f"{now / first:.2f} times: what matrix products and convolutions keep is 16 bits wide; what norms, softmax "
-            "and the loss keep is FP32 still"
-        )
-    if category == "activations" and now > first and not same:
-        return "more: casts between FP32 and 16 bits keep copies of both, or the batch is larger"
+        return "half as wide: weights are stored in 16 bits"
+    if same:
+        return "the same" if first == now else f"the same within {100 * _SAME:.0f} %"
+    if category == "activations" and now < first:
+        return f"{now / first:.2f} ×: matrix products keep 16 bits, norms and loss FP32"
+    if category == "activations":
+        return "more: casts keep copies of both widths, or a larger batch"
     if category == "autocast" and now > first:
         return "16-bit copies of weights, which FP32 does without"
-    if category == "temporary" and not same:
-        return "results and workspaces of the largest operation at the peak, which may be another one now"
-    if category == "other" and not same:
-        return "library workspaces, inputs, rounding; on a CPU whatever else the process holds"
-    return "the same" if same else "another model, batch or optimizer"
+    if category == "temporary":
+        return "what the largest operation at the peak needs"
+    if category == "other":
+        return "inputs, workspaces; on a CPU the rest of the process"
+    return "another model, batch or optimizer"

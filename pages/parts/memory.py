@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import MemoryBreakdown
-from pages.parts import loaders, words
+from pages.parts import loaders, picker, words
 
 RESERVED = (
     "Allocated by torch, at most. Reserved is what its allocator held of the device at that moment, in use or not: the "
@@ -98,7 +98,7 @@ def pick_other(run: Run) -> Run | None:
         "Run that this one is held against",
         sorted(entries, key=nearness),
         index=None,
-        format_func=lambda key: entries[key].name,
+        format_func=lambda key: picker.label(entries[key]),
         placeholder="FP32 beside AMP, for one",
         key="memory.beside.run",
     )

@@ -51,7 +51,7 @@ def test_on_a_cpu_the_peak_is_where_tensors_hold_most_and_the_rest_is_the_proces
     size = found.parts.set_index("category")["bytes"]
     assert size["other"] == CONTEXT and "temporary" not in size
     assert found.moment == "in the forward of blocks.3"
-    assert found.parts.set_index("category")["about"]["other"].startswith("all else in the process")
+    assert found.parts.set_index("category")["about"]["other"].startswith("Python, libraries")
 
 
 def test_the_highest_rank_and_the_last_step_are_taken(tmp_path):
@@ -88,9 +88,9 @@ def test_amp_against_fp32_is_explained_per_category(tmp_path):
     found = memory_difference([fp32, bf16]).set_index("category")
     assert found["run"].unique().tolist() == ["b"]
     assert found.loc["parameters", "difference_bytes"] == 0
-    assert found.loc["parameters", "why"].startswith("the same: autocast leaves weights")
-    assert found.loc["activations", "difference_bytes"] < 0 and "16 bits wide" in found.loc["activations", "why"]
-    assert found.loc["activations", "why"].startswith("0.62 times")
+    assert found.loc["parameters", "why"] == "the same: autocast leaves them in FP32"
+    assert found.loc["activations", "difference_bytes"] < 0 and "norms and loss FP32" in found.loc["activations", "why"]
+    assert found.loc["activations", "why"].startswith("0.62 ×")
     assert found.loc["autocast", "first_bytes"] == 0 < found.loc["autocast", "bytes"]
     assert found.loc["autocast", "why"] == "16-bit copies of weights, which FP32 does without"
     total = memory_breakdown(bf16).total_bytes - memory_breakdown(fp32).total_bytes
@@ -102,7 +102,7 @@ def test_pure_16_bit_weights_and_unmeasured_categories_are_named_for_what_they_a
     pure["activations_bytes"] = [None] * len(pure["step"])
     runs = [run_of(tmp_path, "fp32", name="a"), run_of(tmp_path, "bf16-pure", name="b", memory=pure)]
     why = memory_difference(runs).set_index("category")["why"]
-    assert "stores the weights in 16 bits" in why["optimizer"] and why["activations"] == "not measured in both"
+    assert "stored in 16 bits" in why["optimizer"] and why["activations"] == "not measured in both"
 
 
 def test_notes_say_what_would_help_and_what_would_not(tmp_path):

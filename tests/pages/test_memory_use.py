@@ -61,7 +61,7 @@ def test_beside_fp32_each_category_says_why_it_differs(home, open_app):
     assert not app.exception and "Memory at the peak, side by side" in titles(app)
     table = app.dataframe[1].value.set_index("Part")
     assert table.loc["activations", "Difference"].startswith("−")
-    assert "16 bits wide" in table.loc["activations", "Why"]
+    assert "matrix products keep 16 bits" in table.loc["activations", "Why"]
     assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
 
 
