@@ -5,6 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import MemoryBreakdown
+from amp_core.train.config import WORKLOADS
 from pages.parts import loaders, picker, words
 
 RESERVED = (
@@ -73,6 +74,16 @@ def changes(found: pd.DataFrame) -> pd.DataFrame:
         if part.first_bytes or part.bytes
     ]
     return pd.DataFrame(rows, columns=list(CHANGES))
+
+
+def larger_batch(run: Run) -> str:
+    """How to find the largest batch that fits, for the workload of this run where it is a built-in one."""
+    config = run.head.config
+    asked = ""
+    if config.get("workload") in WORKLOADS:
+        flags = ("workload", "size", "precision", "device")
+        asked = "".join(f" --{flag} {config[flag]}" for flag in flags if isinstance(config.get(flag), str))
+    return f"How large a batch would fit: `ampscope tune --max-batch{asked.replace('`', '')}` tries."
 
 
 def signed(bytes_: float) -> str:

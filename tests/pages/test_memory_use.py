@@ -22,6 +22,7 @@ def test_a_gpu_run_tells_its_peak_and_what_it_was(home, open_app):
     assert metric(app, "Peak").delta == f"{size(found.reserved_bytes)} reserved"
     assert [c.label for c in app.metric][1:] == ["Peak of forward", "Peak of backward", "Peak of optimizer"]
     assert titles(app)[:2] == ["Memory at the peak", "Memory through step 64"]
+    assert "`ampscope tune --max-batch --workload text-gpt --size tiny --precision bf16 --device cuda:0`" in words(app)
     table = app.dataframe[0].value
     assert table["Share"].sum() == pytest.approx(1.0)
     assert "autocast's copies of weights" in table["Part"].tolist()
