@@ -35,7 +35,8 @@ def loaded(names: list[str], heavy: tuple[str, ...]) -> list[str]:
 READING = [
     m
     for m in modules("amp_core")
-    if not m.startswith(("amp_core.record", "amp_core.train", "amp_core.figures")) or m == "amp_core.train.config"
+    if not m.startswith(("amp_core.record", "amp_core.train", "amp_core.figures", "amp_core.report"))
+    or m == "amp_core.train.config"
 ]
 
 
@@ -45,8 +46,8 @@ def test_the_half_that_reads_runs_without_torch_and_streamlit() -> None:
     assert loaded(READING, ("torch", "streamlit", "plotly")) == []
 
 
-def test_figures_need_plotly_alone() -> None:
-    assert loaded(modules("amp_core/figures"), ("torch", "streamlit", "plotly")) == ["plotly"]
+def test_figures_and_reports_need_plotly_alone() -> None:
+    assert loaded(modules("amp_core/figures", "amp_core/report"), ("torch", "streamlit", "plotly")) == ["plotly"]
 
 
 def test_the_half_that_records_needs_neither_plotly_nor_streamlit() -> None:
@@ -79,6 +80,7 @@ def imports(file: Path) -> set[str]:
         ("amp_core/analysis", {"plotly", "torch"}),
         ("amp_core/findings", {"plotly", "torch"}),
         ("amp_core/figures", {"torch"}),
+        ("amp_core/report", {"torch"}),
         ("amp_core/record", {"plotly"}),
         ("amp_core/train", {"plotly"}),
         ("pages", {"torch"}),

@@ -1,0 +1,44 @@
+"""`ampscope report RUN…`: one HTML file with everything there is to know, to send or to print."""
+
+import argparse
+import os
+from pathlib import Path
+
+from amp_core.run import load_run
+from amp_core.schema import RunError
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser(
+        "report",
+        help="write one self-contained HTML file about a run, or several side by side",
+        description="The first of several runs is the reference. The file needs no network, and prints well.",
+        allow_abbrev=False,
+    )
+    command.add_argument("folders", metavar="RUN", nargs="+", help="run folder or packed run (.zip)")
+    command.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default %(default)s)")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say where it is and how large."""
+    out = Path(arguments.out)
+    if out.is_dir() or not out.parent.is_dir():
+        raise RunError(f"out={arguments.out!r} cannot be written; give a file in a folder that exists")
+    runs = [load_run(folder) for folder in arguments.folders]
+    for opened in runs:
+        opened.validate(full=not opened.is_live)
+
+    from amp_core.report import report_html
+
+    text = report_html(runs)
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(out)  # in one move: a reader never sees half a file
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise RunError(f"out={arguments.out!r} cannot be written: {error.strerror}") from None
+    print(f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.1f} MB")
+    return 0

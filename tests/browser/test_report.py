@@ -1,0 +1,79 @@
+"""The report in a real browser: opened from disk it draws all charts, asks the network for nothing and complains of
+nothing; its theme can be changed, and it can be printed."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.report import report_html
+from amp_core.runlog import RunWriter
+from tests.synthetic import SAMPLES, write
+
+
+@pytest.fixture
+def opened(chromium):
+    """Open a report: its page, and all that went wrong on it or left the file."""
+    contexts = []
+
+    def go(file, theme="light"):
+        context = chromium.new_context(viewport={"width": 1200, "height": 900}, color_scheme=theme, offline=True)
+        contexts.append(context)
+        page, wrong = context.new_page(), []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("dialog", lambda d: wrong.append(d.message))
+        page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else wrong.append(r.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
+        return page, wrong
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def background(page):
+    """Colour of the page."""
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_draws_everything_without_network_or_complaint(opened, tmp_path, theme):
+    runs = [load_run(SAMPLES["fp32"]), load_run(SAMPLES["fp16-overflow"]), load_run(write(tmp_path / "p", "profiled"))]
+    file = tmp_path / "report.html"
+    file.write_text(report_html(runs), encoding="utf-8")
+    page, wrong = opened(file, theme)
+    boxes = page.locator("[data-chart]").count()
+    assert boxes > 8 and page.locator("figure.drawn .main-svg >> nth=0").count()
+    assert page.locator("[data-chart] .plot-container").count() == boxes
+    assert not wrong
+    before = background(page)
+    assert before == ("rgb(252, 252, 250)" if theme == "light" else "rgb(17, 24, 27)")
+    page.get_by_role("button", name="Light or dark").click()
+    assert background(page) != before
+    assert not wrong
+
+
+def test_a_hostile_name_stays_a_name(opened, tmp_path):
+    evil = "<script>alert(1)</script><img src=x onerror=alert(2)><a href='javascript:alert(3)'>x</a>"
+    with RunWriter(tmp_path / "evil", name=evil, config={"precision": evil}) as writer:
+        writer.append("steps", {"step": [0, 1, 2], "loss": [2.0, 1.5, 1.0], "step_ms": [3.0, 3.0, 3.0]})
+    run = load_run(tmp_path / "evil")
+    file = tmp_path / "report.html"
+    file.write_text(report_html([run, load_run(SAMPLES["fp32"])]), encoding="utf-8")
+    page, wrong = opened(file)
+    assert evil in page.inner_text("header")
+    assert page.locator("main img, main script, a[href^='javascript']").count() == 0
+    assert not wrong
+
+
+def test_on_paper_it_is_light(opened, tmp_path):
+    file = tmp_path / "report.html"
+    file.write_text(report_html([load_run(SAMPLES["fp32"])]), encoding="utf-8")
+    page, wrong = opened(file, "dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert background(page) == "rgb(252, 252, 250)"
+    widths = page.eval_on_selector_all(".main-svg", "all => all.map(e => e.getBoundingClientRect().width)")
+    assert max(widths) <= 680
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert background(page) == "rgb(17, 24, 27)"
+    assert page.pdf(format="A4")[:5] == b"%PDF-" and not wrong

@@ -1,0 +1,99 @@
+"""The report as text: what is in it, that it is one file of bearable size, and that nothing in it comes alive."""
+
+import base64
+import gzip
+import html
+import json
+import re
+
+import pytest
+
+from amp_core import RunError, load_run
+from amp_core.__main__ import main
+from amp_core.report import report_html
+from amp_core.report._html import tag
+from amp_core.runlog import RunWriter
+from tests.synthetic import SAMPLES, write, write_rows
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def packed(page, key):
+    """What page.js unpacks."""
+    found = re.search(rf'<script type="application/x-gzip" id="{key}">([^<]*)</script>', page)
+    return gzip.decompress(base64.b64decode(found[1])).decode()
+
+
+def text(page):
+    """What people read of the page."""
+    body = page[page.index("<main>") : page.index("</main>")]
+    return html.unescape(re.sub(r"<[^>]*>", " ", body))
+
+
+def test_what_is_not_html_is_escaped():
+    assert tag("p", EVIL, title=EVIL).count("<") == 2
+    assert tag("p", tag("b", "x"), class_="a", hidden=True) == '<p class="a" hidden><b>x</b></p>'
+
+
+def test_one_run_is_told_whole():
+    run = load_run(SAMPLES["fp16-overflow"])
+    page = report_html([run])
+    said = text(page)
+    assert "Findings" in said and "Loss scale" in said and "Settings and environment" in said
+    assert str(run.head.environment["torch"]) in said
+    titles = [c["light"]["layout"]["title"]["text"] for c in json.loads(packed(page, "charts")).values()]
+    assert titles[0] == "Loss" and any("scale" in t for t in titles) and any("ranges" in t for t in titles)
+
+
+def test_several_runs_are_compared_with_the_first():
+    runs = [load_run(SAMPLES[name]) for name in ("fp32", "bf16", "fp16-healthy")]
+    page = report_html(runs)
+    said = text(page)
+    assert "Comparison" in said and "What differs" in said
+    assert said.count("the speed of") == 2
+    assert len(page.encode()) < 5_000_000
+    assert page.count(packed(page, "plotly")[:200]) == 0  # packed, and only once
+    assert page.count('id="plotly"') == 1
+
+
+def test_kernels_memory_and_operators_are_shown_where_there_are_any(tmp_path):
+    page = report_html([load_run(write(tmp_path / "a", "profiled"))])
+    titles = " ".join(c["dark"]["layout"]["title"]["text"] for c in json.loads(packed(page, "charts")).values())
+    assert "kernel time" in titles.lower() and "Where the time of a step goes" in titles
+
+
+def test_names_from_runs_are_only_text(tmp_path):
+    config = {"precision": EVIL, EVIL: {EVIL: [EVIL]}}
+    with RunWriter(tmp_path / "evil", name=EVIL, config=config, environment={"gpus": [{"name": EVIL}]}) as writer:
+        writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.0], "step_ms": [3.0, 3.0]})
+    run = load_run(tmp_path / "evil")
+    page = report_html([run, run])
+    assert "<img" not in page and "onerror=alert(2)>" not in page
+    assert re.findall(r"<script[^>]*>", page) == [
+        '<script type="application/x-gzip" id="charts">',
+        '<script type="application/x-gzip" id="plotly">',
+        "<script>",
+    ]
+    assert EVIL in text(page)
+
+
+def test_the_same_runs_give_the_same_file():
+    run = load_run(SAMPLES["bf16"])
+    assert report_html([run]) == report_html([run])
+
+
+def test_what_cannot_be_told_of_is_refused(tmp_path, capsys):
+    with pytest.raises(RunError, match="no steps"):
+        report_html([load_run(write_rows(tmp_path / "empty"))])
+    with pytest.raises(RunError, match="1 to 8"):
+        report_html([])
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "no" / "r.html")]) == 2
+    assert "out=" in capsys.readouterr().err
+
+
+def test_the_command_writes_the_file_in_one_move(tmp_path, capsys):
+    out = tmp_path / "r.html"
+    assert main(["report", str(SAMPLES["fp32"]), str(SAMPLES["bf16"]), "--out", str(out)]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
