@@ -97,13 +97,15 @@ class ProfileWindow(Observer):
             self._not_recorded(f"{type(error).__name__}: {error}")
             return
         self._profiler = profiler
-        model = unwrapped(self._model)
-        if is_compiled(self._model):
-            self._writer.event(
-                "warning", name="not recorded", detail="modules of kernels: hooks do not reach into a compiled graph"
-            )
-        else:
-            self._modules.put_on(model)
+        hindrance = "hooks do not reach into a compiled graph" if is_compiled(self._model) else None
+        if hindrance is None:
+            try:
+                self._modules.put_on(unwrapped(self._model))
+            except Exception as error:  # a module that takes no hooks: the kernels are worth having without its name
+                self._modules.take_off()
+                hindrance = f"{type(error).__name__}: {error}"
+        if hindrance is not None:
+            self._writer.event("warning", name="not recorded", detail=f"modules of kernels: {hindrance}")
         self._begin_step(step)
         _mark("watch")  # the recorder is at its own work while it tells of the end of a step
 
@@ -157,11 +159,10 @@ class _ModuleMarks:
 
     def put_on(self, model: torch.nn.Module) -> None:
         for name, module in model.named_modules():
-            self._handles += [
-                module.register_forward_pre_hook(self._enter(name), prepend=True),
-                # always_call: a forward that raises is left as well
-                module.register_forward_hook(self._leave(name), always_call=True),
-            ]
+            # One after the other, so that what is on can be taken off whatever comes of the next.
+            self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
+            # always_call: a forward that raises is left as well.
+            self._handles.append(module.register_forward_hook(self._leave(name), always_call=True))
 
     def take_off(self) -> None:
         for handle in self._handles:

@@ -43,6 +43,7 @@ def step_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window]) -> 
         first, last = (mark(float(back[0][0])), mark(float(back[1][-1]))) if has_backward else (None, None)
         rows["step"].append(number)
         rows["time_s"].append((end - origin) / 1e6)
+        rows["skipped"].append(None)  # a trace does not tell
         rows["step_ms"].append((end - start) / 1e3)
         rows["data_ms"].append(times.total(loaded) / 1e3 if len(data[0]) else None)
         rows["forward_ms"].append(None if first is None else max(0.0, first - mark(forward)) / 1e3)
@@ -52,7 +53,7 @@ def step_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window]) -> 
     return rows
 
 
-_STEP_COLUMNS = ("step", "time_s", "step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+_STEP_COLUMNS = ("step", "time_s", "skipped", "step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
 def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> Rows:

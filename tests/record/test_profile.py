@@ -149,6 +149,26 @@ def test_a_profiler_that_fails_costs_the_kernels_alone(tmp_path, monkeypatch, br
     assert done.losses == train(None, steps=6).losses and hooks(done.model) == 0
 
 
+def test_a_module_that_takes_no_hooks_costs_the_modules_alone(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no hooks here")
+
+    monkeypatch.setattr("amp_core.record.profile._ModuleMarks._leave", fail)
+    done = train(tmp_path / "run", steps=6, profile=(2, 4))
+    run = load_run(tmp_path / "run")
+    assert warnings(run) == ["modules of kernels: RuntimeError: no hooks here"]
+    assert run.windows["steps"].tolist() == [2] and run.kernels["module"].isna().all()
+    assert hooks(done.model) == 0
+
+
+def test_a_compiled_model_has_kernels_without_modules(tmp_path):
+    done = train(tmp_path / "run", steps=6, profile=(2, 4), wrap=lambda m: torch.compile(m, backend="eager"))
+    run = load_run(tmp_path / "run")
+    assert "modules of kernels: hooks do not reach into a compiled graph" in warnings(run)
+    assert (run.kernels["op"] == "aten::addmm").any() and run.kernels["module"].isna().all()
+    assert done.losses == train(None, steps=6).losses
+
+
 def test_a_forward_that_raises_does_not_upset_the_marks(tmp_path):
     class Picky(nn.Module):
         def forward(self, x):
