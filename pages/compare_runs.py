@@ -5,7 +5,7 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.analysis import compare, loss_curves
 from amp_core.figures import compare_bars, loss_figure
-from pages.parts import charts, comparison, empty, head, loaders, picker, words
+from pages.parts import charts, comparison, empty, head, loaders, picker, report, words
 from pages.parts.library import Entry
 
 MOST = 8
@@ -98,3 +98,4 @@ row = st.container(horizontal=True)  # wraps: bars with names beside them want t
 for column in ("speed_ratio", "memory_ratio", "loss_ratio"):
     with row.container(width=300):
         charts.show(compare_bars(found.table, column, dark=dark), f"compare.{column}")
+report.button(runs, "compare")

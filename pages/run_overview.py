@@ -5,7 +5,7 @@ import streamlit as st
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, device_samples, loss_curves, memory_trace, overview, phase_times, thin
 from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
-from pages.parts import cards, charts, findings, head, live, loaders, words
+from pages.parts import cards, charts, findings, head, live, loaders, report, words
 
 
 def summary(view: Overview) -> str:
@@ -67,3 +67,4 @@ samples = loaders.analysed(device_samples, run)
 if len(samples):
     charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
 details(run)
+report.button([run], "overview")

@@ -1,0 +1,36 @@
+"""The report of what a page shows, as a file to keep: `report.button([run], "overview")`."""
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.report import report_html
+
+
+def button(runs: Sequence[Run], key: str) -> None:
+    """A button that makes the report of `runs` when it is pressed, not before."""
+    st.download_button(
+        "Report",
+        lambda: _made(runs),
+        file_name=f"{file_name(runs)}.html",
+        mime="text/html",
+        on_click="ignore",
+        icon=":material/download:",
+        help="One HTML file with verdict, findings, charts and settings: opens without a network, and prints.",
+        key=f"{key}.report",
+    )
+
+
+def file_name(runs: Sequence[Run]) -> str:
+    """Names of the runs as far as every file system takes them."""
+    return "-".join(["report", *(re.sub(r"[^A-Za-z0-9._-]+", "_", run.name)[:40] for run in runs)])[:120]
+
+
+def _made(runs: Sequence[Run]) -> bytes:
+    try:
+        return report_html(runs).encode()
+    except RunError as error:  # the download is made outside of the page, which could not show it
+        return f"<!doctype html><title>No report</title><p>{escape(str(error))}</p>".encode()
