@@ -137,8 +137,14 @@ _POLICY = {device: {op: policy for policy, ops in lists.items() for op in ops} f
 
 
 def listed_as(op: str, device: str = "cuda") -> str:
-    """The name under which autocast's list would have `op`: itself where it is in the list of the device type."""
-    bare = op.rpartition("::")[2].partition(".")[0]
+    """The name under which autocast's list would have `op`: itself where it is in the list of the device type.
+
+    Operators of other libraries than torch's own (`mine::mm`) are in no list.
+    """
+    library, _, bare = op.rpartition("::")
+    if library not in ("", "aten"):
+        return op
+    bare = bare.partition(".")[0]
     return bare if bare in _POLICY.get(device, {}) else KERNELS.get(bare, bare)
 
 

@@ -275,6 +275,7 @@ def test_the_two_devices_differ_where_people_stumble() -> None:
 
 def test_names_of_kernels_lead_to_the_list() -> None:
     assert autocast.listed_as("aten::_log_softmax.default") == "log_softmax"
+    assert autocast.policy("mine::mm") is None and autocast.listed_as("mine::mm") == "mine::mm"
     assert autocast.policy("aten::convolution", "cpu") == autocast.policy("aten::convolution") == "lower_precision_fp"
     assert autocast.policy("aten::_scaled_dot_product_flash_attention_for_cpu", "cpu") == "lower_precision_fp"
     missing = {name for name in autocast.KERNELS if name != "cross_entropy" and not hasattr(aten, name)}

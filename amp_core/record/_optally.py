@@ -2,7 +2,7 @@
 
     tally = Tally(model, ("cuda", "cpu"))
     tally.put_on()
-    with Seeing(tally.saw):
+    with Seeing(tally):
         …                       # a step
     tally.take_off()
     tally.rows()                # columns of the table `ops`
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from amp_core import autocast
 from amp_core.record._opflops import flops
 from amp_core.record._places import Modules, Regions, call_site
+from amp_core.record._quiet_mode import QuietMode
 from amp_core.record.measure import dtype_name
 
 _WIDE = ("float32", "float64")
@@ -50,25 +50,15 @@ _KEYS = (
 )
 
 
-class Seeing(TorchDispatchMode):
-    """Hands every operator to `saw` after it has run. Compiled graphs stay as they are, and are not seen into."""
+class Seeing(QuietMode):
+    """Hands every operator to a tally."""
 
-    supports_higher_order_operators = True
+    def __init__(self, tally: "Tally") -> None:
+        super().__init__()
+        self._tally = tally
 
-    def __init__(self, saw: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._saw = saw
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let `torch.compile` go on as without us."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        self._saw(func, args, kwargs, out)
-        return out
+    def saw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        self._tally.saw(func, args, kwargs, out)
 
 
 @dataclass
@@ -172,7 +162,7 @@ class Tally:
             return
         if self._at_own_work():
             return
-        site = call_site((__name__,))
+        site = call_site((__name__, QuietMode.__module__))
         self.calls += 1
         call = self._describe(name, func, args, kwargs, out, inputs, outputs)
         node = torch._C._current_autograd_node()

@@ -7,12 +7,14 @@ report, from the Python frames that led to the operator.
 
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from amp_core.record._places import call_site
+from amp_core.record._quiet_mode import QuietMode
 from amp_core.record.gradients import unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -80,9 +82,9 @@ class FirstOperators(Observer):
             mode.tell()
 
 
-class _Looking(TorchDispatchMode):
+class _Looking(QuietMode):
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._writer = writer
         self._model = model
         self._step = step
@@ -98,20 +100,14 @@ class _Looking(TorchDispatchMode):
         """Look at nothing more."""
         self._left = 0
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let functions of the loop that `torch.compile` compiles stay compiled: under other modes they are not."""
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def saw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._left and not self._at_own_work():
             self._left -= 1
-            call = _python_call(sys._getframe(1))
+            # Two operators with the same one are parts of one call that torch made of them.
+            call = call_site((__name__, QuietMode.__module__)).key
             if _widens(out, args):
                 self._widened = call
             self._look(call, func.overloadpacket.__name__, args, kwargs, out)
-        return out
 
     def _look(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
@@ -157,15 +153,6 @@ class _Looking(TorchDispatchMode):
             word = dtype_name(dtype) if dtype is not None else None
             more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
             self._writer.event(kind, name, step=self._step, op=op, **more)
-
-
-def _python_call(frame: FrameType) -> tuple[int, int]:
-    """Which call in the program led here: two operators with the same one are parts of one that torch made of them."""
-    while (
-        frame.f_code.co_filename.endswith("eval_frame.py") and frame.f_back is not None
-    ):  # torch's own wrapper of modes
-        frame = frame.f_back
-    return id(frame), frame.f_lasti
 
 
 def _widens(out: Any, args: Any) -> bool:

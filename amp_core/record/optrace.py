@@ -56,7 +56,7 @@ class OpTrace(Observer):
         self._step = step
         self._tally = Tally(model, (*types, "cpu", "cuda"), self.at_own_work)
         self._tally.put_on()
-        self._mode = Seeing(self._tally.saw)
+        self._mode = Seeing(self._tally)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def called(self, what: str, optimizer: int | None) -> None:

@@ -321,6 +321,39 @@ def test_a_compiled_loss_stays_compiled(tmp_path: Path, monkeypatch: pytest.Monk
     torch._dynamo.reset()
 
 
+@torch.library.custom_op("ampscope_tests::prod", mutates_args=())
+def custom_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Written in Python: what it calls is under autocast, and below autograd."""
+    return (x @ weight).float()
+
+
+custom_product.register_autograd(
+    lambda ctx, grad: (grad @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].flatten(0, -2).t() @ grad.flatten(0, -2)),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Custom(nn.Module):
+    """An operator of one's own before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.fc = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(custom_product(x, self.weight))
+
+
+@pytest.mark.parametrize("trace_ops", [None, 0, 1, 2])
+def test_operators_of_ones_own_keep_autocast_within(trace_ops: int | None, tmp_path: Path) -> None:
+    alone = train(Custom, None, torch.bfloat16)
+    assert train(Custom, tmp_path / "run", torch.bfloat16, trace_ops=trace_ops) == alone
+    if trace_ops:
+        run = load_run(tmp_path / "run")
+        (policy,) = run.ops.query("op == 'ampscope_tests::prod'")["policy"]
+        assert policy == "none" and precision_map(run).stayed.empty
+
+
 def loops_model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 5), nn.ReLU())
 

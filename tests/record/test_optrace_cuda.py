@@ -55,7 +55,7 @@ def traced(device: str, into: Path) -> Run:
         x, labels = torch.empty(2, 8, device=device), torch.empty(2, dtype=torch.long, device=device)
         tally = Tally(model, ("cuda", "cpu"))
         tally.put_on()
-        with Seeing(tally.saw), autocast_on(device):
+        with Seeing(tally), autocast_on(device):
             F.cross_entropy(model(x), labels)
         tally.take_off()
     assert tally.error is None

@@ -1,0 +1,63 @@
+"""A `TorchDispatchMode` that only looks: what runs under it runs as it would without.
+
+    class Counting(QuietMode):
+        def saw(self, func, args, kwargs, out):
+            self.count += 1
+
+Any other mode changes two things. What `torch.compile` has compiled is run uncompiled under it, and compiled again
+afterwards. And an operator of `torch.library.custom_op` that calls others from inside calls them with autocast off,
+since all that comes before a mode in torch's dispatcher is switched off within it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+_TORCHS_OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "higher_order", "fsdp")
+"""Libraries of operators that do their work below autocast."""
+
+
+class QuietMode(TorchDispatchMode):
+    """Hands every operator to `saw` after it has run."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let what is compiled stay compiled."""
+        return True
+
+    def saw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Take note of an operator that has run."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "namespace", "aten") in _TORCHS_OWN:
+            out = func(*args, **kwargs)
+        else:
+            with _autocast_of_the_caller():
+                out = func(*args, **kwargs)
+        self.saw(func, args, kwargs, out)
+        return out
+
+
+@contextmanager
+def _autocast_of_the_caller() -> Iterator[None]:
+    """Autocast as it was when Python called the operator at hand."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        on = [kind for kind, key in _AUTOCAST.items() if not torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+    for kind in on:  # by its first name: the other is wrapped while a step is traced
+        torch._C.set_autocast_enabled(kind, True)
+    try:
+        yield
+    finally:
+        for kind in on:
+            torch._C.set_autocast_enabled(kind, False)
