@@ -220,6 +220,27 @@ def test_a_checkpoints_second_forward_is_part_of_backward(tmp_path):
     assert products.groupby("module")["count"].sum().to_dict() == {"0.inner": 4, "1": 4}
 
 
+def test_with_a_gpu_its_work_is_asked_for_and_what_it_still_does_is_waited_for(tmp_path, monkeypatch):
+    asked, waited = [], []
+
+    def profile_on_cpu(activities, **options):
+        asked.extend(activities)
+        return torch.profiler.profile(activities=activities[:1], **options)
+
+    monkeypatch.setattr("amp_core.record.profile.profile", profile_on_cpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(asked)))
+    model = nn.Linear(4, 2)
+    with RunWriter(tmp_path / "run") as writer:
+        window = ProfileWindow(writer, model, 1, 2)
+        window.step_ended(0)
+        model(torch.ones(3, 4)).sum().backward()
+        window.step_ended(1)
+    activity = torch.profiler.ProfilerActivity
+    assert asked == [activity.CPU, activity.CUDA] and waited == [0]  # once, before the profiler was made
+    assert load_run(tmp_path / "run").windows["steps"].tolist() == [1]
+
+
 @pytest.mark.parametrize("window", [(3, 3), (-1, 2), (5, 2)])
 def test_a_window_that_is_none_is_refused(tmp_path, window):
     with RunWriter(tmp_path / "run") as writer, pytest.raises(RunError, match="is no window of steps"):
