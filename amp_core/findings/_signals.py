@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis._steps import recipe
+from amp_core.findings.model import Severity
 from amp_core.run import Run
 
 Orders = list[tuple[int, int, list[str]]]
@@ -81,6 +82,12 @@ def on_gpu(run: Run) -> bool:
     """Whether the run was on a CUDA device."""
     device = run.head.config.get("device", run.head.environment.get("device"))
     return isinstance(device, str) and device.startswith("cuda")
+
+
+def by_framework(run: Run, *frameworks: str) -> Severity | None:
+    """`info` where the loop is that of one of these frameworks: what it does by design is good to know, and not for its
+    user to change. None, the guide's severity, for any other."""
+    return "info" if str(run.head.config.get("framework") or "").startswith(frameworks) else None
 
 
 def model_name(run: Run) -> str:

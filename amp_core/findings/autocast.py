@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis._steps import recipe
 from amp_core.findings._found import found
-from amp_core.findings._signals import LOWERED, autocast_dtype, facts, model_name, signals
+from amp_core.findings._signals import LOWERED, autocast_dtype, by_framework, facts, model_name, signals
 from amp_core.findings.hardware import SHARE, steps_of
 from amp_core.findings.model import Finding
 from amp_core.run import Run
@@ -24,6 +24,7 @@ def backward_under_autocast(run: Run) -> list[Finding]:
             "backward-under-autocast",
             f"backward is called under {frame['dtype'].iloc[0]} autocast",
             "backward",
+            severity=by_framework(run, "lightning"),  # its manual optimization
             steps=(at, at),
             value=1.0,
             limit=0.0,

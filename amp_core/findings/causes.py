@@ -48,10 +48,12 @@ def first_cause(run: Run, first: int, last: int) -> Cause | None:
     outputs = signals(run, "non-finite output")
     gradients = signals(run, "skipped", "non-finite")
     outputs = outputs[outputs["step"].between(first, last)]
-    forward = outputs[outputs["detail"].ne("weights")]
     backward = gradients[gradients["step"].between(first, last) & gradients["name"].ne("")]
+    # Weights that are not finite are mostly what bad gradients left; where there were none before, they come first.
+    since = backward["step"].min() if len(backward) else np.inf
+    forward = outputs[outputs["detail"].ne("weights") | (outputs["step"] <= since)]
     if forward.empty and backward.empty:
-        return _of_output(run, outputs.iloc[0]) if len(outputs) else None  # weights that were bad from the start
+        return None
     if forward.empty:
         return _of_gradient(backward.iloc[0])
     if backward.empty or forward["step"].iloc[0] <= backward["step"].iloc[0] or _loss_broke(run, backward):

@@ -29,7 +29,7 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
 def _overflow(run: Run) -> Cause | None:
     """The first module that turned finite input into a non-finite FP16 output."""
     frame = signals(run, "non-finite output")
-    frame = frame[(frame["dtype"] == "float16") & (frame["detail"] == "") & (frame["op"] != "loss")]
+    frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
     if frame.empty:
         return None
     step = int(frame["step"].iloc[0])

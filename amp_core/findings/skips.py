@@ -6,7 +6,7 @@ import pandas as pd
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis._steps import scaler_enabled
 from amp_core.findings._found import found
-from amp_core.findings._signals import Orders, of, optimizer_name, orders, signals
+from amp_core.findings._signals import Orders, by_framework, of, optimizer_name, orders, signals
 from amp_core.findings.model import Finding
 from amp_core.findings.scaling import CALIBRATION_STEPS, partial_skips
 from amp_core.run import Run
@@ -101,6 +101,7 @@ def shared_backoff(run: Run) -> list[Finding]:
                 "shared-backoff",
                 f"scaler.update is called after each of the {count} optimizers, not once per iteration",
                 "scaler.update",
+                severity=by_framework(run, "lightning", "accelerate"),
                 steps=(int(frame["step"].min()), int(frame["step"].max())),
                 value=float(count),
                 limit=1.0,

@@ -197,7 +197,8 @@ class ForwardCheck(Observer):
         self._report(
             self._step,
             first.number,
-            next(t.dtype for t in first.outputs if not _finite(t)),
+            # What was made between two modules is not the output of the second.
+            next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
             value=max((float(t.detach().abs().max()) for t in floating), default=None),
             count=len({self._kept[k].number for k in bad}),
             detail=detail,

@@ -23,6 +23,7 @@ from amp_core.runlog import RunWriter
 
 FLOORS = ("add", "clamp_min", "clamp", "maximum")
 """Operators by which a small constant keeps a divisor, a root or a logarithm off zero."""
+FACTORS = ("mul", "div")
 LARGEST_EPS = 1e-3
 """Constants above this are no such constants."""
 MOST_EVENTS = 50
@@ -125,7 +126,8 @@ class _Looking(QuietMode):
                 value = value.item()
             if not isinstance(value, float) or not math.isfinite(value) or value == 0:
                 continue
-            if abs(value) > float(info.max):
+            # What multiplies may be large, as long as the product is not; only masks multiply by such negative numbers.
+            if value < -float(info.max) or (value > float(info.max) and op.rstrip("_") not in FACTORS):
                 self._say("constant overflow", op, value, out.dtype, float(info.max))
             elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
                 self._say("eps lost", op, value, out.dtype, lost)
