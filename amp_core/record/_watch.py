@@ -113,7 +113,7 @@ def watch(
         "lr": learning_rate(optimizers[0]),
     }
     if asked := requested_precision(given):
-        settings["requested_precision"] = asked
+        settings |= {"framework": "accelerate", "requested_precision": asked}
     writer = RunWriter(
         into,
         name=name,

@@ -77,6 +77,7 @@ class Recorder:
             self._phases.changed = functools.partial(self._observers.tell, "phase_entered")
         self._step = 0
         self._began = False  # whether the present step's begin was seen
+        self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
@@ -228,7 +229,7 @@ class Recorder:
                 self._samples[id(module)] = self._samples.get(id(module), 0) + len(first)
             if not self._described:
                 self._describe_precision()
-            if self._sampling.due(self._step) and self._kinds & {"output_grad", "activation"}:
+            if self._may_be_sampled() and self._kinds & {"output_grad", "activation"}:
                 self._outputs.put_on()
             self._begin()
 
@@ -404,6 +405,21 @@ class Recorder:
             self._began = False
             self._entries.settle()
 
+    def _due(self, index: int) -> bool:
+        """Whether the gradients of optimizer `index` are measured tensor by tensor in the present step.
+
+        Where optimizers take turns, each in a step of its own, every tenth step may always be the same one's turn: who
+        has waited for as long as the interval is measured too.
+        """
+        waited = self._step - self._sampled.get(index, -self._sampling.interval)
+        return self._sampling.due(self._step) or (len(self._optimizers) > 1 and waited >= self._sampling.interval)
+
+    def _may_be_sampled(self) -> bool:
+        """The same in a forward, when it is not known yet which optimizer will step. One may have stopped for good."""
+        waited = [self._step - last for last in self._sampled.values()] if len(self._optimizers) > 1 else []
+        interval = self._sampling.interval
+        return self._sampling.due(self._step) or any(interval <= steps < 2 * interval for steps in waited)
+
     def _observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
         if index in self._open:
@@ -413,7 +429,9 @@ class Recorder:
             self._next_number()
         self._begin()
         optimizer = self._optimizers[index]
-        attempt = Attempt(self._step, index, sampled=self._sampling.due(self._step))
+        attempt = Attempt(self._step, index, sampled=self._due(index))
+        if attempt.sampled:
+            self._sampled[index] = self._step
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
@@ -455,6 +473,8 @@ class Recorder:
             self._stepped.add(index)
             self._pending.append(attempt)
             self._outputs.take_off()
+            if not attempt.sampled:
+                self._outputs.take()
         attempt.spans = self._phases.take()
         self._phases.enter("data")
         if self._scaler is None and len(self._stepped) == len(self._optimizers):

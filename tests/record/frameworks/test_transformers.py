@@ -98,7 +98,6 @@ def test_a_stock_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, wa
         assert run.steps.growth_tracker.notna().all()
         order = run.events[run.events.kind == "calls"].name.iloc[1]
 
-
         assert "scale backward scale backward unscale_ clip scaler.step update" in order
 
 
