@@ -7,6 +7,9 @@
 Any other mode changes two things. What `torch.compile` has compiled is run uncompiled under it, and compiled again
 afterwards. And an operator of `torch.library.custom_op` that calls others from inside calls them with autocast off,
 since all that comes before a mode in torch's dispatcher is switched off within it.
+
+What is left of it, among the operators that torch tests itself by: `linalg.pinv` under autocast, and singular values or
+eigenvalues asked for without their vectors, whose last bits differ since torch then computes the vectors too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,20 +43,23 @@ class QuietMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "namespace", "aten") in _TORCHS_OWN:
-            out = func(*args, **kwargs)
-        else:
-            with _autocast_of_the_caller():
+        kinds = () if getattr(func, "namespace", "aten") in _TORCHS_OWN else tuple(_AUTOCAST)
+        if func is torch.ops.aten._trilinear.default:
+            kinds = ("cpu",)  # the work of `bilinear`, which is in CUDA's list and not in that of the CPU
+        if kinds:
+            with _autocast_of_the_caller(kinds):
                 out = func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
         self.saw(func, args, kwargs, out)
         return out
 
 
 @contextmanager
-def _autocast_of_the_caller() -> Iterator[None]:
-    """Autocast as it was when Python called the operator at hand."""
+def _autocast_of_the_caller(kinds: Sequence[str]) -> Iterator[None]:
+    """Autocast on devices of these types as it was when Python called the operator at hand."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-        on = [kind for kind, key in _AUTOCAST.items() if not torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
+        on = [kind for kind in kinds if not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOCAST[kind])]
     for kind in on:  # by its first name: the other is wrapped while a step is traced
         torch._C.set_autocast_enabled(kind, True)
     try:

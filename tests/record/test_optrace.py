@@ -334,18 +334,19 @@ custom_product.register_autograd(
 
 
 class Custom(nn.Module):
-    """An operator of one's own before a layer."""
+    """Operators that call others from inside: one of one's own, and one of torch's."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.fc = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 5)
+        self.weight, self.pair, self.fc = nn.Parameter(torch.randn(8, 8)), nn.Bilinear(8, 8, 8), nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(custom_product(x, self.weight))
+        x = custom_product(x, self.weight)
+        return self.fc(self.pair(x, x))
 
 
 @pytest.mark.parametrize("trace_ops", [None, 0, 1, 2])
-def test_operators_of_ones_own_keep_autocast_within(trace_ops: int | None, tmp_path: Path) -> None:
+def test_operators_that_call_others_keep_autocast_within(trace_ops: int | None, tmp_path: Path) -> None:
     alone = train(Custom, None, torch.bfloat16)
     assert train(Custom, tmp_path / "run", torch.bfloat16, trace_ops=trace_ops) == alone
     if trace_ops:
