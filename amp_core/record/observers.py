@@ -9,6 +9,7 @@ called on the training thread, its time is counted as `watch_ms`. One that raise
 the training goes on.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,3 +96,5 @@ class Observers:
     def _drop(self, observer: Observer) -> None:
         for moment, calls in self._calls.items():
             self._calls[moment] = [(o, c) for o, c in calls if o is not observer]
+        with contextlib.suppress(Exception):  # it may hold hooks; what failed once may fail at that too
+            observer.close()

@@ -1,0 +1,141 @@
+"""What the notices see, and that they leave no trace: neither in the training nor in torch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
+
+from amp_core import Run, load_run
+from amp_core.record import watch
+from tests.findings.zoo.case import Net, batches, fp16
+from tests.findings.zoo.numbers import Loud, Poisoned
+
+
+def events(folder: Path, kind: str):
+    found = load_run(folder).events
+    return found[found["kind"] == kind].reset_index(drop=True)
+
+
+def test_the_order_of_calls_is_written_where_it_changes(tmp_path):
+    loop = fp16(tmp_path / "run")
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(6)):
+            loop.backward(loop.loss(x, y))
+            loop.scaler.unscale_(loop.optimizer)
+            if i >= 4:
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.step()
+    found = events(tmp_path / "run", "calls")
+    assert found["step"].tolist() == [0, 1, 4]
+    assert found["name"].tolist() == [
+        "scale backward unscale_ scaler.step update",
+        "zero_grad scale backward unscale_ scaler.step update",
+        "zero_grad scale backward unscale_ clip scaler.step update",
+    ]
+
+
+def test_torch_is_as_it_was_once_the_run_is_closed(tmp_path):
+    places = [
+        (torch.autograd, "backward"),
+        (torch.autograd, "grad"),
+        (lr_scheduler.LRScheduler, "step"),
+        (lr_scheduler.ReduceLROnPlateau, "step"),
+        (clip_grad, "_group_tensors_by_device_and_dtype"),
+    ]
+    before = [vars(owner)[name] for owner, name in places]
+    loop = fp16(tmp_path / "run", Net(Poisoned(1.0)))
+    untouched = dict(vars(loop.optimizer)), dict(vars(loop.scaler))
+    loop.run()
+    assert [vars(owner)[name] for owner, name in places] == before
+    assert vars(loop.optimizer).keys() == untouched[0].keys()
+    assert {k for k, v in vars(loop.scaler).items() if callable(v)} == {
+        k for k, v in untouched[1].items() if callable(v)
+    }
+    for module in loop.model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+@pytest.mark.parametrize("level", ["standard", "full"])
+def test_training_is_the_same_bit_for_bit(tmp_path, level):
+    weights = []
+    for watched in (False, True):
+        loop = fp16(tmp_path / "run", Net(Poisoned(1.0)))
+        if watched:
+            loop.options = {"level": level}
+            loop.run()
+        else:
+            for x, y in batches(loop.steps):
+                loop.backward(loop.loss(x, y))
+                loop.step()
+        weights.append([t.clone() for t in loop.model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_the_first_non_finite_output_is_named_in_its_own_step(tmp_path):
+    loop = fp16(tmp_path / "run", Net(Loud(1.0)), dtype=torch.bfloat16)
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(9)):
+            if i == 7:  # no sampled step, nor the one after one
+                with torch.no_grad():
+                    loop.model.middle.up.bias[3] = float("inf")
+            loop.backward(loop.loss(x, y))
+            loop.step()
+    first = events(tmp_path / "run", "non-finite output").iloc[0]
+    assert (first["step"], first["name"], first["op"], first["detail"]) == (7, "middle.up", "Linear", "weights")
+    assert first["dtype"] == "bfloat16" and first["count"] >= 3
+
+
+def test_input_range_of_the_module_that_overflows(tmp_path):
+    fp16(tmp_path / "run", Net(Loud(1e6)), steps=2).run()
+    first = events(tmp_path / "run", "non-finite output").iloc[0]
+    assert first["name"] == "middle.up" and first["limit"] == 65504.0 and 0 < first["value"] < 100
+
+
+def test_facts_of_the_start_are_in_the_head(tmp_path):
+    torch.manual_seed(0)
+    model = Net(nn.BatchNorm1d(32))
+    model.first.half()
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-8)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        loss = model.head(model.norm(model.middle(torch.randn(4, 32)))).sum()
+        loss.backward()
+        with torch.no_grad():
+            model.zero_grad()
+        model.forward = lambda x: model.head(x)
+        model(torch.randn(2, 32)).sum().backward()
+        optimizer.step()
+    run: Run = load_run(tmp_path / "run")
+    assert run.head.model["dtypes"] == {"first.weight": "float16", "first.bias": "float16"}
+    assert run.head.model["eps"]["middle"] == 1e-5
+    (settings,) = run.head.config["optimizer_settings"]
+    assert settings["eps"] == 1e-8 and settings["dtypes"] == ["float16", "float32"]
+    assert run.head.config["resumed"] == {"optimizer": False, "scaler": None}
+    assert run.head.model["weight_absmax"]["value"] > 0
+
+
+def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkeypatch):
+    from amp_core.record.notices_calls import CallOrder
+
+    monkeypatch.setattr(CallOrder, "called", lambda *_: 1 / 0)
+    fp16(tmp_path / "run", steps=4).run()
+    run = load_run(tmp_path / "run")
+    assert run.status == "finished" and len(run.steps) == 4
+    assert run.events["detail"].str.contains("CallOrder stopped").any()
+
+
+def test_two_recorders_share_the_wrapped_functions(tmp_path):
+    first, second = fp16(tmp_path / "a"), fp16(tmp_path / "b")
+    with first.watched():
+        with second.watched():
+            for x, y in batches(2):
+                second.backward(second.loss(x, y))
+                second.step()
+        for x, y in batches(2):
+            first.backward(F.cross_entropy(first.model(x), y))
+            first.step()
+    assert "backward" in events(tmp_path / "b", "calls")["name"].iloc[0]
+    assert not hasattr(torch.autograd.backward, "__wrapped__")
