@@ -14,23 +14,20 @@ call was written there by somebody. So the operators of a call are held back unt
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from amp_core import autocast
+from amp_core.record._opcall import Call, cast_source, policy_of, shape_of, storage_of, tensors_among
 from amp_core.record._opflops import flops
 from amp_core.record._places import Modules, Regions, call_site
 from amp_core.record._quiet_mode import QuietMode
 from amp_core.record.measure import dtype_name
 
-_WIDE = ("float32", "float64")
 _NO_WORK = ("_unsafe_view", "lift_fresh", "_local_scalar_dense")
-_MOST_SHAPES = 8
-"""Of longer lists of tensors, as optimizers take them, the shapes are left out."""
 MOST_ROWS = 20_000
 """From here on shapes no longer tell rows apart: a model whose shapes never repeat must not fill the memory."""
 
@@ -61,41 +58,6 @@ class Seeing(QuietMode):
         self._tally.saw(func, args, kwargs, out)
 
 
-@dataclass
-class _Call:
-    """One operator that ran."""
-
-    op: str
-    module: str | None
-    phase: str
-    device: str
-    region: str | None
-    function: str | None
-    in_dtypes: tuple[str, ...]
-    out_dtype: str | None
-    in_shapes: str | None
-    out_bytes: int
-    by_engine: bool = False
-    cut_short: bool = False
-    """In a forward made again for backward, which ends as soon as all that is needed has been saved."""
-    flops: int | None = None
-    storages: tuple[int, ...] = ()
-    policy: str | None = None
-    cast_by: str | None = None
-    cast_of: str | None = None
-    cached: int | None = None
-    """Of a cast that autocast may keep: where its result lies."""
-    repeated: int | None = None
-    undone: int | None = None
-    casts: int = 0
-    cast_bytes: int = 0
-    hits: int = 0
-
-    @property
-    def is_cast(self) -> bool:
-        return self.cast_of is not None
-
-
 class Tally:
     """The operators seen so far, added up."""
 
@@ -111,7 +73,7 @@ class Tally:
         self.error: Exception | None = None
         """What went wrong with the counting itself. The training goes on, the counting does not."""
         self._rows: dict[tuple[Any, ...], list[int | None]] = {}
-        self._open: dict[int, tuple[tuple[int, int], list[_Call]]] = {}
+        self._open: dict[int, tuple[tuple[int, int], list[Call]]] = {}
         self._copies: set[int] = set()
         self._fresh: set[int] = set()
         self._casted: dict[int, tuple[Any, int, set[torch.dtype]]] = {}
@@ -157,7 +119,7 @@ class Tally:
         name, skipped = self._known.get(func) or self._learn(func)
         if skipped:
             return
-        inputs, outputs = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
+        inputs, outputs = list(tensors_among((*args, *kwargs.values()))), list(tensors_among((out,)))
         if not inputs or not any(t.is_floating_point() for t in (*inputs, *outputs)):
             return
         if self._at_own_work():
@@ -204,10 +166,10 @@ class Tally:
         out: Any,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
-    ) -> _Call:
+    ) -> Call:
         first = next((t for t in inputs if t.dim()), inputs[0])
         region = self.regions.now(first.device.type)
-        call = _Call(
+        call = Call(
             op=name,
             module=None,
             phase="",
@@ -216,20 +178,20 @@ class Tally:
             function=None,
             in_dtypes=tuple(dict.fromkeys(dtype_name(t.dtype) for t in inputs)),
             out_dtype=dtype_name(outputs[0].dtype) if outputs else None,
-            in_shapes=json.dumps([_shape(a) for a in args]),
+            in_shapes=json.dumps([shape_of(a) for a in args]),
             out_bytes=sum(t.numel() * t.element_size() for t in outputs),
             flops=flops(func, args, kwargs, out),
         )
-        source = _cast_source(name, args, outputs)
+        source = cast_source(name, args, outputs)
         if source is not None:
             call.in_dtypes = (dtype_name(source.dtype),)
             call.cast_of = "parameter" if self.modules.is_parameter(source) else "other"
             self._remember_cast(call, source, outputs[0])
         elif region.dtype is not None:
-            call.storages = tuple(s for t in inputs if (s := _storage(t)) is not None)
+            call.storages = tuple(s for t in inputs if (s := storage_of(t)) is not None)
         return call
 
-    def _remember_cast(self, call: _Call, source: torch.Tensor, result: torch.Tensor) -> None:
+    def _remember_cast(self, call: Call, source: torch.Tensor, result: torch.Tensor) -> None:
         """Whether the same has been cast before, or is a cast's result itself; tensors are not kept alive for it."""
         version = 0 if source.is_inference() else source._version
         ref, seen_version, dtypes = self._casted.get(id(source), (None, 0, set[torch.dtype]()))
@@ -243,7 +205,7 @@ class Tally:
         self._results[id(result)] = TensorWeakRef(result), source.dtype
         kept = source.is_leaf and source.requires_grad and source.dtype == torch.float32
         if call.cast_of == "parameter" and kept and torch.is_autocast_cache_enabled():
-            call.cached = _storage(result)
+            call.cached = storage_of(result)
 
     # ---- one call of torch ------------------------------------------------------------------------------------------
 
@@ -262,11 +224,11 @@ class Tally:
     def _settle(self, thread: int) -> None:
         """The operators of one call, now that all are known: whom the casts were made by, and for what."""
         _, calls = self._open.pop(thread)
-        decided: _Call | None = None
+        decided: Call | None = None
         others = any(not call.is_cast for call in calls)
         for call in reversed(calls):
             if not call.is_cast:
-                call.policy = _policy(call)
+                call.policy = policy_of(call)
                 decided = call if call.policy in autocast.POLICIES else decided
             elif decided is not None and call.out_dtype in decided.in_dtypes:
                 call.cast_by = "autocast"
@@ -280,7 +242,7 @@ class Tally:
             self._count_cached(call)
             self._add(call)
 
-    def _count_cached(self, call: _Call) -> None:
+    def _count_cached(self, call: Call) -> None:
         if call.cast_by == "autocast" and call.cached is not None:
             self._copies.add(call.cached)
             self._fresh.add(call.cached)
@@ -289,7 +251,7 @@ class Tally:
             call.hits = len(taken - self._fresh)
             self._fresh -= taken
 
-    def _add(self, call: _Call) -> None:
+    def _add(self, call: Call) -> None:
         shapes = call.in_shapes if len(self._rows) < MOST_ROWS else None
         dtypes = ", ".join(call.in_dtypes)
         key = (
@@ -305,53 +267,3 @@ class Tally:
         if before is not None:
             made = [b if m is None else m if b is None else b + m for b, m in zip(before, made, strict=True)]
         self._rows[key] = made
-
-
-def _policy(call: _Call) -> str | None:
-    """The policy that decided a call: the one of the function in Python around it, else the operator's own."""
-    if call.region is None or call.region == "disabled":
-        return None
-    kind = call.device.partition(":")[0]
-    named = autocast.policy(call.function, kind) if call.function is not None else None
-    found = named or autocast.policy(call.op, kind)
-    if found is None:
-        return "none"
-    if found == "lower_precision_fp":
-        return found if call.region in call.in_dtypes else "not applied"
-    if found.startswith("fp32"):
-        return found if call.out_dtype in _WIDE else "not applied"
-    return found
-
-
-def _cast_source(name: str, args: Sequence[Any], outputs: list[torch.Tensor]) -> torch.Tensor | None:
-    """The tensor that a cast between floating-point dtypes converts; None for any other operator."""
-    if name == "aten::_to_copy":
-        source = args[0]
-    elif name == "aten::copy_" and isinstance(args[1], torch.Tensor):
-        source = args[1]
-    else:
-        return None
-    both = source.is_floating_point() and outputs[0].is_floating_point()
-    return source if both and source.dtype != outputs[0].dtype else None
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _shape(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return [int(n) for n in value.shape]
-    if isinstance(value, list | tuple) and 0 < len(value) <= _MOST_SHAPES and isinstance(value[0], torch.Tensor):
-        return [_shape(v) for v in value]
-    return []
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    """Where a tensor's memory lies; None for tensors that are made of others."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-    return tensor.untyped_storage().data_ptr() if plain else None

@@ -8,8 +8,10 @@ Any other mode changes two things. What `torch.compile` has compiled is run unco
 afterwards. And an operator of `torch.library.custom_op` that calls others from inside calls them with autocast off,
 since all that comes before a mode in torch's dispatcher is switched off within it.
 
-What is left of it, among the operators that torch tests itself by: `linalg.pinv` under autocast, and singular values or
-eigenvalues asked for without their vectors, whose last bits differ since torch then computes the vectors too.
+Some of torch's own operators ask whether a mode is active and then take another way to the same result. Of the samples
+that torch 2.13 tests its operators by (2,414 calls and 1,449 backward passes on a CPU, under autocast) these differ,
+most in the last bits: `pinv`, `lstsq`, singular values or eigenvalues without vectors, and the gradients of `prod` and
+of the value of `masked_fill`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
