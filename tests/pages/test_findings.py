@@ -1,0 +1,60 @@
+"""Finding cards and the Findings guide: one cause, its proof, its fix; what is muted stays silent."""
+
+from amp_core.findings import GUIDE
+from amp_core.muting import mute, muted
+from tests.pages.conftest import words
+from tests.synthetic import live, write
+
+GUIDE_PAGE = "pages/findings_guide.py"
+
+
+def test_a_card_has_the_fix_for_frameworks_too(home, open_app):
+    write(home.runs / "a", "underflowing")
+    app = open_app(run="run/a")
+    entry = GUIDE["fp16-without-scaler"]
+    assert "1 error found" in words(app)
+    assert {entry.snippet, *entry.frameworks.values()} <= {c.value for c in app.code}
+    assert [t.label for t in app.tabs] == ["PyTorch", "Accelerate", "Transformers Trainer", "Lightning"]
+
+
+def test_what_follows_from_a_cause_has_no_card_of_its_own(home, open_app):
+    write(home.runs / "a", "collapsing")
+    said = words(open_app(run="run/a"))
+    assert "1 error found, and 1 that follow" in said and "Follows from it: 70 steps in a row were skipped" in said
+
+
+def test_a_muted_finding_stays_away_until_it_is_asked_for(home, open_app):
+    write(home.runs / "a", "underflowing")
+    before = {p: p.read_bytes() for p in (home.runs / "a").rglob("*") if p.is_file()}
+    app = open_app(run="run/a")
+    next(b for b in app.button if b.label == "Mute").click().run()
+    assert not app.exception and "Nothing wrong was found" in words(app)
+    assert "Muted for this run: fp16-without-scaler" in words(app)
+    assert muted(home.runs / "a") == {"fp16-without-scaler"}
+    assert {p: p.read_bytes() for p in (home.runs / "a").rglob("*") if p.is_file()} == before
+    next(b for b in app.button if b.label.startswith("Show ")).click().run()
+    assert "1 error found" in words(app) and muted(home.runs / "a") == frozenset()
+
+
+def test_a_file_of_something_else_mutes_nothing(tmp_path):
+    (tmp_path / ".a.muted.json").write_text("{oops")
+    assert muted(tmp_path / "a") == frozenset()
+    mute(tmp_path / "a", "watch-overhead")
+    assert muted(tmp_path / "a") == {"watch-overhead"}
+
+
+def test_a_live_run_says_what_goes_wrong_as_it_does(home, open_app):
+    with live(home.runs / "a", "underflowing") as run:
+        run.advance(20)
+        app = open_app(run="run/a")
+        assert "Training in float16 without a loss scale" in words(app)
+
+
+def test_the_guide_explains_every_code_and_searches(open_app):
+    app = open_app(GUIDE_PAGE)
+    assert not app.exception and "49 ways" in words(app)
+    assert {e.label.split("**")[1] for e in app.expander} == set(GUIDE)
+    app.text_input(key="guide.search").input("BatchNorm").run()
+    assert "batchnorm-poisoned" in "".join(e.label for e in app.expander) and len(app.expander) < 5
+    app.text_input(key="guide.search").input("zebra").run()
+    assert "No entry has all of these words" in words(app)
