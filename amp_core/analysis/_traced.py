@@ -65,36 +65,28 @@ def traced_rows(run: Run, step: int | None = None) -> pd.DataFrame:
     imported ones from their shapes; NaN where unknown), kind (device type), has_16_bit (autocast's list for that device
     has a 16-bit version), is_cast. Raises `RunError` for a step that was not traced.
     """
-    rows = run.ops
+    rows: pd.DataFrame = run.ops
     steps = traced_steps(run)
     if step is not None and step not in steps:
         raise RunError(f"step={step} was not traced; choose one of {', '.join(map(str, steps)) or 'none'}")
     if steps:
         rows = rows[rows["step"] == (steps[0] if step is None else step)]
-    rows = rows[rows["rank"] == rows["rank"].min()].reset_index(drop=True)
+    rows = rows[rows["rank"] == rows["rank"].min()]
+    rows = rows.reset_index(drop=True)
     nowhere = OUTSIDE if has_policies(run) else UNKNOWN
     rows["module"] = rows["module"].astype(object).where(rows["module"].notna(), nowhere)
     rows.loc[rows["module"] == "", "module"] = ROOT
-    for column in (
-        "phase",
-        "policy",
-        "in_dtypes",
-        "out_dtype",
-        "device",
-        "autocast",
-        "in_shapes",
-        "cast_by",
-        "cast_of",
-    ):
+    for column in _TEXTS:
         rows[column] = rows[column].astype(object).where(rows[column].notna(), None)
     rows["count"] = rows["count"].fillna(1).astype(int)
     rows["op"] = [str(op).removeprefix("aten::") for op in rows["op"]]
     rows["is_cast"] = rows["cast_by"].notna()
     rows["kind"] = [str(device or "cuda").partition(":")[0] for device in rows["device"]]
     rows["matrix"] = rows["flops"].notna() | pd.Series([is_matrix_op(op) for op in rows["op"]], rows.index, dtype=bool)
+    given = rows[["flops", "op", "in_shapes", "count", "matrix"]]
     rows["flops"] = [
-        _flops(row.flops, row.op, row.in_shapes, row.count) if row.matrix else float("nan")
-        for row in rows[["flops", "op", "in_shapes", "matrix"]].assign(count=rows["count"]).itertuples()
+        _flops(flops, op, shapes, count) if matrix else float("nan")
+        for flops, op, shapes, count, matrix in given.itertuples(index=False, name=None)
     ]
     rows["ran"] = [
         ran_in(i, o, m) for i, o, m in zip(rows["in_dtypes"], rows["out_dtype"], rows["matrix"], strict=True)

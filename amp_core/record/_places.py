@@ -101,7 +101,7 @@ class Modules:
     def _mark(self) -> None:
         """From this moment on new nodes belong to the module that is at work now."""
         starts, names = self._marks.setdefault(threading.get_ident(), ([], []))
-        starts.append(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        starts.append(torch._C._autograd._get_sequence_nr())
         names.append(self.here())
         self._changed()
 
