@@ -163,11 +163,11 @@ def cards(view: PrecisionMap) -> None:
         region = label(view.autocast) if view.autocast else ("off" if view.has_policies else words.NONE)
         lists = f"{view.device.upper()} lists" if view.device else "device unknown"
         card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
-        top = next(iter(view.matrix_frac.items()), None)
+        shares = [f"{words.percent(share)} {label(name)}" for name, share in view.matrix_frac.items()]
         card_parts.card(
             "Matrix work",
-            f"{words.percent(top[1])} {label(top[0])}" if top else words.NONE,
-            f"by {view.weighed_by}",
+            shares[0] if shares else words.NONE,
+            ", ".join([*shares[1:3], f"by {view.weighed_by}"]),
             help_="Products of matrices, convolutions, attention, recurrent layers; forward and backward.",
         )
         if view.has_policies:

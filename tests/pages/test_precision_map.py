@@ -22,6 +22,7 @@ def test_the_verdict_counts_matrix_work_and_what_stayed_behind(home, open_app):
     assert f"{share} of the matrix work ran in FP16 on a GPU; 3 operators (bmm, mm) stayed in FP32" in words(app)
     assert metric(app, "Autocast").value == "FP16" and metric(app, "Autocast").delta == "CUDA lists"
     assert metric(app, "Casts by autocast").value == "4"
+    assert metric(app, "Matrix work").delta == "33.3 % FP32, by operations"
     assert titles(app) == ["Modules by operators, forward"]
     stayed = app.dataframe[0].value.set_index("module")
     assert stayed.loc["head", "why"] == "inside autocast(enabled=False)"
