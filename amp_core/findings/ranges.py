@@ -91,8 +91,13 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
         where = str(largest.get("name"))
     else:
         where = cause.where if cause else stored[0] if stored else model_name(run)
+    advice = None
     if too_large:
         title, value, limit, unit = "A weight does not fit float16", float(size or 0), FP16.max_value, "largest weight"
+        advice = (
+            "A weight above 65504 becomes infinite when autocast casts it to float16, as happens with models made in "
+            "bfloat16. Bring it down, or train in bfloat16."
+        )
     else:
         title = "Weights made in bfloat16 are trained in float16"
         value, limit, unit = float(exact or 1.0), BORN_NARROW, "share of weights exact in bfloat16"
@@ -102,6 +107,7 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
             title + (f"; {cause.in_words()}" if cause else ""),
             where,
             severity="error" if cause or too_large else "warning",
+            advice=advice,
             steps=(cause.step, cause.step) if cause else (0, 0),
             value=value,
             limit=limit,

@@ -95,6 +95,7 @@ class _Looking(QuietMode):
         self._said: set[tuple[str, str, float]] = set()
         self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
         self._all = 0.0
+        self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
         self._widened: tuple[int, int] | None = None  # the Python call whose operator last widened 16-bit values
 
     def rest(self) -> None:
@@ -136,6 +137,8 @@ class _Looking(QuietMode):
         factor = args[PRODUCTS[op]]
         terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
         self._all += out.numel() * terms
+        if out.dtype in NARROW:
+            self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + out.numel() * terms
         if wide:
             name = _module_at_work(self._model, sys._getframe(1))
             self._wide[name] = self._wide.get(name, 0.0) + out.numel() * terms
@@ -145,6 +148,13 @@ class _Looking(QuietMode):
         for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MOST_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
+        if self._narrow and not seen.get("autocast_dtype"):  # the region is inside of forward, not around it
+            seen["autocast_dtype"] = dtype_name(max(self._narrow, key=self._narrow.__getitem__))
+            if seen.get("precision") in ("fp32", "tf32"):  # so it was called for want of better knowledge
+                scaler = seen.get("scaler")
+                scaled = isinstance(scaler, dict) and scaler.get("enabled")
+                half = "fp16" if scaled else "fp16-unscaled"
+                seen["precision"] = half if seen["autocast_dtype"] == "float16" else "bf16"
         self._writer.update_head(config=seen)
 
     def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:

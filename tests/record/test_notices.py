@@ -117,6 +117,18 @@ def test_facts_of_the_start_are_in_the_head(tmp_path):
     assert run.head.model["weight_absmax"]["value"] > 0
 
 
+class Inside(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return super().forward(x)
+
+
+def test_autocast_inside_of_forward_is_seen_too(tmp_path):
+    fp16(tmp_path / "run", Inside(), dtype=None, steps=2).run()
+    config = load_run(tmp_path / "run").head.config
+    assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
+
+
 def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkeypatch):
     from amp_core.record.notices_calls import CallOrder
 
