@@ -1,0 +1,127 @@
+"""`ampscope forecast`: what AMP would give on GPUs that one does not have. A forecast, not a measurement.
+
+ampscope forecast --workload text-bert --size large --gpu V100,A100,H100
+ampscope forecast runs/a --gpu L4            a run with a traced step (train … --trace-ops)
+"""
+
+import argparse
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from amp_core import words
+from amp_core.run import load_run
+from amp_core.schema import RunError
+
+if TYPE_CHECKING:
+    from amp_core.forecast import Forecast
+
+LARGE = 50_000_000
+"""From so many parameters on it is said that building the model takes a while."""
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser(
+        "forecast",
+        help="forecast step time, speed-up and memory on GPUs that are not here",
+        description="From one traced step, of a run or of a workload: the latter is traced without being run.",
+        allow_abbrev=False,
+    )
+    command.add_argument("folder", metavar="RUN", nargs="?", help="run with a traced step")
+    command.add_argument("--workload", metavar="NAME", help="workload to trace instead, or FILE.py:FUNCTION")
+    command.add_argument("--size", metavar="SIZE", help="its size")
+    command.add_argument("--batch-size", metavar="N", type=int, help="samples of its step")
+    command.add_argument("--optimizer", metavar="NAME", help="its optimizer")
+    command.add_argument("--gpu", metavar="A,B,…", default="V100,A100,H100", help="GPUs (default %(default)s)")
+    command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the forecast."""
+    from amp_core.analysis._gpus import named_part
+    from amp_core.forecast import forecast, traces_of_run
+    from amp_core.forecast._step import measured_factor
+
+    gpus = [name.strip() for name in arguments.gpu.split(",") if name.strip()]
+    for name in gpus:
+        named_part(name)  # before anything is traced
+    if (arguments.folder is None) == (arguments.workload is None):
+        raise RunError("RUN or --workload is needed, and one of them only")
+    factor = None
+    if arguments.folder is not None:
+        given = [name for name in ("size", "batch_size", "optimizer") if getattr(arguments, name) is not None]
+        if given:
+            raise RunError(f"{given[0]} goes with --workload; a run has been traced as it is")
+        opened = load_run(arguments.folder)
+        traces = traces_of_run(opened)
+        measured = measured_factor(opened)
+        factor = measured[1] if measured else None
+    else:
+        traces = _of_workload(arguments)
+    found = forecast(traces, gpus, factor=factor)
+    print(_document(found) if arguments.json else in_words(found))
+    return 0
+
+
+def in_words(found: "Forecast") -> str:
+    """The forecast for people: a table per GPU, and what to know of it."""
+    rows = [("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")]
+    for row in found.table.to_dict("records"):
+        if row["why_not"]:
+            rows.append((row["gpu"], row["recipe"], words.NONE, row["why_not"], *[""] * 6))
+            continue
+        rows.append(
+            (
+                row["gpu"],
+                row["recipe"],
+                words.number(row["step_ms"], "ms"),
+                _range(row["step_ms_low"], row["step_ms_high"]),
+                f"{words.number(row['speedup'])} ×",
+                _range(row["speedup_low"], row["speedup_high"]),
+                f"{words.number(row['over_tf32'])} ×" if row["over_tf32"] == row["over_tf32"] else words.NONE,
+                row["bound_by"],
+                f"{words.number(row['memory_bytes_low'] / 1e9)}–{words.number(row['memory_bytes_high'] / 1e9)} GB"
+                if row["memory_bytes_low"] == row["memory_bytes_low"] and row["memory_bytes_low"] is not None
+                else words.NONE,
+                _range(row["batch_low"], row["batch_high"], whole=True),
+            )
+        )
+    table = [[str(cell) for cell in row] for row in rows]
+    fits = [len(row[3]) for row, given in zip(table, rows, strict=True) if any(given[4:])]
+    widths = [max(len(row[i]) for row in table) if i != 3 else max(fits) for i in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join([found.notes[0], "", *lines, "", *found.notes[1:]])
+
+
+def _range(low: float | None, high: float | None, whole: bool = False) -> str:
+    if low is None or low != low:
+        return words.NONE
+    show = words.count if whole else words.number
+    return f"{show(low)}–{show(high)}"
+
+
+def _of_workload(arguments: argparse.Namespace) -> Any:
+    from amp_core.train.config import TrainConfig
+
+    names = ("workload", "size", "batch_size", "optimizer")
+    config = TrainConfig.from_dict({n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None})
+    spec = config.resolved().spec
+    if spec is not None and spec.parameters >= LARGE:
+        gigabytes = 4 * spec.parameters / 1e9
+        print(f"building the model takes {gigabytes:.1f} GB of memory for a moment …", file=sys.stderr, flush=True)
+
+    from amp_core.train.stepwork import trace_workload
+
+    return trace_workload(config)
+
+
+def _document(found: "Forecast") -> str:
+    rows = [
+        {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in row.items()}
+        for row in found.table.to_dict("records")
+    ]
+    record = {"measured": False, "notes": list(found.notes), "forecast": rows}
+    return json.dumps(record, indent=1, allow_nan=False)
