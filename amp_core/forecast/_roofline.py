@@ -44,10 +44,10 @@ EFFICIENCY = Range(
     likely=Speeds(0.60, 0.80, 0.75, 8.0),
     fast=Speeds(0.80, 0.95, 0.90, 5.0),
 )
-"""The default range. Tensor cores: large matrix products in FP16 reach 27 % of the peak on an A40, 49 % on an A100 (69 %
-in TF32) and 83 % on an RTX 3090 Ti (bewantbe/busy-gemm-benchmark, README); whole training steps of large language
+"""The default range. Tensor cores: large matrix products in FP16 reach 27 % of the peak on an A40, 49 % on an A100
+(69 % in TF32) and 83 % on an RTX 3090 Ti (bewantbe/busy-gemm-benchmark, README); whole training steps of large language
 models 52 % on A100 (Narayanan et al. 2021, arXiv:2104.04473, abstract). CUDA cores: 51 to 85 % in the same README.
-Bandwidth: 60 % for 1 MB, 75 % for 10 MB, 90 % from 100 MB on (calculon-ai/calculon, systems/a100_80g.json). Launches are
+Bandwidth: 60 % for 1 MB, 75 % for 10 MB, 90 % from 100 MB on (calculon-ai/calculon, systems/a100_80g.json). Launches:
 our own estimate of what an eager operator takes of the host's time, autograd and dispatch included."""
 
 KERNEL_US = 2.0
