@@ -1,12 +1,15 @@
 """Runs side by side: what each costs, what differs between them, and whether they learned the same.
 
->>> comparison = compare([run_fp32, run_fp16])
+>>> comparison = compare([run_fp32, run_bf16])
+>>> comparison.answers["bf16"]
+'BF16: 2.31 × faster, 38 % less memory, whether it learns the same cannot be told yet: run more seeds'
 >>> comparison.table[["run", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_verdict", "memory_ratio"]]
->>> comparison.parity["fp16"]
+>>> comparison.parity["bf16"]
 'cannot tell: run more seeds (final loss +0.3 % against fp32, over 200 common steps)'
 
 The first run is the one the others are held against. A ratio of 2 in speed means twice as fast as the first, a ratio
-of 0.5 in memory half of its peak. Speed is compared per sample where both runs counted samples, else per step.
+of 0.5 in memory half of its peak. Speed is compared per sample where both runs counted samples, else per step. Runs
+that differ in their seed alone are repeats of one recipe: they are judged together, in `recipes`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,262 +19,226 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, median, recipe, warmup_steps
+from amp_core.analysis import ratios
+from amp_core.analysis._learned import TASK, Learned, common, final, learning
+from amp_core.analysis._repeats import Group, differences, repeats
+from amp_core.analysis._steps import attempts, median, recipe
+from amp_core.analysis.answer import in_one_line
 from amp_core.analysis.curves import labelled
+from amp_core.analysis.energy import energy_per_sample
 from amp_core.analysis.memory import memory_summary
+from amp_core.analysis.parity import Judged
+from amp_core.analysis.ratios import Ratio
 from amp_core.analysis.scale import scale_summary
+from amp_core.analysis.tensorcores import tensor_core_use
 from amp_core.run import Run
 from amp_core.schema import RunError
-
-SMALL = 0.03
-"""Differences in speed below this share are called none: repeats of one run on one machine differ by as much."""
-FEW_STEPS = 20
-"""With fewer timed steps nothing is said of speed."""
-GROSS = 0.05
-"""A final loss worse by more than this share, and by more than its own noise, is worse whatever the seed."""
-_DRAWS = 400
-_BLOCK = 10  # steps drawn together in the bootstrap: neighbouring steps are slow or fast together
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. The first run is the reference."""
+    """What `compare` found. The first run, or the recipe that it is a repeat of, is the reference."""
 
     table: pd.DataFrame
     """One row per run; see `compare`."""
+    recipes: pd.DataFrame
+    """One row per recipe, its repeats taken together; see `compare`."""
     parity: dict[str, str]
-    """Per run, by its label: did it learn the same as the first? A verdict, then the evidence in words."""
+    """Per run, by its label: did its recipe learn the same as the first? A verdict, then the evidence in words."""
+    answers: dict[str, str]
+    """Per recipe but the first, by its label: speed, memory and learning in one line."""
     differences: pd.DataFrame
     """Settings that are not the same in all runs: column `setting`, then one column of text per run."""
     notes: tuple[str, ...]
     """What a reader must know of the comparison: what was left out, what is not alike."""
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """Times of a run's steps after the warm-up: ms per step and, where samples were counted, per sample."""
-
-    step_ms: np.ndarray
-    sample_ms: np.ndarray
-    warmup: int
-
-
 def compare(runs: Sequence[Run]) -> Comparison:
     """Hold `runs` against the first of them. Raises `RunError` where there is none.
 
     `.table` has one row per run, NaN where not measured:
-    run (label), precision, status, steps;
+    run (label), precision, status, steps, recipe (label of its row in `.recipes`), seed;
     warmup_steps (left out of timings), timed_steps, step_ms (median), step_ms_low, step_ms_high (quartiles),
-    samples_per_s, speed_ratio, speed_ratio_low, speed_ratio_high (90 % block bootstrap over the steps of this run and
-    the first), speed_verdict;
-    memory_peak_bytes, memory_ratio;
-    loss_final (mean of the last tenth of its steps), common_steps, loss_ratio (the same over the steps that it shares
-    with the first), eval_loss, parity;
-    skip_frac, scale_last.
+    samples_per_s, speed_ratio, speed_ratio_low, speed_ratio_high (95 % interval), speed_verdict: against the
+    reference's run of the same seed or, without one, the first; see `amp_core.analysis.ratios`;
+    memory_peak_bytes, memory_ratio; energy_j (per sample);
+    loss_final (mean of the last tenth of its steps), common_steps, loss_ratio (the same over the steps or samples that
+    it shares with that run), eval_loss, parity;
+    skip_frac, scale_last, tensor_frac (of GPU time in kernels that surely use tensor cores, where profiled).
 
-    The interval holds the spread of steps within the runs, not that between repeated runs.
+    `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
+    speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs took turns), blocks; step_ms, samples_per_s,
+    memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac, tensor_frac (means over
+    repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
+    final loss, its 95 % interval and the reference's seed-to-seed deviation, over the reference's loss), parity.
     """
     if not runs:
         raise RunError("runs=[] is empty; give one run or more")
     labels = labelled(runs)
+    groups = repeats(runs, labels)
     frames = [attempts(run) for run in runs]
-    common = [min(len(frames[0]), len(f)) for f in frames]  # steps that each shares with the first
-    firsts = [_final(frames[0], n) for n in common]
-    finals = [_final(f, n) for f, n in zip(frames, common, strict=True)]
-    timed = [_timed(f) for f in frames]
-    rows = []
-    for i, run in enumerate(runs):
-        scale = scale_summary(run)
-        rows.append(
-            {"run": labels[i], "precision": recipe(run), "status": run.status, "steps": len(frames[i])}
-            | _speed(timed[0], timed[i])
-            | {"memory_peak_bytes": _number(memory_summary(run).peak_bytes)}
-            | {"loss_final": _final(frames[i], len(frames[i])).mean, "common_steps": common[i]}
-            | {"loss_ratio": finals[i].mean / firsts[i].mean if firsts[i].mean else np.nan}
-            | {"skip_frac": _number(scale.skip_frac), "scale_last": _number(scale.last)}
-            | {"eval_loss": _number(run.head.results.get("eval_loss"))}
-        )
+    partner = _partners(runs, groups)
+    timed = [ratios.timed(run) for run in runs]
+    rows = [_row(labels, runs, frames, timed, i, partner[i]) for i in range(len(runs))]
     table = pd.DataFrame(rows)
     table["memory_ratio"] = table["memory_peak_bytes"] / table["memory_peak_bytes"].iloc[0]
-    task = [_task(run) for run in runs]
-    parity = {labels[0]: "reference"}
-    for i in range(1, len(runs)):
-        parity[labels[i]] = _parity(labels[0], firsts[i], finals[i], common[i], task[0], task[i])
-    table["parity"] = list(parity.values())
-    return Comparison(table, parity, _differences(runs, labels), _notes(frames, timed, task))
+    learned = [_learned(run, frames[i], _seed(groups, i)) for i, run in enumerate(runs)]
+    parity = dict.fromkeys(labels, "reference")
+    recipes = [_recipe(table, groups[0], ratios.ITSELF if len(timed[0].step) else ratios.UNKNOWN, "reference", None)]
+    for group in groups[1:]:
+        said, judged = learning(groups[0].label, _of(learned, groups[0]), _of(learned, group))
+        parity |= {labels[i]: said for i in group.places}
+        ratio = ratios.speed_ratio([(runs[partner[i]], runs[i]) for i in group.places])
+        recipes.append(_recipe(table, group, ratio, said, judged))
+    table["parity"] = [parity[label] for label in labels]
+    table["recipe"] = [next(g.label for g in groups if i in g.places) for i in range(len(runs))]
+    together = pd.DataFrame(recipes)
+    for what in ("memory_peak_bytes", "energy_j"):
+        together[f"{what.partition('_')[0]}_ratio"] = together[what] / together[what].iloc[0]
+    answers = {str(row["recipe"]): in_one_line(dict(row)) for _, row in together.iloc[1:].iterrows()}
+    notes = _notes(runs, frames, timed, together)
+    return Comparison(table, together, parity, answers, differences(runs, labels), notes)
 
 
-# ---- speed ----------------------------------------------------------------------------------------------------------
-
-
-def _timed(frame: pd.DataFrame) -> _Timed:
-    warmup = warmup_steps(len(frame))
-    frame = frame.iloc[warmup:]
-    step_ms = frame["step_ms"].to_numpy()
-    samples = frame["samples"].to_numpy()
-    known = np.isfinite(step_ms) & (step_ms > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_sample = (step_ms / samples)[known]
-    return _Timed(step_ms[known], per_sample[np.isfinite(per_sample)], warmup)
-
-
-def _speed(first: _Timed, this: _Timed) -> dict[str, Any]:
-    step_ms = this.step_ms
-    low, high = np.percentile(step_ms, [25, 75]) if len(step_ms) else (np.nan, np.nan)
-    by_sample = len(first.sample_ms) > 0 and len(this.sample_ms) > 0
-    before, now = (first.sample_ms, this.sample_ms) if by_sample else (first.step_ms, this.step_ms)
-    ratio, ratio_low, ratio_high = _ratio(before, now) if first is not this else _itself(now)
+def _row(
+    labels: list[str], runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], i: int, other: int
+) -> dict[str, Any]:
+    run, times = runs[i], timed[i]
+    scale = scale_summary(run)
+    low, high = np.percentile(times.step_ms, [25, 75]) if len(times.step_ms) else (np.nan, np.nan)
+    if i:
+        ratio = ratios.speed_ratio([(runs[other], run)])
+    else:
+        ratio = ratios.ITSELF if len(times.step) else ratios.UNKNOWN
+    extent = common([frames[other], frames[i]])
+    first, this = (final(extent.of(frames[n])) for n in (other, i))
+    seed = run.head.config.get("seed")
     return {
-        "warmup_steps": this.warmup,
-        "timed_steps": len(step_ms),
-        "step_ms": _number(median(step_ms)),
+        "run": labels[i],
+        "precision": recipe(run),
+        "status": run.status,
+        "steps": len(frames[i]),
+        "seed": _number(seed),
+        "warmup_steps": times.warmup,
+        "timed_steps": len(times.step_ms),
+        "step_ms": _number(median(times.step_ms)),
         "step_ms_low": float(low),
         "step_ms_high": float(high),
-        "samples_per_s": 1e3 / m if (m := median(this.sample_ms)) else np.nan,
-        "speed_ratio": ratio,
-        "speed_ratio_low": ratio_low,
-        "speed_ratio_high": ratio_high,
-        "speed_verdict": "reference"
-        if first is this
-        else _speed_verdict(ratio, ratio_low, ratio_high, min(len(before), len(now))),
+        "samples_per_s": 1e3 / m if (m := median(times.sample_ms)) else np.nan,
+        **_speed(ratio, first=i == 0),
+        "memory_peak_bytes": _number(memory_summary(run).peak_bytes),
+        "energy_j": _number(energy_per_sample(run).joules),
+        "loss_final": final(frames[i]).mean,
+        "common_steps": len(extent.of(frames[i])),
+        "loss_ratio": this.mean / first.mean if first.mean else np.nan,
+        "skip_frac": _number(scale.skip_frac),
+        "scale_last": _number(scale.last),
+        "eval_loss": _number(run.head.results.get("eval_loss")),
+        "tensor_frac": _number(tensor_core_use(run).tensor_frac),
     }
 
 
-def _itself(times: np.ndarray) -> tuple[float, float, float]:
-    return (1.0, 1.0, 1.0) if len(times) else (np.nan, np.nan, np.nan)
+def _speed(ratio: Ratio, first: bool) -> dict[str, Any]:
+    return {
+        "speed_ratio": ratio.value,
+        "speed_ratio_low": ratio.low,
+        "speed_ratio_high": ratio.high,
+        "speed_verdict": "reference" if first else ratio.verdict,
+    }
 
 
-def _ratio(before: np.ndarray, now: np.ndarray) -> tuple[float, float, float]:
-    """Ratio of the medians and its 90 % interval: how many times as fast `now` is as `before`."""
-    if not len(before) or not len(now):
-        return np.nan, np.nan, np.nan
-    random = np.random.default_rng(0)  # the same runs give the same interval
-    ratios = _medians(before, random) / _medians(now, random)
-    low, high = np.percentile(ratios, [5, 95])
-    return float(np.median(before) / np.median(now)), float(low), float(high)
+def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, judged: Judged | None) -> dict[str, Any]:
+    rows = table.iloc[list(group.places)]
+    share = 1 / abs(judged.reference) if judged is not None and judged.reference else np.nan
+    means = ("step_ms", "samples_per_s", "energy_j", "loss_final", "eval_loss", "skip_frac", "tensor_frac")
+    return {
+        "recipe": group.label,
+        "run": str(rows["run"].iloc[0]),
+        "precision": rows["precision"].iloc[0],
+        "seeds": len(rows),
+        **_speed(ratio, first=0 in group.places),
+        "paired": ratio.paired,
+        "blocks": ratio.blocks,
+        "memory_peak_bytes": float(rows["memory_peak_bytes"].max()),
+        **{column: float(rows[column].mean()) for column in means},
+        "loss_change_frac": judged.deviation * share if judged is not None else np.nan,
+        "loss_change_low": judged.low * share if judged is not None else np.nan,
+        "loss_change_high": judged.high * share if judged is not None else np.nan,
+        "noise_frac": judged.noise * share if judged is not None else np.nan,
+        "parity": parity,
+    }
 
 
-def _medians(times: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Medians of `_DRAWS` resamples made of blocks of neighbouring steps (the last 2,000 steps are enough)."""
-    times = times[-2000:]
-    block = min(_BLOCK, len(times))
-    starts = random.integers(0, len(times) - block + 1, (_DRAWS, -(-len(times) // block)))
-    drawn = times[starts[:, :, None] + np.arange(block)].reshape(_DRAWS, -1)
-    medians: np.ndarray = np.median(drawn, axis=1)
-    return medians
+def _partners(runs: Sequence[Run], groups: list[Group]) -> list[int]:
+    """For each run the run of the reference that it is held against: of its own seed, else the first."""
+    reference = groups[0]
+    by_seed = dict(zip(reference.seeds, reference.places, strict=True))
+    found = [0] * len(runs)
+    for group in groups[1:]:
+        for place, seed in zip(group.places, group.seeds, strict=True):
+            found[place] = by_seed.get(seed, 0)
+    return found
 
 
-def _speed_verdict(ratio: float, low: float, high: float, steps: int) -> str:
-    if not np.isfinite(ratio):
-        return "not measured"
-    if steps < FEW_STEPS:
-        return "cannot tell: run more steps"
-    if low > 1 and ratio > 1 + SMALL:
-        return "faster"
-    if high < 1 and ratio < 1 / (1 + SMALL):
-        return "slower"
-    if low > 1 / (1 + 2 * SMALL) and high < 1 + 2 * SMALL:
-        return "no difference seen"
-    return "cannot tell: run more steps"
+def _seed(groups: list[Group], place: int) -> int:
+    return next(g.seeds[g.places.index(place)] for g in groups if place in g.places)
 
 
-# ---- learning -------------------------------------------------------------------------------------------------------
+def _of(learned: list[Learned], group: Group) -> list[Learned]:
+    return [learned[i] for i in group.places]
 
 
-@dataclass(frozen=True)
-class _Final:
-    """The end of a loss curve over the common steps: mean and standard deviation of the last tenth."""
-
-    mean: float
-    noise: float
-    steps: int
-    broken_at: int | None
-    """First step whose recorded loss was not finite."""
+def _learned(run: Run, frame: pd.DataFrame, seed: int) -> Learned:
+    task = tuple(str(run.head.config.get(k)) for k in TASK)
+    return Learned(frame, seed, task, _number(run.head.results.get("eval_loss")))
 
 
-def _final(frame: pd.DataFrame, common: int) -> _Final:
-    frame = frame.iloc[:common]
-    frame = frame[frame["has_loss"]]
-    loss = frame["loss"].to_numpy()
-    broken = frame["step"].to_numpy()[~np.isfinite(loss)]
-    tail = loss[-max(5, len(loss) // 10) :]
-    if len(tail) < 2 or not np.isfinite(tail).all():
-        return _Final(np.nan, np.nan, len(tail), int(broken[0]) if len(broken) else None)
-    # Differences of neighbours, not deviations from the mean: a falling curve is not noise.
-    noise = float(np.std(np.diff(tail)) / np.sqrt(2))
-    return _Final(float(tail.mean()), noise, len(tail), int(broken[0]) if len(broken) else None)
-
-
-_TASK = ("workload", "size", "data")
-"""Settings that must agree before losses can be held against each other."""
-
-
-def _task(run: Run) -> tuple[str, ...]:
-    return tuple(str(run.head.config.get(k)) for k in _TASK)
-
-
-def _parity(name: str, first: _Final, this: _Final, common: int, task: tuple[str, ...], other: tuple[str, ...]) -> str:
-    unlike = [k for k, a, b in zip(_TASK, task, other, strict=True) if a != b]
-    if unlike:
-        return f"not comparable: {unlike[0]} is not the same as in {name}"
-    if this.broken_at is not None and first.broken_at is None:
-        return f"worse: the loss is not finite from step {this.broken_at} on, that of {name} is"
-    if not np.isfinite(this.mean) or not np.isfinite(first.mean):
-        return "cannot tell: too few steps with a finite loss"
-    change = (this.mean - first.mean) / abs(first.mean) if first.mean else np.nan
-    percent = 100 * change if abs(change) >= 5e-4 else 0.0  # no "-0.0"
-    found = f"final loss {percent:+.1f} % against {name}, over {common:,} common steps"
-    if change > GROSS and this.mean - first.mean > 2 * max(first.noise, this.noise):
-        return f"worse: {found}, more than the step-to-step noise of ±{max(first.noise, this.noise):.2g}"
-    return f"cannot tell: run more seeds ({found})"
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
-
-
-def _differences(runs: Sequence[Run], labels: list[str]) -> pd.DataFrame:
-    flat = [_flat(run.head.config) | _flat(run.head.environment, "environment.") for run in runs]
-    settings = dict.fromkeys(setting for found in flat for setting in found)
-    rows = []
-    for setting in settings:
-        texts = [found.get(setting, _missing(setting, found)) for found in flat]
-        if len(set(texts)) > 1:
-            rows.append([setting, *texts])
-    return pd.DataFrame(rows, columns=["setting", *labels], dtype="str")
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Settings as text; those within a setting follow it with a dot, as in `scaler.growth_interval`."""
-    flat: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat[f"{before}{key}"] = "on" if value.get("enabled", True) else "off"
-            flat |= _flat({k: v for k, v in value.items() if k != "enabled"}, f"{before}{key}.")
-        elif isinstance(value, list):
-            flat[f"{before}{key}"] = ", ".join(str(v) for v in value)
-        else:
-            flat[f"{before}{key}"] = "off" if value is None or value is False else "on" if value is True else str(value)
-    return flat
-
-
-def _missing(setting: str, found: Mapping[str, str]) -> str:
-    """What stands for a setting that a run lacks: of what is off, no details are missing."""
-    return "–" if found.get(setting.rpartition(".")[0]) == "off" else "not recorded"
-
-
-def _notes(frames: list[pd.DataFrame], timed: list[_Timed], task: list[tuple[str, ...]]) -> tuple[str, ...]:
+def _notes(
+    runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
+) -> tuple[str, ...]:
     notes = []
     if len({len(f) for f in frames}) > 1:
         notes.append(
             "The runs are of unequal length; losses are compared over the steps that each shares with the first."
         )
+    if len({float(f["samples"].median()) for f in frames if f["samples"].notna().any()}) > 1:
+        notes.append("Batches are not of one size: losses are compared over common samples, speeds per sample.")
     left_out = sorted({t.warmup for t in timed if t.warmup})
     if left_out:
         said = " or ".join(str(n) for n in left_out)
         notes.append(f"The first {said} steps of each run are left out of speeds: they pay for warming up.")
-    if len(set(task)) > 1:
+    others = recipes.iloc[1:]
+    if len(others) and others["paired"].all():
+        notes.append("The runs took turns, so that what slows the machine down slowed all: blocks of steps are paired.")
+    elif len(others):
+        notes.append(
+            "The runs did not take turns: what else the machine was doing may pass for a difference in speed. "
+            "`ampscope compare` lets them."
+        )
+    if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
         notes.append("The runs do not train the same task, so their losses cannot be held against each other.")
-    return tuple(notes)
+    return (*notes, *_tf32(runs[0]))
+
+
+def _tf32(baseline: Run) -> tuple[str, ...]:
+    """What the baseline calls FP32: TF32 inside it would make every other recipe look slower."""
+    if recipe(baseline) not in ("fp32", None):
+        return ()
+    name = baseline.name
+    flags = baseline.head.environment.get("flags")
+    told = flags if isinstance(flags, Mapping) else {}
+    device = str(baseline.head.config.get("device", baseline.head.environment.get("device")))
+    if not device.startswith("cuda"):
+        return ()
+    inside = {"matrix products": told.get("tf32_matmul"), "cuDNN": told.get("tf32_cudnn")}
+    if any(value is None for value in inside.values()):
+        return (f"Whether TF32 was on in {name} is not recorded.",)
+    on = [what for what, value in inside.items() if value]
+    if on:
+        return (
+            f"TF32 was on in {name} for {' and '.join(on)}: it is not FP32 alone that the others are held against.",
+        )
+    return (f"TF32 was off in {name}, in matrix products and in cuDNN.",)
 
 
 def _number(value: object) -> float:

@@ -1,29 +1,29 @@
 """`ampscope compare`: train the same model on the same data in several precisions, and set the runs side by side.
 
-Each run is a process of its own, so none inherits another's memory peak, cuDNN choices or warm caches.
+Each run is a process of its own, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns,
+a block of steps each, so that whatever slows the machine down slows all of them; see `amp_core.train.interleave`.
 """
 
 import argparse
 import dataclasses
-import json
 import math
-import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from amp_core.cli.settings import add_settings, settings
+from amp_core.cli.settings import add_settings, number, settings
 from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig, unknown
+from amp_core.train.interleave import Member, default_block, interleave
 
 if TYPE_CHECKING:
     from amp_core.analysis import Comparison
+
+SAID_EVERY_S = 2.0
+"""Between two lines on how far it has come."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,6 +42,20 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default="fp32,bf16,fp16",
         help=f"from {choices} (default %(default)s)",
     )
+    command.add_argument(
+        "--seeds",
+        metavar="N",
+        type=number,
+        default=1,
+        help="train each N times, from --seed on; three or more tell whether a recipe learns the same (default 1)",
+    )
+    command.add_argument(
+        "--block",
+        metavar="N",
+        type=number,
+        default=None,
+        help="steps that each trains before it is another's turn (default: a twentieth of the steps, at most 10)",
+    )
     add_settings(command)
     command.set_defaults(run=run)
 
@@ -49,18 +63,26 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Train each precision and print the table; 1 where a run failed."""
     configs = _configs(arguments)
+    seeds = _whole("seeds", arguments.seeds)
+    block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
     out = Path(arguments.out)
-    folders = [out / config.precision for config in configs]
+    rounds = [
+        [Member(_seeded(config, extra), out / _name(config, extra)) for config in configs] for extra in range(seeds)
+    ]
+    folders = [member.folder for members in rounds for member in members]
     for folder in folders:
         if (folder / "run.json").exists():
             raise RunError(f"out={str(out)!r} already holds a run {folder.name}; give a folder that does not exist yet")
     failed = False
-    for config, folder in zip(configs, folders, strict=True):
-        print(f"{config.precision}:", file=sys.stderr, flush=True)
-        code = _train(config, folder)
-        if code in (2, 130):  # it has said why, and the next would meet the same
-            return code
-        failed = failed or code != 0
+    for number_, members in enumerate(rounds):
+        said = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
+        names = ", ".join(config.precision for config in configs)
+        print(f"{names} in turns of {block} steps{said}:", file=sys.stderr, flush=True)
+        codes = interleave(members, block, _progress(configs[0].steps))
+        for code in (2, 130):  # they have said why, and the next would meet the same
+            if code in codes:
+                return code
+        failed = failed or any(codes)
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
         from amp_core.analysis import compare
@@ -70,14 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(comparison: "Comparison") -> str:
-    """The runs as lines of text, set against the first; then, for each other one, whether it learned the same."""
+    """A line of answer per recipe, the runs as a table, set against the first, and whether each learned the same."""
     found = comparison.table
     rows = [
         ("precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", "skipped", "final scale")
     ]
+    repeated = len(found) > len(comparison.recipes)
     rows += [
         (
-            str(row["precision"]),
+            str(row["run"] if repeated else row["precision"]),
             _number(row["loss_final"], ".4g"),
             _number(row["eval_loss"], ".4g"),
             _number(row["step_ms"], ".2f"),
@@ -92,8 +115,23 @@ def table(comparison: "Comparison") -> str:
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    verdicts = [f"{row['precision']}: {row['parity']}" for row in found.to_dict("records")[1:]]
-    return "\n".join([*lines, "", *verdicts, *comparison.notes])
+    verdicts = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
+    return "\n".join([*lines, "", *verdicts, *comparison.notes, "", *comparison.answers.values()])
+
+
+def _progress(steps: int) -> Callable[[int], None]:
+    """Says how far all of them have come: every two seconds, and at the end."""
+    began = last = time.monotonic()
+
+    def told(done: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done == steps or now - last >= SAID_EVERY_S:
+            last = now
+            left = (now - began) / done * (steps - done)
+            print(f"step {done} of {steps} of each | {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return told
 
 
 def _number(value: float, form: str, unit: str = "") -> str:
@@ -116,29 +154,16 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
     return configs
 
 
-def _train(config: TrainConfig, folder: Path) -> int:
-    """Train in a process of its own; its exit code, 130 where it was stopped."""
-    command = [sys.executable, "-m", "amp_core", "train", "--config", "-", "--out", os.fspath(folder)]
-    # A session of its own: Ctrl-C then reaches it once, through us, and not a second time from the terminal.
-    # What it says goes to standard error, where its progress goes: standard output is for the table.
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, text=True, start_new_session=True) as child,
-        _passing_on(child),
-    ):
-        child.communicate(json.dumps(dataclasses.asdict(config)))
-        return child.returncode
+def _seeded(config: TrainConfig, extra: int) -> TrainConfig:
+    return dataclasses.replace(config, seed=config.seed + extra)
 
 
-@contextmanager
-def _passing_on(child: "subprocess.Popen[str]") -> Iterator[None]:
-    """Within it SIGTERM and Ctrl-C go to `child`, which ends its run in order."""
+def _name(config: TrainConfig, extra: int) -> str:
+    """Folder of a run: the recipe's name and, from the second seed on, the seed."""
+    return config.precision if extra == 0 else f"{config.precision}-seed{config.seed + extra}"
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise RunError(f"{name}={value!r} is not possible; give a whole number of 1 or more")
+    return value

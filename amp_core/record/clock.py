@@ -8,7 +8,8 @@ On CUDA a mark is an event on the current stream, so phases are times of the dev
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,6 +70,15 @@ class Phases:
     def watching(self) -> "_Watching":
         """While this context lasts the time is watching's own; afterwards the step is in its phase again."""
         return _Watching(self)
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """The time within belongs to no step: another program, say, had the machine."""
+        self._spans.append((self.present, self._since, self.clock.mark()))
+        try:
+            yield
+        finally:
+            self._since = self.clock.mark()
 
     def _be_in(self, phase: str, now: Any) -> None:
         self.present, self._since = phase, now

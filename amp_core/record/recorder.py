@@ -15,6 +15,7 @@ that the training goes on using is copied before it is kept.
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -172,6 +173,10 @@ class Recorder:
             finally:
                 self._auditing = False
             self.writer.append("audits", rows)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """While this context lasts, between two steps, the time belongs to no step: for a loop that has to wait."""
+        return self._phases.left_out()
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
         """Remove every hook, restore every wrapped method, write what is left and the end. Twice is harmless."""

@@ -51,12 +51,14 @@ def train(
     *,
     progress: Progress | None = None,
     stop: Callable[[], str | None] | None = None,
+    also: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Train as `config` says and record the run in the folder `into`.
 
     `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
-    reasons. Raises `RunError` for a device that is not there, a workload that cannot be loaded and a folder that cannot
-    be used. What the loop itself raises ends the run as `failed` and is raised again.
+    reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings. Raises
+    `RunError` for a device that is not there, a workload that cannot be loaded and a folder that cannot be used. What
+    the loop itself raises ends the run as `failed` and is raised again.
     """
     device = choose_device(config.device)
     config = config.resolved()
@@ -79,12 +81,15 @@ def train(
             every=config.every,
             profile=config.profile,
             trace_ops=config.trace_ops,
-            config=config.to_dict() | {"source": "train", "device": str(device), "data": dict(workload.data)},
+            config=config.to_dict()
+            | {"source": "train", "device": str(device), "data": dict(workload.data)}
+            | dict(also or {}),
         ) as rec:
             model.train()
             ended_early = None
             for step in range(config.steps):
-                ended_early = stop_reason()
+                with rec.paused():
+                    ended_early = stop_reason()
                 if ended_early:
                     break
                 audited = config.audit_every is not None and step % config.audit_every == 0

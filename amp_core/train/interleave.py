@@ -1,0 +1,165 @@
+"""Trainings that take turns, a block of steps each, so that whatever slows the machine down slows all of them alike.
+
+>>> members = [Member(config, out / config.precision) for config in configs]
+>>> interleave(members, block_steps=10, told=print)
+[0, 0, 0]
+
+Each training is a process of its own (`amp_core.train.turns`): none inherits another's memory peak, backend flags,
+cuDNN choices or allocator, and while it waits it does nothing. The order within a round is drawn from the seed, and
+each second round is the one before turned round, so that a drift of the machine cancels. Imports no torch.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from types import FrameType
+
+from amp_core.train.config import TrainConfig
+
+MOST_BLOCK = 10
+"""Steps per block in a run that is long enough for twenty of them."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One training of a comparison."""
+
+    config: TrainConfig
+    folder: Path
+
+
+def default_block(steps: int) -> int:
+    """Steps per block: so many that a run has twenty blocks, at most `MOST_BLOCK`."""
+    return max(1, min(MOST_BLOCK, steps // 20))
+
+
+def turns_of(config: TrainConfig, block_steps: int) -> list[int]:
+    """Steps of each turn. No turn begins just before or within the profiled steps: waiting would pass for idle time."""
+    first, stop = config.profile or (0, 0)
+    ends = [n for n in range(block_steps, config.steps, block_steps) if not first <= n < stop]
+    return [end - begin for begin, end in zip([0, *ends], [*ends, config.steps], strict=True)]
+
+
+def order_of(count: int, rounds: int, seed: int) -> list[list[int]]:
+    """Who comes when: a random order for each round of two, then the same turned round."""
+    draw = random.Random(seed)
+    orders: list[list[int]] = []
+    while len(orders) < rounds:
+        order = draw.sample(range(count), count)
+        orders += [order, order[::-1]]
+    return orders[:rounds]
+
+
+def interleave(members: Sequence[Member], block_steps: int, told: Callable[[int], None]) -> list[int]:
+    """Train all members in turns; the exit code of each, 130 alone where it was asked to stop.
+
+    All have the same number of steps and the same seed. `told` gets the number of steps made after each round. A member
+    that fails leaves the others to go on; one that refuses its settings (2) is the last that is started. SIGTERM and
+    Ctrl-C are passed on to all of them, and end all of them in order.
+    """
+    first = members[0].config
+    about = {
+        "id": uuid.uuid4().hex,
+        "recipes": [member.config.precision for member in members],
+        "block_steps": block_steps,
+        "turn_order": "drawn from the seed for each round of two, the second turned round",
+    }
+    with ExitStack() as stack:
+        children: list[_Child] = []
+        asked = stack.enter_context(_passing_on(children))
+        for member in members:
+            if asked:
+                return [130]
+            child = _Child(member, about)
+            stack.callback(child.end)
+            children.append(child)
+            if len(children) == 1 and not child.waits():  # it has said why, and the next would meet the same
+                return [child.end()]
+        for child in children[1:]:
+            child.waits()
+        if any(child.process.poll() == 2 for child in children):
+            return [child.end() for child in children]
+        turns = turns_of(first, block_steps)
+        done = 0
+        for steps, order in zip(turns, order_of(len(children), len(turns), first.seed), strict=True):
+            for place in order:
+                if not asked:
+                    children[place].train(steps)
+            if asked:
+                break
+            done += steps
+            told(done)
+        codes = [child.end() for child in children]
+        return [130] if asked else codes
+
+
+class _Child:
+    """A training in a process of its own, that waits for its turns."""
+
+    def __init__(self, member: Member, about: dict[str, object]) -> None:
+        # A session of its own: Ctrl-C then reaches it once, through us, and not a second time from the terminal.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "amp_core.train.turns", os.fspath(member.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._say(dumps({"config": member.config.to_dict(), "comparison": about}))
+
+    def train(self, steps: int) -> None:
+        """Let it make so many steps and wait until it has; one that has ended is passed over."""
+        if self.process.poll() is None:
+            self._say(str(steps))
+            self.waits()
+
+    def waits(self) -> bool:
+        """Whether it stands before its next turn; False once it has ended."""
+        assert self.process.stdout is not None
+        if self.process.stdout.readline():
+            return True
+        self.process.wait()
+        return False
+
+    def end(self) -> int:
+        """Take its turns away, wait for its end, and give its exit code."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if not self.process.stdin.closed:
+            with suppress(BrokenPipeError):  # it has ended before it read what it was told; its exit code says why
+                self.process.stdin.close()
+        code = self.process.wait()
+        self.process.stdout.close()
+        return code
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # the same
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+
+
+@contextmanager
+def _passing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+    """Within it SIGTERM and Ctrl-C go to all `children`, which end their runs in order; it gives those that came."""
+    asked: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        for child in children:
+            if child.process.poll() is None:
+                child.process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
