@@ -3,16 +3,17 @@
     >>> flops(torch.ops.aten.mm.default, (a, b), {}, out)       # 2 · M · N · K
 
 Formulas of `torch.utils.flop_counter`, and by the same rules those it lacks: attention on a CPU and recurrent layers.
+It is imported at its first use, for it imports Triton, whose LLVM and TensorFlow's cannot be in one process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
-
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int | None:
     """Operations of one call; None for operators without a formula, and where it does not fit the call."""
+    from torch.utils.flop_counter import flop_registry
+
     packet = getattr(func, "_overloadpacket", None)
     try:
         own = _OWN.get(str(packet))
@@ -26,11 +27,15 @@ def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -
 
 
 def _attention(args: Sequence[Any]) -> int:
+    from torch.utils.flop_counter import sdpa_flop_count
+
     query, key, value = (a.shape for a in args[:3])
     return int(sdpa_flop_count(query, key, value))
 
 
 def _attention_backward(args: Sequence[Any]) -> int:
+    from torch.utils.flop_counter import sdpa_backward_flop_count
+
     grad, query, key, value = (a.shape for a in args[:4])
     return int(sdpa_backward_flop_count(grad, query, key, value))
 

@@ -1,0 +1,201 @@
+"""The run of one `fit`: steps as they are handed in, with gradients as torch tensors.
+
+run = KerasRun("runs/a", model, every=10, config={})
+run.began(Seen(…))             # gradients are there, the optimizer has not used them yet
+run.made(iterations)           # it has, or has skipped the step
+run.close()
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import torch
+
+from amp_core.record.attempt import Attempt, memory_bytes
+from amp_core.record.clock import CudaClock, HostClock, Phases
+from amp_core.record.environment import environment
+from amp_core.record.gradients import norms
+from amp_core.record.measure import dtype_name, measurable, measure_together
+from amp_core.record.outbox import Outbox
+from amp_core.record.sampling import Sampling
+from amp_core.runlog import RunWriter
+
+RECIPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""By the dtype that layers compute in, with variables in FP32."""
+BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "bool": 1}
+"""Of one value, where it is not 4."""
+
+
+@dataclass
+class Seen:
+    """What stands ready before the optimizer uses it."""
+
+    names: list[str]
+    """Of the variables that have gradients, as `variable.path`."""
+    grads: list[torch.Tensor]
+    loss: torch.Tensor | None
+    scale: torch.Tensor | None
+    """None where the optimizer scales nothing."""
+    tracker: torch.Tensor | None
+    iterations: torch.Tensor
+    rate: Callable[[], float]
+
+
+class KerasRun:
+    """Writes the run folder of one training."""
+
+    def __init__(self, into: str | os.PathLike[str], model: Any, every: int, config: Mapping[str, Any]) -> None:
+        optimizer = model.optimizer
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        dtype = _compute_dtype(model)
+        recipe = RECIPES.get(dtype, dtype)
+        settings = {
+            "source": "watch",
+            "framework": f"keras {keras.__version__} ({keras.backend.backend()} {_backend_version()})",
+            "requested_precision": {"float16": "fp16", "bfloat16": "bf16"}.get(dtype),
+            "every": every,
+            "kinds": ["weight_grad"],
+            "autocast_dtype": dtype if dtype in ("float16", "bfloat16") else None,
+            "precision": "fp16-unscaled" if recipe == "fp16" and not scaled else recipe,
+            "scaler": _scaler(optimizer) if scaled else None,
+            "optimizers": [type(getattr(optimizer, "inner_optimizer", optimizer)).__name__],
+            "lr": float(optimizer.learning_rate),
+        }
+        self._writer = RunWriter(
+            into,
+            config={k: v for k, v in settings.items() if v is not None or k != "requested_precision"} | dict(config),
+            environment=environment(),
+            model=_summary(model),
+        )
+        on_cuda = keras.backend.backend() == "torch" and not _on_cpu(model)
+        self._device = torch.device("cuda" if on_cuda and torch.cuda.is_available() else "cpu")
+        self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._sampling = Sampling(every)
+        self._outbox = Outbox(self._writer, self._phases, self._sampling)
+        self._open: tuple[Attempt, torch.Tensor] | None = None
+        self._made: list[Attempt] = []
+        self._seen: set[str] = set()
+        self._step = 0
+        measure_together([torch.zeros(1)])  # compiles at its first use
+        self._writer.before_end = self._empty
+        self._writer.event("started", name=self._writer.head.name, detail=f"watching {type(model).__name__}")
+        self.not_seen("output_grad: layers of Keras do not show theirs")
+
+    def not_seen(self, what: str) -> None:
+        """Say in the run what cannot be recorded, and why."""
+        self._writer.event("warning", name="not recorded", detail=what)
+
+    def enter(self, phase: str) -> None:
+        """The step is in `phase` now: one of `clock.PHASES`."""
+        if phase == "forward":
+            self._send()
+        self._seen.add(phase)
+        self._phases.enter(phase)
+
+    def began(self, seen: Seen) -> None:
+        """The optimizer is about to apply these gradients."""
+        self._phases.enter("optimizer")
+        with self._phases.watching():
+            self._send()
+            attempt = Attempt(self._step, 0, sampled=self._sampling.due(self._step), scaled=seen.scale is not None)
+            attempt.gradients = seen.names
+            attempt.put("loss", seen.loss)
+            attempt.put("loss_scale", seen.scale)
+            attempt.put("growth_tracker", seen.tracker)
+            grads = [grad for grad in seen.grads if measurable(grad)]
+            if attempt.sampled and grads:
+                named = [(n, dtype_name(g.dtype)) for n, g in zip(seen.names, seen.grads, strict=True) if measurable(g)]
+                attempt.add("weight_grad", named, measure_together(grads))
+            if seen.grads and not attempt.all_measured:
+                found, attempt.norm_order = norms(seen.grads)
+                attempt.put("norms", found)
+            attempt.lr = seen.rate()
+            self._open = (attempt, seen.iterations)
+
+    def made(self, iterations: torch.Tensor) -> None:
+        """The optimizer has counted `iterations`: as many as before where it skipped the step."""
+        if self._open is None:
+            return
+        (attempt, before), self._open = self._open, None
+        with self._phases.watching():
+            attempt.put("found_inf", (iterations.detach().to(before.device) == before).double())
+            attempt.memory = memory_bytes(self._device)
+            attempt.time_s = self._writer.time_s()
+            attempt.seen = frozenset(self._seen)
+            self._seen.clear()
+            self._made.append(attempt)
+            self._step += 1
+        attempt.spans = self._phases.take()
+        self._phases.enter("data")
+
+    def evaluated(self, results: Mapping[str, Any]) -> None:
+        """Keep an evaluation's numbers, as an event of the step that is over and in the head as the latest."""
+        numbers = {name: float(value) for name, value in results.items()}
+        said = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        self._writer.event("evaluated", name="held-out", detail=said, step=max(0, self._step - 1))
+        self._writer.update_head(results=dict(self._writer.head.results) | numbers)
+
+    def close(self, status: str = "finished", end_reason: str | None = None) -> None:
+        """Write what is left, and the end."""
+        self._writer.close(status, end_reason)
+
+    def _send(self) -> None:
+        made, self._made = self._made, []
+        if made:
+            with self._phases.watching():
+                self._outbox.send(made)
+
+    def _empty(self) -> None:
+        made, self._made = self._made, []
+        self._outbox.empty(made)
+
+
+def _on_cpu(model: Any) -> bool:
+    return all(w.value.device.type == "cpu" for w in model.weights)
+
+
+def _compute_dtype(model: Any) -> str:
+    """What most of the layers that have weights compute in."""
+    layers = [layer for layer in model._flatten_layers() if layer.weights and not layer._layers]
+    found = [str(layer.compute_dtype) for layer in layers] or [str(model.compute_dtype)]
+    return max(set(found), key=found.count)
+
+
+def _scaler(optimizer: Any) -> dict[str, Any]:
+    return {
+        "enabled": True,
+        "init_scale": float(optimizer.initial_scale),
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": int(optimizer.dynamic_growth_steps),
+    }
+
+
+def _summary(model: Any) -> dict[str, Any]:
+    """As `environment.model_summary`, with the names of Keras."""
+    weights = model.weights
+    trained = model.trainable_weights
+    sizes = [int(torch.Size(w.shape).numel()) for w in weights]
+    dtypes = [str(w.dtype) for w in weights]
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(sizes),
+        "trainable": sum(int(torch.Size(w.shape).numel()) for w in trained),
+        "parameter_bytes": sum(n * BYTES.get(d, 4) for n, d in zip(sizes, dtypes, strict=True)),
+        "tensors_by_dtype": {d: dtypes.count(d) for d in sorted(set(dtypes))},
+        "modules": len(list(model._flatten_layers())),
+        "layers": {layer.path: type(layer).__name__ for layer in model._flatten_layers(include_self=False)},
+        "shapes": {w.path: list(w.shape) for w in weights},
+        "tied": {},
+    }
+
+
+def _backend_version() -> str:
+    if keras.backend.backend() == "torch":
+        return str(torch.__version__)
+    import tensorflow as tf
+
+    return str(tf.__version__)

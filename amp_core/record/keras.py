@@ -1,0 +1,222 @@
+"""Watching Keras 3, on the torch backend and on TensorFlow.
+
+    from amp_core.record.keras import WatchCallback
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model.compile("adam", loss="sparse_categorical_crossentropy")    # Keras scales the loss by itself
+    model.fit(x, y, callbacks=[WatchCallback("runs/a")])
+
+Recorded are loss, loss scale, skipped steps, gradient norm and times of each step, and histograms of the gradient of
+each variable on sampled steps. Outputs of layers are not seen. The gradients come from `optimizer.apply`; on TensorFlow
+they leave the graph through a function of NumPy, which XLA does not have: where Keras compiles with it (`jit_compile`,
+on a GPU its default), only the scale and the skipped steps are recorded, and the run says so.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import torch
+
+from amp_core import _ending
+from amp_core.record._keras_run import KerasRun, Seen
+from amp_core.record._patch import Patches
+from amp_core.schema import RunError
+
+BACKENDS = ("torch", "tensorflow")
+
+
+class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+    """Records each `fit` of a model into `into`, further ones into `into`-2, `into`-3, …
+
+    Args:
+        into: folder of the run; it must not hold a run yet.
+        every: gradients are measured variable by variable on every such step.
+        config: settings of yours to keep in the head of the run.
+
+    Raises `RunError` for another backend than torch and TensorFlow.
+    """
+
+    def __init__(
+        self, into: str | os.PathLike[str], every: int = 10, *, config: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        if keras.backend.backend() not in BACKENDS:
+            raise RunError(f"KERAS_BACKEND={keras.backend.backend()} cannot be watched; use {' or '.join(BACKENDS)}")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures each tenth step")
+        self._into = os.fspath(into)
+        self._every = every
+        self._config = dict(config or {})
+        self._trainings = 0
+        self._patches = Patches()
+        self._run: KerasRun | None = None
+        self._unseen = False
+        self._loss: Any = None
+        self._before: Seen | None = None  # where the steps themselves are not seen: what stood before the present one
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin the run, and look on at the optimizer from now on."""
+        self._end()
+        self._trainings += 1
+        into = self._into if self._trainings == 1 else f"{self._into}-{self._trainings}"
+        self._run = KerasRun(into, self.model, self._every, self._config)
+        optimizer = self.model.optimizer
+        self._before = None
+        self._unseen = self._on_tensorflow and bool(self.model.jit_compile)
+        if self._unseen:
+            self._run.not_seen("loss and gradients: XLA does not let them out; compile with jit_compile=False")
+        else:
+            self._patches.wrap(optimizer, "scale_loss", self._around_scale_loss)
+            self._patches.wrap(optimizer, "apply", self._around_apply)
+            if self._on_tensorflow:
+                self.model.make_train_function(force=True)  # what is traced already would not show anything
+        self._patches.wrap(self.model, "train_function", self._guarded)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Data is loaded on torch; on TensorFlow it is loaded within the step."""
+        if self._run is not None and not self._on_tensorflow:
+            self._run.enter("forward")
+        if self._unseen:
+            self._before = self._outside()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Where the step itself is not seen: what it left behind."""
+        if self._run is not None and self._before is not None:
+            self._run.began(self._before)
+            self._run.made(self._outside().iterations)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Keep what an evaluation gave."""
+        if self._run is not None and logs:
+            self._run.evaluated({f"eval_{name}": value for name, value in logs.items()})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """End the run."""
+        self._end()
+
+    @property
+    def _on_tensorflow(self) -> bool:
+        return bool(keras.backend.backend() == "tensorflow")
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._run is None:
+            return
+        self._patches.restore()
+        if self._on_tensorflow:
+            self.model.train_function = None  # the traced one still asks for this callback
+        run, self._run = self._run, None
+        run.close(*(_ending.describe(type(error), error) if error is not None else ()))
+
+    def _guarded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def train_function(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except (StopIteration, GeneratorExit):
+                raise
+            except BaseException as error:
+                if type(error).__name__ != "OutOfRangeError":  # TensorFlow's word for the end of the data
+                    self._end(error)
+                raise
+
+        return train_function
+
+    def _around_scale_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scale_loss(loss: Any) -> Any:
+            self._loss = loss
+            result = original(loss)
+            if self._run is not None and not self._on_tensorflow:
+                self._run.enter("backward")
+            return result
+
+        return scale_loss
+
+    def _around_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        optimizer = self.model.optimizer
+
+        @functools.wraps(original)
+        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            assert self._run is not None
+            names = [v.path for v in trainable_variables or self.model.trainable_variables]
+            given = [(name, grad) for name, grad in zip(names, grads, strict=True) if grad is not None]
+            (self._see_in_graph if self._on_tensorflow else self._see)(given, optimizer)
+            result = original(grads, trainable_variables)
+            if self._on_tensorflow:
+                self._made_in_graph(optimizer)
+            else:
+                self._run.made(optimizer.iterations.value)
+            return result
+
+        return apply
+
+    def _outside(self) -> Seen:
+        """What the optimizer shows between two steps."""
+        optimizer = self.model.optimizer
+        own = [getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")]
+        scale, tracker = (torch.tensor(float(keras.ops.convert_to_numpy(v))) if v is not None else None for v in own)
+        iterations = torch.tensor(int(keras.ops.convert_to_numpy(optimizer.iterations)))
+        return Seen([], [], None, scale, tracker, iterations, lambda: float(optimizer.learning_rate))
+
+    def _see(self, given: list[tuple[str, Any]], optimizer: Any) -> None:
+        assert self._run is not None
+        scale, count = getattr(optimizer, "dynamic_scale", None), getattr(optimizer, "step_counter", None)
+        self._run.began(
+            Seen(
+                names=[name for name, _ in given],
+                grads=[grad.detach() for _, grad in given],
+                loss=self._loss.detach().clone().reshape(()) if self._loss is not None else None,
+                scale=scale.value.detach().clone() if scale is not None else None,
+                tracker=count.value.detach().clone() if count is not None else None,
+                iterations=optimizer.iterations.value.detach().clone(),
+                rate=lambda: float(optimizer.learning_rate),
+            )
+        )
+
+    def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any) -> None:
+        """The same where this is traced once: what arrives with each step goes through a function of NumPy."""
+        import tensorflow as tf
+
+        names = [name for name, _ in given]
+        scaled = hasattr(optimizer, "dynamic_scale")
+
+        def arrived(rate: Any, iterations: Any, loss: Any, scale: Any, tracker: Any, *grads: Any) -> None:
+            if self._run is not None:
+                self._run.began(
+                    Seen(
+                        names=names,
+                        grads=[_as_torch(grad) for grad in grads],
+                        loss=_as_torch(loss).reshape(()),
+                        scale=_as_torch(scale) if scaled else None,
+                        tracker=_as_torch(tracker) if scaled else None,
+                        iterations=_as_torch(iterations),
+                        rate=lambda: float(rate),
+                    )
+                )
+
+        dense = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for _, grad in given]
+        own = [optimizer.dynamic_scale, optimizer.step_counter] if scaled else [1.0, 0]
+        values = [optimizer.learning_rate, optimizer.iterations, self._loss, *own]
+        tf.numpy_function(arrived, [tf.convert_to_tensor(v) for v in [*values, *dense]], [])
+
+    def _made_in_graph(self, optimizer: Any) -> None:
+        import tensorflow as tf
+
+        def made(iterations: Any) -> None:
+            if self._run is not None:
+                self._run.made(_as_torch(iterations))
+
+        tf.numpy_function(made, [tf.convert_to_tensor(optimizer.iterations)], [])
+
+
+def _as_torch(array: Any) -> torch.Tensor:
+    """NumPy's array as a tensor of its own: TensorFlow may use the memory again."""
+    if str(array.dtype) == "bfloat16":  # which NumPy itself does not have
+        return torch.from_numpy(array.view("uint16").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy()) if array.shape else torch.tensor(array.item(), dtype=_wide(array.dtype.kind))
+
+
+def _wide(kind: str) -> torch.dtype:
+    return torch.float64 if kind == "f" else torch.int64

@@ -1,0 +1,164 @@
+"""`fit` with the callback trains as without it, on the torch backend and, where it is installed, on TensorFlow."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from amp_core import RunError, load_run
+from tests.record.frameworks.healthy import warned
+
+if find_spec("keras") is None:
+    pytest.skip("keras is not installed", allow_module_level=True)
+BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras  # noqa: E402
+
+from amp_core.record.keras import WatchCallback  # noqa: E402
+
+STEPS = 40
+WAYS = {"float32": "fp32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
+
+
+@pytest.fixture(autouse=True)
+def policy():
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def train(policy, callbacks, optimizer=None, jit=False, rows=None):
+    keras.utils.set_random_seed(0)
+    keras.mixed_precision.set_global_policy(policy)
+    model = keras.Sequential(
+        [
+            keras.Input((24,)),
+            keras.layers.Dense(48, activation="relu", name="first"),
+            keras.layers.Dense(10, name="second"),
+            keras.layers.Activation("softmax", dtype="float32"),
+        ],
+        name="net",
+    )
+    model.compile(optimizer or keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", jit_compile=jit)
+    r = np.random.default_rng(0)
+    x, y = r.normal(size=(320, 24)).astype("float32"), r.integers(0, 10, 320)
+    if rows is not None:
+        x[rows] = np.inf
+    each = Losses()
+    checked = (x[:64], y[:64])
+    model.fit(x, y, 16, 2, verbose=0, callbacks=[each, *callbacks], validation_data=checked, shuffle=False)
+    return each.losses, model.get_weights()
+
+
+class Losses(keras.callbacks.Callback):
+    """Means since the beginning of an epoch, as Keras gives them."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.losses.append(float(logs["loss"]))
+
+
+@pytest.mark.parametrize("policy", WAYS)
+def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
+    plain, a = train(policy, [])
+    watched, b = train(policy, [WatchCallback(tmp_path / "run", every=5)])
+    assert plain == watched
+    assert all((p == q).all() for p, q in zip(a, b, strict=True))
+    run = load_run(tmp_path / "run")
+    assert run.status == "finished" and run.steps.step.tolist() == list(range(STEPS))
+    means = run.steps.loss.to_numpy().reshape(2, 20).cumsum(1) / np.arange(1, 21)
+    assert np.allclose(means.ravel(), watched, rtol=1e-4)
+    for column in ("loss", "grad_norm", "lr", "step_ms", "loss_scale"):
+        assert run.table("steps").column(column).null_count == 0
+    grads = run.tensors(kind="weight_grad")
+    assert sorted(grads.step.unique()) == list(range(0, STEPS, 5))
+    assert set(grads.name) == {f"net/{layer}/{w}" for layer in ("first", "second") for w in ("kernel", "bias")}
+    assert (grads[["zero", "subnormal", "normal", "inf", "nan"]].sum(axis=1) == grads.numel).all()
+    assert run.head.config["precision"] == WAYS[policy] and BACKEND in run.head.config["framework"]
+    assert run.head.results.keys() == {"eval_loss"} and (run.events.kind == "evaluated").sum() == 2
+    assert warned(run) == []
+    if policy == "mixed_float16":
+        assert (run.steps.loss_scale == 2.0**15).all() and run.steps.growth_tracker.tolist() == list(range(STEPS))
+        assert (grads.loss_scale == 2.0**15).all()
+        norm = np.sqrt((grads[grads.step == 0].rms ** 2 * grads[grads.step == 0].numel).sum()) / 2.0**15
+        assert run.steps.grad_norm.iloc[0] == pytest.approx(norm, rel=1e-6)
+
+
+def scaled(**settings):
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-3), **settings)
+
+
+def test_the_scale_is_traced_through_skips_and_growth(tmp_path):
+    optimizer = scaled(initial_scale=2.0**24, dynamic_growth_steps=10)
+    train("mixed_float16", [WatchCallback(tmp_path / "run")], optimizer)
+    steps = load_run(tmp_path / "run").steps
+    after = steps.loss_scale.shift(-1)[:-1] / steps.loss_scale[:-1]
+    assert steps.skipped.iloc[0] and not steps.skipped.all()
+    assert (after[steps.skipped[:-1]] == 0.5).all() and set(after[~steps.skipped[:-1]]) == {1.0, 2.0}
+    assert (run_events(tmp_path, "skipped").name.str.len() > 0).all()
+
+
+def run_events(tmp_path, kind):
+    events = load_run(tmp_path / "run").events
+    return events[events.kind == kind]
+
+
+def test_a_planted_fault_is_found(tmp_path):
+    """Data that is not finite: every step from there on is skipped."""
+    train("mixed_float16", [WatchCallback(tmp_path / "run")], scaled(initial_scale=4.0), rows=slice(100, 300))
+    assert {"loss-nonfinite", "scale-collapse"} <= set(warned(load_run(tmp_path / "run")))
+
+
+def test_half_precision_without_a_loss_scale_is_found(tmp_path):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(), "mse", auto_scale_loss=False, jit_compile=False)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[WatchCallback(tmp_path / "run")])
+    assert warned(load_run(tmp_path / "run")) == ["fp16-without-scaler"]
+
+
+def test_an_exception_ends_the_run_and_gives_the_optimizer_back(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False)
+
+    def rows():
+        for n in range(9):
+            yield np.ones((2, 5 if n == 5 else 4), "float32"), np.ones((2, 2), "float32")
+
+    callback = WatchCallback(tmp_path / "run")
+    with pytest.raises(Exception, match=r"5"):  # each backend has its own words for a batch that is too wide
+        model.fit(rows(), verbose=0, callbacks=[callback])
+    assert "apply" not in vars(model.optimizer)
+    run = load_run(tmp_path / "run")
+    assert run.status == "failed" and len(run.steps) == 5
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[callback])
+    assert load_run(tmp_path / "run-2").status == "finished"
+
+
+def test_every_must_be_a_number_of_steps(tmp_path):
+    with pytest.raises(RunError, match="every=0"):
+        WatchCallback(tmp_path / "run", every=0)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA is TensorFlow's")
+def test_under_xla_the_scale_is_recorded_and_the_run_says_what_is_not(tmp_path):
+    plain, _ = train("mixed_float16", [], scaled(initial_scale=2.0**24), jit=True)
+    watched, _ = train("mixed_float16", [WatchCallback(tmp_path / "run")], scaled(initial_scale=2.0**24), jit=True)
+    assert plain == watched
+    run = load_run(tmp_path / "run")
+    assert len(run.steps) == STEPS and run.steps.skipped.iloc[0] and not run.steps.skipped.iloc[-1]
+    assert run.steps.loss_scale.iloc[1] == 2.0**23
+    assert run_events(tmp_path, "warning").detail.str.contains("XLA").any()
+
+
+@pytest.mark.skipif(BACKEND != "torch" or find_spec("tensorflow") is None, reason="tensorflow is not installed")
+def test_the_same_on_tensorflow():
+    more = os.environ | {"KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "pytest", "-q", __file__]
+    done = subprocess.run(command, env=more, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
