@@ -4,7 +4,7 @@ import itertools
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,17 @@ def recipe_found(
     if torch.bfloat16 in stored:
         return "bf16-pure"
     return "tf32" if device.type == "cuda" and tf32_matmul() else "fp32"
+
+
+def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict[str, Any]:
+    """The settings of a run of which it turned out only later what autocast does in it: in forward, or in its parts."""
+    known = dict(config) | {"autocast_dtype": autocast_dtype}
+    if autocast_dtype is not None and known.get("precision") in (None, "fp32", "tf32"):
+        scaler = known.get("scaler")
+        scaled = isinstance(scaler, dict) and scaler.get("enabled")
+        half = "fp16" if scaled else "fp16-unscaled"
+        known["precision"] = half if autocast_dtype == "float16" else "bf16"
+    return known
 
 
 def tf32_matmul() -> bool:

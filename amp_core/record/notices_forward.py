@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
+from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import unwrapped
 from amp_core.record.measure import dtype_name, measurable
 from amp_core.record.observers import Observer
@@ -73,6 +74,7 @@ class ForwardCheck(Observer):
         self._in_backward = False
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
+        self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
         self._handles: list[Any] = []
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
@@ -101,6 +103,7 @@ class ForwardCheck(Observer):
 
     def step_ended(self, step: int) -> None:
         self._forget()
+        self._undescribed = "autocast_dtype" not in self._writer.head.config
         if self._measured:
             parcel = Parcel()
             parcel.put("sizes", torch.stack([size.to(self._device) for _, _, size in self._measured]))
@@ -135,6 +138,8 @@ class ForwardCheck(Observer):
             if threading.get_ident() != self._thread:
                 self._on_other_thread(index)
                 return
+            if self._undescribed:
+                self._describe()
             sight = Sight(index, (args, kwargs), output)
             if self._measuring:
                 self._dtypes[index] = [t.dtype for t in sight.outputs]
@@ -144,6 +149,13 @@ class ForwardCheck(Observer):
                 self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(sight.outputs)
 
         return after_forward
+
+    def _describe(self) -> None:
+        """In a loop that calls parts of the model, autocast is looked for when the first of them has run."""
+        self._undescribed = False
+        kind = self._device.type
+        dtype = dtype_name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        self._writer.update_head(config=with_autocast(self._writer.head.config, dtype))
 
     def _on_other_thread(self, index: int) -> None:
         if not self._threaded and not torch.is_autocast_enabled(self._device.type):

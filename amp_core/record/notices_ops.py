@@ -15,6 +15,7 @@ import torch
 
 from amp_core.record._places import call_site
 from amp_core.record._quiet_mode import QuietMode
+from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -149,12 +150,7 @@ class _Looking(QuietMode):
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
         if self._narrow and not seen.get("autocast_dtype"):  # the region is inside of forward, not around it
-            seen["autocast_dtype"] = dtype_name(max(self._narrow, key=self._narrow.__getitem__))
-            if seen.get("precision") in ("fp32", "tf32"):  # so it was called for want of better knowledge
-                scaler = seen.get("scaler")
-                scaled = isinstance(scaler, dict) and scaler.get("enabled")
-                half = "fp16" if scaled else "fp16-unscaled"
-                seen["precision"] = half if seen["autocast_dtype"] == "float16" else "bf16"
+            seen = with_autocast(seen, dtype_name(max(self._narrow, key=self._narrow.__getitem__)))
         self._writer.update_head(config=seen)
 
     def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:

@@ -129,6 +129,19 @@ def test_autocast_inside_of_forward_is_seen_too(tmp_path):
     assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
 
 
+def test_autocast_is_seen_in_loops_that_call_only_parts_of_the_model(tmp_path):
+    parts = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 8)})
+    loop = fp16(tmp_path / "run", parts, scaler=None)
+    with loop.watched():
+        for x, y in batches(3):
+            with loop.autocast():
+                loss = F.cross_entropy(parts["b"](parts["a"](x)), y)
+            loss.backward()
+            loop.step()
+    config = load_run(tmp_path / "run").head.config
+    assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
+
+
 def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkeypatch):
     from amp_core.record.notices_calls import CallOrder
 
