@@ -188,6 +188,13 @@ def test_diagnose_prints_one_json_document(capsys):
     assert "GradScaler" in record["findings"][0]["snippet"]
 
 
+def test_diagnose_holds_a_run_against_another(capsys):
+    against = ["--against", str(SAMPLES / "fp32")]
+    assert main(["diagnose", str(SAMPLES / "fp16-healthy"), *against, "--fail-on", "warning"]) == 0
+    assert main(["diagnose", str(SAMPLES / "fp16-healthy"), "--against", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_a_muted_finding_is_not_heard_of_and_fails_nothing(tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(SAMPLES / "fp16-underflow", folder)
