@@ -50,8 +50,25 @@ def test_figures_and_reports_need_plotly_alone() -> None:
     assert loaded(modules("amp_core/figures", "amp_core/report"), ("torch", "streamlit", "plotly")) == ["plotly"]
 
 
+FRAMEWORKS = {
+    "transformers": {"transformers.py"},
+    "lightning": {"lightning.py"},
+    "keras": {"keras.py", "_keras_run.py"},
+    "tensorflow": {"keras.py", "_keras_run.py"},
+    "accelerate": set(),
+}
+"""By framework, the files of amp_core/record that may import it."""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_is_imported_by_its_own_module_alone(framework: str) -> None:
+    importing = {f.name for f in (ROOT / "amp_core").rglob("*.py") if framework in imports(f)}
+    assert importing == FRAMEWORKS[framework]
+
+
 def test_the_half_that_records_needs_neither_plotly_nor_streamlit() -> None:
-    names = modules("amp_core/record", "amp_core/train")
+    own = {f"amp_core.record.{Path(file).stem}" for files in FRAMEWORKS.values() for file in files}
+    names = [name for name in modules("amp_core/record", "amp_core/train") if name not in own]
     if find_spec("triton") is None:  # comes with torch's CUDA builds, and is imported for CUDA tensors alone
         names.remove("amp_core.record._measure_cuda")
     assert "amp_core.record.recorder" in names and "amp_core.train.engine" in names
