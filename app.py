@@ -22,6 +22,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
         st.Page("pages/tensor_cores.py", title="Tensor cores", url_path="tensor-cores"),
         st.Page("pages/step_cost.py", title="Step cost", url_path="step-cost"),
         st.Page("pages/precision_map.py", title="Precision map", url_path="precision-map"),
+        st.Page("pages/gpu_forecast.py", title="Forecast", url_path="forecast"),
     ],
     "All runs": [
         st.Page("pages/compare_runs.py", title="Compare", url_path="compare"),

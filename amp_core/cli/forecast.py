@@ -42,8 +42,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     from amp_core.analysis._gpus import named_part
-    from amp_core.forecast import forecast, traces_of_run
-    from amp_core.forecast._step import measured_factor
+    from amp_core.forecast import forecast, measured_factor, traces_of_run
 
     gpus = [name.strip() for name in arguments.gpu.split(",") if name.strip()]
     for name in gpus:

@@ -11,12 +11,14 @@ Each figure names its subject in the title, has units on its axes and a sentence
 
 from amp_core.figures.classes import class_bars
 from amp_core.figures.devices import device_figure
+from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, format_range_figure
 from amp_core.figures.kernels import answer_figure, kernel_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.lost import lost_figure
 from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
+from amp_core.figures.parity import agreement_figure, deviation_figure
 from amp_core.figures.precision import precision_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.speed import compare_bars, phase_figure
@@ -25,14 +27,17 @@ from amp_core.figures.style import colour, recipe_colour
 
 __all__ = [
     "accumulation_figure",
+    "agreement_figure",
     "answer_figure",
     "class_bars",
     "classes_over_time",
     "colour",
     "compare_bars",
+    "deviation_figure",
     "device_figure",
     "exponent_heatmap",
     "exponents_over_time",
+    "forecast_figure",
     "format_range_figure",
     "grad_norm_figure",
     "kernel_figure",

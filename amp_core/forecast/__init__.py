@@ -13,7 +13,7 @@ first held against its own forecast, and the forecast corrected by what that was
 
 from amp_core.forecast._memory import largest_batch, memory_needed
 from amp_core.forecast._roofline import EFFICIENCY, Speeds
-from amp_core.forecast._step import Forecast, forecast
+from amp_core.forecast._step import Forecast, forecast, measured_factor, parts
 from amp_core.forecast._trace import StepMemory, StepTrace, traces_of_run
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "StepTrace",
     "forecast",
     "largest_batch",
+    "measured_factor",
     "memory_needed",
+    "parts",
     "traces_of_run",
 ]

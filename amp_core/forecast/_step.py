@@ -1,12 +1,12 @@
 """`forecast`: a table of parts and recipes from the two traces of a step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from amp_core.analysis import speed_summary
-from amp_core.analysis._gpus import Rates, dense_rates, named_part, profiled_gpu
+from amp_core.analysis._gpus import NAMES, Rates, dense_rates, named_part, profiled_gpu
 from amp_core.analysis._steps import recipe as recipe_of
 from amp_core.forecast._memory import largest_batch, memory_needed
 from amp_core.forecast._roofline import EFFICIENCY, Range, device_time, why_not
@@ -15,6 +15,8 @@ from amp_core.run import Run
 from amp_core.schema import RunError
 
 RECIPES = ("fp32", "tf32", "bf16", "fp16")
+LEFT_OUT = 0.1
+"""By so much a ratio between different kernels may be off beyond the range: fusion, layouts, what casts cost a host."""
 SAID = "Forecast, not measured."
 """Stands on everything that shows a forecast."""
 
@@ -57,6 +59,11 @@ def forecast(
     return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency))
 
 
+def parts() -> list[str]:
+    """Names of the GPUs that can be asked for."""
+    return list(NAMES)
+
+
 def measured_factor(run: Run) -> tuple[str, float] | None:
     """The listed GPU that a traced run was recorded on, and its median step time over the one forecast for it.
 
@@ -84,28 +91,29 @@ def _row(
     likely = device_time(trace.work, rates, recipe, efficiency.likely)
     step_us = likely.total_us * factor
     reference, tf32 = (device_time(wide.work, rates, r, efficiency.likely).total_us for r in ("fp32", "tf32"))
-    corners = [
-        (
-            device_time(trace.work, rates, recipe, s).total_us,
-            device_time(wide.work, rates, "fp32", s).total_us,
-            device_time(wide.work, rates, "tf32", s).total_us,
-        )
-        for s in efficiency.corners()
-    ]
-    times = [own * factor / 1e3 for own, _, _ in corners]
-    ratios = [first / own for own, first, _ in corners]
-    over_tf32 = [second / own for own, _, second in corners] if rates.tf32 is not None else [float("nan")]
+    own, ratios, over_tf32 = [], [], []
+    for speeds in efficiency.corners():
+        took = device_time(trace.work, rates, recipe, speeds).total_us
+        own.append(took)
+        ratios.append(device_time(wide.work, rates, "fp32", speeds).total_us / took)
+        for end in (efficiency.slow, efficiency.fast):  # kernels for TF32 are not those for 16 bits
+            beside = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
+            over_tf32.append(device_time(wide.work, rates, "tf32", beside).total_us / took)
+    if rates.tf32 is None:
+        over_tf32 = [float("nan")]
+    left_out = 0.0 if trace is wide else LEFT_OUT
+    times = [us * factor / 1e3 for us in own]
     row |= {
         "step_ms": step_us / 1e3,
         "step_ms_low": min(times),
         "step_ms_high": max(times),
         "samples_per_s": trace.samples / step_us * 1e6 if trace.samples else None,
         "speedup": reference / likely.total_us,
-        "speedup_low": min(ratios),
-        "speedup_high": max(ratios),
+        "speedup_low": min(ratios) * (1 - left_out),
+        "speedup_high": max(ratios) * (1 + left_out),
         "over_tf32": tf32 / likely.total_us if rates.tf32 is not None else None,
-        "over_tf32_low": min(over_tf32),
-        "over_tf32_high": max(over_tf32),
+        "over_tf32_low": min(over_tf32) * (1 - left_out),
+        "over_tf32_high": max(over_tf32) * (1 + left_out),
         "bound_by": likely.bound_by,
         "matrix_frac": likely.by_term["matrix work"] / likely.device_us if likely.device_us else None,
         "traffic_frac": likely.by_term["memory traffic"] / likely.device_us if likely.device_us else None,

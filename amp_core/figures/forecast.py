@@ -1,0 +1,64 @@
+"""A forecast as bars: what is drawn was not measured, and every title says so.
+
+>>> forecast_figure(forecast(traces, ["V100", "A100"]).table, "speedup")
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import colour, empty, finished, numbers, recipe_colour
+from amp_core.schema import RunError
+
+_SHOWN = {
+    "speedup": ("Speed-up over FP32", "times as fast as FP32 with TF32 off", "×"),
+    "step_ms": ("Time of a step", "ms", "ms"),
+}
+
+
+def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = False) -> go.Figure:
+    """One group of bars per GPU, one bar per recipe in its colour, with the range as a line; from `forecast(…).table`.
+
+    Raises `RunError` for a column that cannot be drawn.
+    """
+    if column not in _SHOWN:
+        raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_SHOWN)}")
+    what, axis, unit = _SHOWN[column]
+    title = f"{what}: forecast, not measured"
+    known = table[np.isfinite(table[column].to_numpy(dtype=np.float64))] if len(table) else table
+    if column == "speedup" and len(known):
+        known = known[known["recipe"] != "fp32"]
+    if not len(known):
+        return empty(title, "None of the GPUs runs any of the recipes.")
+    figure = go.Figure()
+    for recipe, rows in known.groupby("recipe", sort=False):
+        value = rows[column].to_numpy(dtype=np.float64)
+        low, high = (rows[f"{column}_{side}"].to_numpy(dtype=np.float64) for side in ("low", "high"))
+        figure.add_bar(
+            x=rows["gpu"].tolist(),
+            y=numbers(value),
+            name=str(recipe),
+            marker={"color": recipe_colour(recipe, dark), "line": {"width": 0}},
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": numbers(high - value),
+                "arrayminus": numbers(value - low),
+                "color": colour("limit", dark),
+                "thickness": 1.4,
+                "width": 4,
+            },
+            text=[f"{v:.3g} {unit} ({a:.3g} – {b:.3g})" for v, a, b in zip(value, low, high, strict=True)],
+            textposition="none",
+            hovertemplate="%{x}, %{fullData.name}: %{text}<extra></extra>",
+        )
+    if column == "speedup":
+        figure.add_hline(y=1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
+    figure.update_yaxes(title=axis, rangemode="tozero")
+    figure.update_xaxes(type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array")
+    said = "; ".join(
+        f"{row['gpu']} {row['recipe']} {row[column]:.3g} {unit} ({row[f'{column}_low']:.3g} to "
+        f"{row[f'{column}_high']:.3g})"
+        for row in known.to_dict("records")
+    )
+    return finished(figure, title, f"{title}: {said}.", 400, barmode="group", bargap=0.25)

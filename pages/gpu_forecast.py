@@ -1,0 +1,97 @@
+"""What would mixed precision give on a GPU that is not here?"""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import traced_steps
+from amp_core.figures import forecast_figure
+from amp_core.forecast import Forecast, forecast, parts, traces_of_run
+from amp_core.forecast import measured_factor as measured
+from pages.parts import charts, empty, head, loaders, words
+
+HOW = (
+    "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
+    "workload that comes with AMPscope needs no run, and none of it is run: `ampscope forecast --workload text-bert "
+    "--size large --gpu A100,H100`."
+)
+COLUMNS = {
+    "gpu": st.column_config.TextColumn("GPU", pinned=True),
+    "recipe": st.column_config.TextColumn("Recipe"),
+    "time": st.column_config.TextColumn("Step", help="With its range"),
+    "speed": st.column_config.TextColumn("Over FP32", help="With TF32 off, and the range"),
+    "tf32": st.column_config.TextColumn("Over TF32", help="Over FP32 with TF32 on, and the range"),
+    "bound": st.column_config.TextColumn("Bound by", help="What most of the time goes to"),
+    "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
+    "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
+    "source": st.column_config.TextColumn("Peaks from", width="large"),
+}
+
+
+def made(run: Run, gpus: tuple[str, ...]) -> Forecast:
+    """The forecast from the run's traced step, corrected where the run was itself made on a listed GPU."""
+    known = measured(run)
+    return forecast(traces_of_run(run), gpus, factor=known[1] if known else None)
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """The page's answer: the best recipe of each GPU."""
+    known = table[(table["recipe"].isin(["bf16", "fp16"])) & (table["why_not"] == "")]
+    parts = []
+    for gpu, rows in known.groupby("gpu", sort=False):
+        best = rows.sort_values("speedup", ascending=False, kind="stable").iloc[0]
+        span = f"{words.number(best['speedup_low'], digits=2)}–{words.number(best['speedup_high'], digits=2)}"
+        parts.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
+    return f"Forecast, not measured. {'; '.join(parts)}."
+
+
+def span(row: pd.Series, column: str, unit: str) -> str:
+    """A value with its range."""
+    if pd.isna(row[column]):
+        return words.NONE
+    low, high = (words.number(row[f"{column}_{side}"], digits=2) for side in ("low", "high"))
+    return f"{words.number(row[column])} {unit} ({low}–{high})"
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The table in words."""
+    rows = []
+    for _, row in table.iterrows():
+        runs = not row["why_not"]
+        memory = pd.notna(row.get("memory_bytes_low"))
+        low, high = (words.size(row[f"memory_bytes_{side}"]) if memory else "" for side in ("low", "high"))
+        rows.append(
+            {
+                "gpu": row["gpu"],
+                "recipe": row["recipe"],
+                "time": span(row, "step_ms", "ms") if runs else row["why_not"],
+                "speed": span(row, "speedup", "×"),
+                "tf32": span(row, "over_tf32", "×"),
+                "bound": row["bound_by"] if runs else words.NONE,
+                "memory": f"{low} – {high}" if memory else words.NONE,
+                "batch": f"{words.count(row['batch_low'])}–{words.count(row['batch_high'])}" if memory else words.NONE,
+                "source": row["source"],
+            }
+        )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+head.title("Forecast")
+run = head.run(table="ops")
+st.markdown("Forecast, not measured: a roofline over one traced step, for GPUs that are not here.")
+if not loaders.analysed(traced_steps, run):
+    empty.nothing(f"This run has no traced step to forecast from. {HOW}")
+answer = st.container()
+asked = st.multiselect("GPUs", parts(), default=["V100", "A100", "H100"], key="forecast.gpus", persist_state="session")
+if not asked:
+    empty.nothing("Choose one GPU or more.")
+found = loaders.analysed(made, run, tuple(asked))
+with answer:
+    head.verdict(verdict(found.table))
+dark = charts.dark()
+charts.show(forecast_figure(found.table, "speedup", dark), "forecast.speedup")
+charts.show(forecast_figure(found.table, "step_ms", dark), "forecast.time")
+alt = "Forecast by GPU and recipe."
+st.dataframe(shown(found.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
+for note in found.notes:
+    st.caption(words.escape(note))

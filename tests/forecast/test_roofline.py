@@ -1,0 +1,102 @@
+"""The roofline against closed forms, and what a range, a memory and a batch must obey."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from amp_core import RunError
+from amp_core.analysis._gpus import NAMES, named_part
+from amp_core.forecast import EFFICIENCY, Speeds, StepMemory, StepTrace, forecast, largest_batch, memory_needed
+from amp_core.forecast._roofline import KERNEL_US, device_time
+
+FULL = Speeds(tensor_cores=1.0, cuda_cores=1.0, bandwidth=1.0, launch_us=5.0)
+A100 = named_part("A100")[1]
+
+
+def trace(recipe="fp32", flops=0.0, moved=0.0, count=1, samples=8, memory=None):
+    work = pd.DataFrame([("mm", "forward", count, flops, moved, recipe == "amp")],
+                        columns=["op", "phase", "count", "flops", "bytes", "narrow"])  # fmt: skip
+    return StepTrace("made up", recipe, False, samples, work, memory or StepMemory())
+
+
+def test_a_large_product_takes_its_operations_over_the_peak():
+    work = trace("amp", flops=312e12).work
+    found = device_time(work, A100, "fp16", FULL)
+    assert found.total_us == pytest.approx(1e6) and found.bound_by == "matrix work"
+    assert device_time(trace(flops=19.5e12).work, A100, "fp32", FULL).total_us == pytest.approx(1e6)
+    assert device_time(trace(flops=156e12).work, A100, "tf32", FULL).total_us == pytest.approx(1e6)
+
+
+def test_an_elementwise_operator_takes_its_bytes_over_the_bandwidth():
+    found = device_time(trace(moved=2039e9).work, A100, "fp32", FULL)
+    assert found.total_us == pytest.approx(1e6) and found.bound_by == "memory traffic"
+
+
+def test_many_small_operators_take_the_host_s_time():
+    found = device_time(trace(count=1000).work, A100, "fp32", FULL)
+    assert found.total_us == 5000.0 and found.bound_by == "launches" and found.device_us == 1000 * KERNEL_US
+
+
+def test_a_slower_assumption_never_takes_less_time():
+    work = trace("amp", flops=1e12, moved=1e9, count=10).work
+    slow, likely, fast = (
+        device_time(work, A100, "fp16", s).total_us for s in (EFFICIENCY.slow, EFFICIENCY.likely, EFFICIENCY.fast)
+    )
+    assert slow > likely > fast
+
+
+def test_the_range_holds_the_likely_value_and_the_ratio_of_peaks():
+    table = forecast((trace(flops=1e14), trace("amp", flops=1e14)), list(NAMES)).table
+    known = table[table["why_not"] == ""]
+    for column in ("step_ms", "speedup"):
+        assert (known[f"{column}_low"] <= known[column]).all() and (known[column] <= known[f"{column}_high"]).all()
+    fp16 = table[(table["gpu"] == "V100") & (table["recipe"] == "fp16")].iloc[0]
+    assert fp16["speedup_low"] < 125 / 15.7 < fp16["speedup_high"]
+
+
+def test_what_a_part_cannot_do_is_not_forecast():
+    table = forecast((trace(flops=1e12), trace("amp", flops=1e12)), ["T4", "v100"]).table
+    for recipe in ("bf16", "tf32"):
+        rows = table[table["recipe"] == recipe]
+        assert rows["step_ms"].isna().all() and rows["why_not"].str.contains("Ampere").all()
+    assert table[table["recipe"] == "fp16"]["step_ms"].notna().all()
+
+
+def test_the_table_of_parts_is_consistent():
+    for name in NAMES:
+        short, rates = named_part(name.lower().replace("rtx ", ""))
+        assert short == name and rates.source
+        assert rates.fp32 < rates.half and (rates.tf32 is None or rates.tf32 == pytest.approx(rates.half / 2, rel=0.02))
+        assert rates.fp8 is None or rates.fp8 == pytest.approx(2 * rates.half, rel=0.02)
+        assert 200 < rates.gb_per_s < 10_000 and 10 < rates.memory_gb < 200
+    with pytest.raises(RunError, match="gpu='GTX 1080'"):
+        named_part("GTX 1080")
+
+
+def test_the_largest_batch_fits_and_the_next_does_not():
+    memory = StepMemory(parameters=1e9, gradients=1e9, optimizer=2e9, activations=8e9)
+    step = trace(memory=memory, samples=8)
+    low, high = largest_batch(step, A100)
+    room = 0.95 * 80e9
+    assert 0 < low < high
+    assert memory_needed(step, low)[1] <= room < memory_needed(step, low + 1)[1]
+    assert memory_needed(step, high)[0] <= room < memory_needed(step, high + 1)[0]
+    big = trace(memory=StepMemory(parameters=1e11, gradients=1e11, optimizer=2e11, activations=1e9))
+    assert largest_batch(big, A100) == (0, 0)
+    assert largest_batch(trace(), A100) is None and memory_needed(trace()) is None
+
+
+def test_a_measured_run_moves_times_and_not_ratios():
+    traces = trace(flops=1e14), trace("amp", flops=1e14)
+    plain, moved = (forecast(traces, ["A100"], factor=f) for f in (None, 1.5))
+    assert moved.table["step_ms"].to_numpy() == pytest.approx(1.5 * plain.table["step_ms"].to_numpy())
+    assert moved.table["speedup"].to_numpy() == pytest.approx(plain.table["speedup"].to_numpy())
+    assert "1.50 times its own forecast" in " ".join(moved.notes)
+    assert plain.notes[0].startswith("Forecast, not measured.") and "no run on a listed GPU" in plain.notes[2]
+
+
+def test_no_gpu_is_refused():
+    with pytest.raises(RunError, match="gpus"):
+        forecast((trace(), trace("amp")), [])
+    assert math.isnan(forecast((trace(flops=1.0), trace("amp", flops=1.0)), ["T4"]).table["over_tf32"].iloc[0])

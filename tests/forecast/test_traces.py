@@ -1,0 +1,111 @@
+"""What a forecast is made from: traces of runs, traces on fake tensors, and the command."""
+
+import json
+
+import pytest
+
+from amp_core import RunError, load_run
+from amp_core.__main__ import main
+from amp_core.forecast import forecast, measured_factor, traces_of_run
+from amp_core.train import train
+from amp_core.train.config import TrainConfig
+from amp_core.train.stepwork import trace_workload
+from tests.synthetic import write
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same workload, recorded with a traced step in FP32 and in BF16."""
+    folder = tmp_path_factory.mktemp("runs")
+    for precision in ("fp32", "bf16"):
+        settings = {"workload": "text-gpt", "size": "tiny", "steps": 4, "trace_ops": 2, "every": 1}
+        train(TrainConfig(precision=precision, **settings), folder / precision, stop=lambda: None)
+    return {precision: load_run(folder / precision) for precision in ("fp32", "bf16")}
+
+
+@pytest.fixture(scope="module")
+def fake():
+    return trace_workload(TrainConfig(workload="text-gpt", size="tiny"))
+
+
+def test_a_step_on_fake_tensors_has_the_operations_and_bytes_of_a_real_one(runs, fake):
+    for real, made in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
+        traced = traces_of_run(real)[made.recipe == "amp"].work
+        assert not traces_of_run(real)[made.recipe == "amp"].derived
+        assert made.work["flops"].sum() == traced["flops"].sum() > 0
+        assert made.work["bytes"].sum() == pytest.approx(traced["bytes"].sum(), rel=0.1)
+        assert made.samples == traces_of_run(real)[0].samples == 8
+
+
+def test_memory_on_fake_tensors_is_that_of_the_real_step(runs, fake):
+    for real, made in zip((runs["fp32"], runs["bf16"]), fake, strict=True):
+        held = traces_of_run(real)[made.recipe == "amp"].memory
+        for part in ("parameters", "gradients", "optimizer"):
+            assert getattr(made.memory, part) == pytest.approx(getattr(held, part), rel=0.01), part
+        assert made.memory.activations == pytest.approx(held.activations, rel=0.15)
+
+
+def test_fp32_derived_from_autocast_is_what_fp32_does(runs):
+    derived, real = traces_of_run(runs["bf16"])[0], traces_of_run(runs["fp32"])[0]
+    assert derived.derived and not real.derived
+    assert derived.work["flops"].sum() == real.work["flops"].sum()
+    assert derived.work["bytes"].sum() == pytest.approx(real.work["bytes"].sum(), rel=0.15)
+    assert not derived.work["narrow"].any()
+
+
+def test_autocast_guessed_from_fp32_is_between_half_and_all_of_it(runs):
+    guessed, real = traces_of_run(runs["fp32"])[1], traces_of_run(runs["bf16"])[1]
+    assert guessed.derived and guessed.work["flops"].sum() == real.work["flops"].sum()
+    assert guessed.work["bytes"].sum() == pytest.approx(real.work["bytes"].sum(), rel=0.35)
+    assert "guessed" in " ".join(forecast(traces_of_run(runs["fp32"]), ["A100"]).notes)
+
+
+def test_a_run_on_a_listed_gpu_is_held_against_its_own_forecast(tmp_path):
+    run = load_run(write(tmp_path / "a", "traced"))
+    run.head.environment["gpus"] = [{"name": "NVIDIA A100-SXM4-80GB", "capability": [8, 0]}]
+    name, factor = measured_factor(run)
+    expected = forecast(traces_of_run(run), ["A100"]).table.set_index("recipe").loc["fp16", "step_ms"]
+    assert name.startswith("NVIDIA A100") and factor == pytest.approx(40.0 / expected, rel=0.2)
+    run.head.environment["gpus"] = [{"name": "Some other GPU"}]
+    assert measured_factor(run) is None
+
+
+def test_a_run_on_a_cpu_corrects_nothing(runs):
+    assert measured_factor(runs["fp32"]) is None
+
+
+def test_a_run_without_a_trace_is_refused(tmp_path):
+    with pytest.raises(RunError, match="trace_ops"):
+        traces_of_run(load_run(write(tmp_path / "a", "healthy", steps=3)))
+
+
+def test_the_command_says_that_nothing_was_measured(runs, capsys):
+    assert main(["forecast", str(runs["bf16"].path), "--gpu", "l40s,T4"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Forecast, not measured.") and "L40S" in said and "no BF16" in said
+    assert main(["forecast", "--workload", "digits-cnn", "--size", "tiny", "--gpu", "H100", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["measured"] is False and [r["recipe"] for r in record["forecast"]] == ["fp32", "tf32", "bf16", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--gpu", "A100"], "RUN or --workload"),
+        (["--workload", "text-gpt", "--gpu", "GTX"], "gpu='GTX'"),
+        (["somewhere", "--size", "tiny"], "size goes with --workload"),
+        (["--workload", "text-gpt", "--size", "huge"], "size"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, wrong, capsys):
+    assert main(["forecast", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert wrong in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("workload", "size"), [("text-lstm", "tiny"), ("text-bert", "tiny"), ("image-resnet", "tiny")])
+def test_every_workload_can_be_traced_without_running_it(workload, size):
+    wide, narrow = trace_workload(TrainConfig(workload=workload, size=size))
+    assert wide.work["flops"].sum() == narrow.work["flops"].sum() > 0
+    assert narrow.work["narrow"].any() and not wide.work["narrow"].any()
+    assert narrow.memory.activations < wide.memory.activations
