@@ -37,7 +37,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     ],
 }
 
-page = st.navigation(PAGES)
+page = st.navigation(PAGES, expanded=True)  # folded, the last pages would be looked for in vain
 st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon=PARTS / "icon.svg", layout="wide")
 st.logo(PARTS / "logo.svg", size="large")
 picker.show()

@@ -18,9 +18,9 @@ HOW = (
 COLUMNS = {
     "gpu": st.column_config.TextColumn("GPU", pinned=True),
     "recipe": st.column_config.TextColumn("Recipe"),
-    "time": st.column_config.TextColumn("Step", help="With its range"),
-    "speed": st.column_config.TextColumn("Over FP32", help="With TF32 off, and the range"),
-    "tf32": st.column_config.TextColumn("Over TF32", help="Over FP32 with TF32 on, and the range"),
+    "speed": st.column_config.TextColumn("Over FP32", help="Speed-up over FP32 with TF32 off, and its range"),
+    "tf32": st.column_config.TextColumn("Over TF32", help="Speed-up over FP32 with TF32 on, and its range"),
+    "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width="medium"),
     "bound": st.column_config.TextColumn("Bound by", help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
     "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
@@ -37,12 +37,15 @@ def made(run: Run, gpus: tuple[str, ...]) -> Forecast:
 def verdict(table: pd.DataFrame) -> str:
     """The page's answer: the best recipe of each GPU."""
     known = table[(table["recipe"].isin(["bf16", "fp16"])) & (table["why_not"] == "")]
-    parts = []
+    best_of = []
     for gpu, rows in known.groupby("gpu", sort=False):
         best = rows.sort_values("speedup", ascending=False, kind="stable").iloc[0]
         span = f"{words.number(best['speedup_low'], digits=2)}–{words.number(best['speedup_high'], digits=2)}"
-        parts.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
-    return f"Forecast, not measured. {'; '.join(parts)}."
+        best_of.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
+    said = f"Forecast, not measured. {'; '.join(best_of)}."
+    if (known["bound_by"] == "launches").any():
+        said += " Where launches set the time, the GPU waits for Python: larger batches or compiling gain more."
+    return said
 
 
 def span(row: pd.Series, column: str, unit: str) -> str:
@@ -78,9 +81,8 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 head.title("Forecast")
 run = head.run(table="ops")
-st.markdown("Forecast, not measured: a roofline over one traced step, for GPUs that are not here.")
 if not loaders.analysed(traced_steps, run):
-    empty.nothing(f"This run has no traced step to forecast from. {HOW}")
+    empty.nothing(f"A forecast, which measures nothing, needs a traced step, and this run has no traced step. {HOW}")
 answer = st.container()
 asked = st.multiselect("GPUs", parts(), default=["V100", "A100", "H100"], key="forecast.gpus", persist_state="session")
 if not asked:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, numbers, recipe_colour
+from amp_core.figures.style import RECIPES, colour, empty, finished, numbers, recipe_colour
 from amp_core.schema import RunError
 
 _SHOWN = {
@@ -31,13 +31,14 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
     if not len(known):
         return empty(title, "None of the GPUs runs any of the recipes.")
     figure = go.Figure()
-    for recipe, rows in known.groupby("recipe", sort=False):
+    for recipe in [r for r in RECIPES if (known["recipe"] == r).any()]:
+        rows = known[known["recipe"] == recipe]
         value = rows[column].to_numpy(dtype=np.float64)
         low, high = (rows[f"{column}_{side}"].to_numpy(dtype=np.float64) for side in ("low", "high"))
         figure.add_bar(
             x=rows["gpu"].tolist(),
             y=numbers(value),
-            name=str(recipe),
+            name=recipe,
             marker={"color": recipe_colour(recipe, dark), "line": {"width": 0}},
             error_y={
                 "type": "data",
