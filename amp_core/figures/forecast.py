@@ -56,7 +56,9 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
     if column == "speedup":
         figure.add_hline(y=1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
     figure.update_yaxes(title=axis, rangemode="tozero")
-    figure.update_xaxes(type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array")
+    figure.update_xaxes(
+        title="GPU", type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array"
+    )
     said = "; ".join(
         f"{row['gpu']} {row['recipe']} {row[column]:.3g} {unit} ({row[f'{column}_low']:.3g} to "
         f"{row[f'{column}_high']:.3g})"
