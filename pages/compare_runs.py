@@ -1,14 +1,36 @@
 """What does one recipe buy against another, and what does it cost?"""
 
+import pandas as pd
 import streamlit as st
 
 from amp_core import Run, RunError
-from amp_core.analysis import compare, loss_curves
-from amp_core.figures import compare_bars, loss_figure
-from pages.parts import charts, comparison, empty, head, loaders, picker, report, words
+from amp_core.analysis import (
+    Comparison,
+    compare,
+    compare_step_cost,
+    first_runs,
+    gradient_agreement,
+    labelled,
+    loss_curves,
+    memory_breakdown,
+    memory_difference,
+    noise_band,
+)
+from amp_core.figures import (
+    agreement_figure,
+    compare_bars,
+    deviation_figure,
+    loss_figure,
+    memory_parts_figure,
+    step_cost_figure,
+)
+from pages.parts import charts, comparison, empty, head, loaders, picker, words
 from pages.parts.library import Entry
 
-MOST = 8
+MOST = 15
+ALWAYS = ("speed_ratio", "memory_ratio")
+# A figure for each of these; beyond the first two only where a run has it.
+BARS = (*ALWAYS, "samples_per_s", "energy_j", "tensor_frac", "eval_loss", "skip_frac")
 X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
 
 
@@ -40,6 +62,10 @@ def pick() -> list[Entry]:
 def suggested(entries: dict[str, Entry], readable: list[str]) -> list[str]:
     """The chosen run and those of the same place that train the same workload at the same size, FP32 first."""
 
+    def turns(key: str) -> object:
+        about = (entries[key].config or {}).get("comparison")
+        return about.get("id") if isinstance(about, dict) else None
+
     def task(key: str) -> tuple[object, ...]:
         config = entries[key].config or {}
         return (entries[key].origin, config.get("workload"), config.get("size"))
@@ -48,7 +74,8 @@ def suggested(entries: dict[str, Entry], readable: list[str]) -> list[str]:
     ended = [key for key in readable if not entries[key].under_way]
     keys = [key for key in ended if task(key) == task(chosen)] if chosen in readable else ended[:1]
     keys.sort(key=lambda key: ((entries[key].config or {}).get("precision") != "fp32", key != chosen))
-    return keys[:5]
+    together = [key for key in keys if turns(key) is not None and turns(key) == turns(keys[0])]
+    return together[:MOST] if len(together) > 1 else keys[:5]
 
 
 def opened(entries: list[Entry]) -> list[Run]:
@@ -66,36 +93,73 @@ def opened(entries: list[Entry]) -> list[Run]:
     return runs
 
 
+def losses(runs: list[Run], found: Comparison) -> None:
+    """Loss curves over the noise of seeds, the deviation at the end, and what the gradients say."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        x = st.segmented_control(
+            "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
+        )
+        log = st.toggle("Log loss axis", key="compare.log")
+    dark = charts.dark()
+    curves = loaders.analysed(loss_curves, runs, x, most=2000)
+    band = loaders.analysed(noise_band, runs, x)
+    charts.show(loss_figure(curves, dark=dark, log=log, band=band), "compare.loss")
+    if found.recipes["loss_change_frac"].notna().any():
+        charts.show(deviation_figure(found.recipes, dark), "compare.deviation")
+    agreement = loaders.analysed(gradient_agreement, first_runs(runs))
+    if len(agreement):
+        charts.show(agreement_figure(agreement, dark), "compare.agreement")
+
+
+def costs(runs: list[Run], found: Comparison) -> None:
+    """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
+    dark = charts.dark()
+    table = found.recipes.assign(run=found.recipes["recipe"])
+    row = st.container(horizontal=True)  # wraps: bars with names beside them want their width
+    for column in BARS:
+        if column in ALWAYS or (table[column] > 0).any():
+            with row.container(width=300):
+                charts.show(compare_bars(table, column, dark=dark), f"compare.{column}")
+    first = first_runs(runs)
+    steps = loaders.analysed(compare_step_cost, first)
+    if steps["us"].notna().any():
+        charts.show(step_cost_figure(steps, dark, f"Time of a {steps['per'].iloc[0]}"), "compare.steps")
+    memory = [(name, loaders.analysed(memory_breakdown, run)) for name, run in zip(labelled(first), first, strict=True)]
+    parts = [one.parts.assign(run=name) for name, one in memory if one.total_bytes is not None]
+    if parts:
+        on_cpu = any(one.total_bytes is not None and one.reserved_bytes is None for _, one in memory)
+        together = pd.concat(parts)
+        shown = together[together["category"] != "other"] if on_cpu else together
+        charts.show(memory_parts_figure(shown, dark, "Memory at the peak"), "compare.memory")
+        changes = loaders.analysed(memory_difference, first)
+        if len(changes):
+            st.dataframe(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")
+
+
+def difference(changes: pd.DataFrame) -> pd.DataFrame:
+    """Memory by category against the first recipe, in words; what did not change is left out."""
+    moved = changes[changes["difference_bytes"].abs() > 0]
+    rows = [
+        {
+            "Run": row.run,
+            "Part": row.label,
+            "First": words.size(row.first_bytes),
+            "Now": words.size(row.bytes),
+            "Why": row.why,
+        }
+        for row in moved.itertuples()
+    ]
+    return pd.DataFrame(rows, columns=["Run", "Part", "First", "Now", "Why"])
+
+
 head.title("Compare")
 runs = opened(pick())
 if len(runs) < 2:
     empty.nothing("Choose two runs or more: the first is the reference that the others are set beside.")
 
 found = loaders.analysed(compare, runs)
-st.markdown(comparison.verdict(found))
-if len(found.differences):
-    with st.expander(
-        f"What differs: {comparison.some(found.differences['setting'])}", expanded=len(found.differences) <= 5
-    ):
-        st.dataframe(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
-st.dataframe(
-    comparison.table(found.table),
-    column_config=comparison.NUMBERS,
-    hide_index=True,
-    alt="One row per run, beside the first.",
-)
-for note in found.notes:
-    st.caption(words.escape(note))
-with st.container(horizontal=True, vertical_alignment="center"):
-    x = st.segmented_control(
-        "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
-    )
-    log = st.toggle("Log loss axis", key="compare.log")
-dark = charts.dark()
-curves = loaders.analysed(loss_curves, runs, x, most=2000)
-charts.show(loss_figure(curves, dark=dark, log=log), "compare.loss")
-row = st.container(horizontal=True)  # wraps: bars with names beside them want their width
-for column in ("speed_ratio", "memory_ratio", "loss_ratio"):
-    with row.container(width=300):
-        charts.show(compare_bars(found.table, column, dark=dark), f"compare.{column}")
-report.button(runs, "compare")
+comparison.verdict(found)
+comparison.settings(found)
+comparison.tables(found)
+losses(runs, found)
+costs(runs, found)

@@ -10,10 +10,12 @@ from amp_core.analysis._traced import traced_steps
 from amp_core.analysis.advice import layer_advice
 from amp_core.analysis.amdahl import Amdahl, amdahl
 from amp_core.analysis.audits import predicted_and_audited
+from amp_core.analysis.beside import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.compare import Comparison, compare
 from amp_core.analysis.curves import labelled, loss_curves
 from amp_core.analysis.devices import DeviceNow, device_now, device_samples, not_recorded
 from amp_core.analysis.eligible import at_stake, matrix_ops
+from amp_core.analysis.energy import Energy, energy_per_sample
 from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
 from amp_core.analysis.memory_parts import (
     MemoryBreakdown,
@@ -41,6 +43,7 @@ __all__ = [
     "Amdahl",
     "Comparison",
     "DeviceNow",
+    "Energy",
     "KernelClass",
     "MemoryBreakdown",
     "MemorySummary",
@@ -60,7 +63,10 @@ __all__ = [
     "compare_step_cost",
     "device_now",
     "device_samples",
+    "energy_per_sample",
     "exponent_shares",
+    "first_runs",
+    "gradient_agreement",
     "headroom_bits",
     "kernel_table",
     "kinds_present",
@@ -75,6 +81,7 @@ __all__ = [
     "memory_steps",
     "memory_summary",
     "memory_trace",
+    "noise_band",
     "not_recorded",
     "overview",
     "phase_cost",

@@ -30,16 +30,25 @@ _BEYOND = 24
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 
 
-def loss_figure(curves: pd.DataFrame, dark: bool = False, log: bool = False, title: str = "Loss") -> go.Figure:
+def loss_figure(
+    curves: pd.DataFrame,
+    dark: bool = False,
+    log: bool = False,
+    title: str = "Loss",
+    band: pd.DataFrame | None = None,
+) -> go.Figure:
     """The loss of each run in the colour of its recipe: as recorded (thin) and smoothed (thick), from `loss_curves`.
 
-    Runs of one recipe differ in their dashes. Where a loss is not finite for the first time a dotted line says so.
+    Behind them the noise of the first recipe from seed to seed, where `band` (from `noise_band`) has any. Runs of one
+    recipe differ in their dashes. Where a loss is not finite for the first time a dotted line says so.
     """
     if not len(curves):
         return empty(title, "No loss was recorded yet.")
     x = next(c for c in _X_TITLES if c in curves.columns)
     figure = go.Figure()
     groups = [(str(run), curve) for run, curve in curves.groupby("run", sort=False)]
+    if band is not None and len(band):
+        _noise(figure, band, x, recipe_colour(groups[0][1]["precision"].iloc[0], dark))
     for _, curve in groups:  # beneath all the thick ones
         figure.add_scatter(
             x=numbers(curve[x]),
@@ -85,6 +94,15 @@ def loss_figure(curves: pd.DataFrame, dark: bool = False, log: bool = False, tit
     figure.update_xaxes(title=_X_TITLES[x])
     figure.update_yaxes(title="loss", type="log" if log else "linear")
     return finished(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(said)}.", hovermode="x unified")
+
+
+def _noise(figure: go.Figure, band: pd.DataFrame, x: str, hue: str) -> None:
+    """The band from `low` to `high`, behind everything."""
+    line = {"width": 0, "color": hue}
+    common = {"x": numbers(band[x]), "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": "noise"}
+    figure.add_scatter(y=numbers(band["low"]), showlegend=False, **common)
+    name = "noise from seed to seed"
+    figure.add_scatter(y=numbers(band["high"]), fill="tonexty", fillcolor=faded(hue, 0.3), name=name, **common)
 
 
 def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Gradient norm") -> go.Figure:

@@ -88,6 +88,8 @@ _BARS = {
     "samples_per_s": _Bar("Throughput", "samples per second", "{:.3g} /s"),
     "memory_peak_bytes": _Bar("Peak memory", "GiB", "{:.3g} GiB", divisor=2.0**30),
     "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{:.4g}"),
+    "energy_j": _Bar("Energy", "J per sample", "{:.3g} J"),
+    "tensor_frac": _Bar("Tensor cores", "% of GPU time, profiled", "{:.3g} %", divisor=0.01),
     "eval_loss": _Bar("Loss on held-out data", "loss", "{:.4g}"),
     "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{:.2g} %", divisor=0.01),
     "scale_last": _Bar("Last loss scale", "loss scale", "{:,.6g}", log2=True),

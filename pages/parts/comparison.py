@@ -1,4 +1,4 @@
-"""A comparison in words and as a table: differences, ratios with their spread, verdicts."""
+"""A comparison in words and as tables: what differs, ratios with their spread, verdicts."""
 
 import pandas as pd
 import streamlit as st
@@ -6,7 +6,25 @@ import streamlit as st
 from amp_core.analysis import Comparison
 from pages.parts import words
 
-TABLE = {
+RECIPES = {
+    "recipe": "Recipe",
+    "seeds": "Seeds",
+    "step_ms": "Step time (ms)",
+    "samples_per_s": "Samples/s",
+    "speed": "Speed ×",
+    "speed_verdict": "Speed verdict",
+    "memory_mib": "Peak memory (MiB)",
+    "memory_ratio": "Memory ×",
+    "energy_j": "Energy (J/sample)",
+    "tensor": "On tensor cores",
+    "loss_final": "Final loss",
+    "loss_change": "Loss against the first",
+    "eval_loss": "Held-out loss",
+    "skipped": "Skipped",
+    "parity": "Learning",
+}
+"""Columns of the table of recipes."""
+RUNS = {
     "run": "Run",
     "precision": "Recipe",
     "step_ms": "Step time (ms)",
@@ -21,29 +39,57 @@ TABLE = {
     "scale": "Last scale",
     "eval_loss": "Held-out loss",
 }
-NUMBERS = {
-    TABLE[name]: st.column_config.NumberColumn(format=shape, help=text)
-    for name, shape, text in (
-        ("step_ms", "%.3g", "Median, warm-up left out"),
-        ("samples_per_s", "%.3g", "Median, warm-up left out"),
-        ("memory_mib", "%.1f", "1 MiB is 1,048,576 bytes"),
-        ("memory_ratio", "%.2f", "Peak memory over that of the first run"),
-        ("loss_final", "%.4g", "Mean of the last tenth of the run's own steps"),
-        ("eval_loss", "%.4g", "Loss on held-out data after training"),
-    )
+"""Columns of the table of runs."""
+_SHAPES = {
+    "step_ms": ("%.3g", "Median, warm-up left out"),
+    "samples_per_s": ("%.3g", "Median, warm-up left out"),
+    "memory_mib": ("%.1f", "1 MiB is 1,048,576 bytes"),
+    "memory_ratio": ("%.2f", "Peak memory over that of the first"),
+    "energy_j": ("%.3g", "Mean power of the GPU times step time, over samples of a step"),
+    "loss_final": ("%.4g", "Mean of the last tenth of the run's own steps"),
+    "eval_loss": ("%.4g", "Loss on held-out data after training"),
 }
-NUMBERS |= {TABLE["run"]: st.column_config.TextColumn(pinned=True)}
+NUMBERS = {
+    (RECIPES | RUNS)[name]: st.column_config.NumberColumn(format=shape, help=text)
+    for name, (shape, text) in _SHAPES.items()
+}
+_PINNED = st.column_config.TextColumn(pinned=True)
 
 
-def verdict(found: Comparison) -> str:
-    """One line per run beside the reference: speed, memory, and whether it learned the same."""
-    lines = []
-    for row in found.table.iloc[1:].itertuples():
-        span = ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
-        speed = f"{span} the speed, {row.speed_verdict}"
-        costs = f"{speed}; {words.number(row.memory_ratio)} × the memory."
-        lines.append(f"- **{words.escape(row.run)}**: {costs} Learning: {words.escape(row.parity)}.")
-    return "\n".join([f"Against **{words.escape(found.table['run'].iloc[0])}**:", "", *lines])
+def verdict(found: Comparison) -> None:
+    """The answer, one line per recipe, and against what."""
+    first = found.recipes.iloc[0]
+    for answer in found.answers.values():
+        name, _, rest = answer.partition(": ")
+        st.markdown(f"##### **{words.escape(name)}**: {words.escape(rest)}")
+    against = f"Against **{words.escape(first['recipe'])}**"
+    repeated = f", {words.plural(int(first['seeds']), 'seed')} of it" if first["seeds"] > 1 else ""
+    st.markdown(f"{against}{repeated}.")
+
+
+def settings(found: Comparison) -> None:
+    """What differs between the runs, first of all."""
+    if not len(found.differences):
+        st.caption("No recorded setting differs between these runs.")
+        return
+    few = len(found.differences) <= 5
+    with st.expander(f"What differs: {some(found.differences['setting'])}", expanded=few):
+        st.dataframe(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
+
+
+def tables(found: Comparison) -> None:
+    """The recipes, to be read and copied; the runs behind them, where a recipe has several."""
+    shown = recipes(found.recipes)
+    alt = "One row per recipe, beside the first."
+    config = NUMBERS | {RECIPES["recipe"]: _PINNED}
+    st.dataframe(shown, column_config=config, hide_index=True, alt=alt)
+    with st.expander("Copy as Markdown, and every run"):
+        st.code(markdown(shown), language="markdown")
+        config = NUMBERS | {RUNS["run"]: _PINNED}
+        alt = "One row per run, beside the first."
+        st.dataframe(runs(found.table), column_config=config, hide_index=True, alt=alt)
+    for note in found.notes:
+        st.caption(words.escape(note))
 
 
 def ratio(value: float, low: float, high: float) -> str:
@@ -51,8 +97,29 @@ def ratio(value: float, low: float, high: float) -> str:
     return f"{words.number(value)} × ({words.number(low)}–{words.number(high)})" if value == value else words.NONE
 
 
-def table(found: pd.DataFrame) -> pd.DataFrame:
-    """The comparison as people read it."""
+def recipes(found: pd.DataFrame) -> pd.DataFrame:
+    """The recipes as people read them."""
+    shown = found.assign(
+        speed=[ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
+        memory_mib=found["memory_peak_bytes"] / 2**20,
+        tensor=[words.percent(v) for v in found["tensor_frac"]],
+        skipped=[words.percent(v) for v in found["skip_frac"]],
+        loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in found.itertuples()],
+    )
+    shown["tensor"] = shown["tensor"].where(found["tensor_frac"].notna())
+    return shown[[name for name in RECIPES if shown[name].notna().any()]].rename(columns=RECIPES)
+
+
+def change(value: float, low: float, high: float) -> str:
+    """A deviation in percent, with its interval where it is known."""
+    if value != value:
+        return words.NONE
+    interval = f" ({100 * low:+.2g} to {100 * high:+.2g} %)" if low == low else ""
+    return f"{100 * value:+.2g} %{interval}".replace("-", "−")
+
+
+def runs(found: pd.DataFrame) -> pd.DataFrame:
+    """The runs as people read them."""
     shown = found.assign(
         spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in found.itertuples()],
         speed=[ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
@@ -60,10 +127,22 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
         skipped=[words.percent(v) for v in found["skip_frac"]],
         scale=[words.scale(v) for v in found["scale_last"]],
     )
-    return shown[[name for name in TABLE if shown[name].notna().any()]].rename(columns=TABLE)
+    return shown[[name for name in RUNS if shown[name].notna().any()]].rename(columns=RUNS)
 
 
-def some(settings: "pd.Series[str]", most: int = 4) -> str:
+def markdown(shown: pd.DataFrame) -> str:
+    """A table as Markdown, for a report or an issue."""
+
+    def cell(value: object) -> str:
+        text = words.number(value) if isinstance(value, float) else str(value)
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    rows = [[cell(value) for value in row] for row in shown.itertuples(index=False)]
+    lines = [list(shown.columns), ["---"] * len(shown.columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def some(names: "pd.Series[str]", most: int = 4) -> str:
     """The first few settings by name, and how many more."""
-    more = len(settings) - most
-    return words.escape(", ".join(settings[:most])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - most
+    return words.escape(", ".join(names[:most])) + (f" and {more} more" if more > 0 else "")

@@ -20,6 +20,7 @@ import amp_core.figures as figures
 from amp_core import Run, load_run
 from amp_core.analysis.formatlab import accumulated, format_ranges
 from amp_core.analysis.layers import layer_exponents, layer_trace, tensor_names
+from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
 from tests.synthetic import SAMPLES, SCENARIOS, write
 
@@ -52,9 +53,21 @@ def traced() -> Run:
     """A run with a traced step, for the figures of operators."""
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(write(Path(folder) / "traced", "traced"))
-        for table in ("ops", "events"):
+        for table in ("ops", "events", "steps", "memory"):
             run.table(table)
         return run
+
+
+AGREEMENT = pd.DataFrame(
+    {
+        "run": ["a", "a", "b", "b"],
+        "precision": ["bf16", "bf16", "fp16", "fp16"],
+        "name": ["head.weight", "embed.weight"] * 2,
+        "rel_error": [0.01, 0.02, 0.001, 0.004],
+        "cosine": [0.999, 0.998, 1.0, 0.9999],
+    }
+)
+"""What `gradient_agreement` makes of two audited runs; made-up runs have no audits."""
 
 
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
@@ -69,6 +82,8 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponent_heatmap": lambda run: (analysis.exponent_shares(run, kind(run)),),
     "class_bars": lambda run: (analysis.class_shares(run, kind(run)),),
     "compare_bars": lambda run: (analysis.compare([run, run]).table, "speed_ratio"),
+    "deviation_figure": lambda run: (analysis.compare([run, run]).recipes,),
+    "agreement_figure": lambda run: (of_steps(run, AGREEMENT),),
     "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
@@ -77,6 +92,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
+    "forecast_figure": lambda run: (of_steps(run, forecast(traces_of_run(traced()), ["T4", "A100"]).table),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),
     "accumulation_figure": lambda run: (
         of_steps(run, accumulated(Fraction(0), Fraction(1), 50, FORMATS["bf16"])),

@@ -172,11 +172,21 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     assert app.multiselect[0].value[0] == "sample/fp32"
     assert set(app.multiselect[0].value) == {"sample/fp32", "sample/fp16", "sample/bf16"}
     assert app.query_params["with"] == app.multiselect[0].value
-    table = app.dataframe[-1].value
-    assert table["Run"].iloc[0] == "fp32"
-    assert table.set_index("Run").loc["fp16", "Speed ×"].startswith("2.00 × (")
-    assert "fp16: 2.00 ×" in words(app).replace("*", "")
-    assert titles(app) == ["Loss", "Speed", "Peak memory", "Final loss, common steps"]
+    table = next(one.value for one in app.dataframe if "Learning" in one.value)
+    assert table["Recipe"].iloc[0] == "fp32"
+    assert table.set_index("Recipe").loc["fp16", "Speed ×"].startswith("2.00 × (")
+    runs = next(one.value for one in app.dataframe if "Half of steps (ms)" in one.value)
+    assert set(runs["Run"]) == {"fp32", "fp16", "bf16"}
+    said = words(app).replace("*", "")
+    assert (
+        "FP16: 2.00 × faster, 40.0 % less memory, whether it learns the same cannot be told yet: run more seeds" in said
+    )
+    assert "did not take turns" in said
+    copied = next(one.value for one in app.code)
+    assert copied.startswith("| Recipe | Seeds |") and "| fp16 |" in copied
+    shown = titles(app)
+    assert shown[:4] == ["Loss", "Deviation of the final loss", "Speed", "Peak memory"]
+    assert "Time of a step" in shown and shown[-1] == "Memory at the peak"
 
 
 def test_compare_follows_its_address(three, open_app):
@@ -206,4 +216,4 @@ def test_compare_leaves_out_what_cannot_be_read(three, home, open_app):
     app = open_app("pages/compare_runs.py", run="sample/fp32")
     assert not app.exception
     assert "fp16 is left out" in app.error[0].value
-    assert "bf16" in words(app)
+    assert "BF16" in words(app)
