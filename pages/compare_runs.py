@@ -24,7 +24,7 @@ from amp_core.figures import (
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, comparison, empty, head, loaders, picker, words
+from pages.parts import charts, comparison, empty, head, loaders, picker, report, words
 from pages.parts.library import Entry
 
 MOST = 15
@@ -163,3 +163,4 @@ comparison.settings(found)
 comparison.tables(found)
 losses(runs, found)
 costs(runs, found)
+report.button(runs, "compare")

@@ -17,7 +17,7 @@ from amp_core.report._html import Html, join, tag
 from amp_core.run import Run
 from amp_core.schema import RunError
 
-MOST_RUNS = 8
+MOST_RUNS = 16
 
 
 def report_html(runs: Sequence[Run]) -> str:

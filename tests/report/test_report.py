@@ -85,7 +85,7 @@ def test_the_same_runs_give_the_same_file():
 def test_what_cannot_be_told_of_is_refused(tmp_path, capsys):
     with pytest.raises(RunError, match="no steps"):
         report_html([load_run(write_rows(tmp_path / "empty"))])
-    with pytest.raises(RunError, match="1 to 8"):
+    with pytest.raises(RunError, match="1 to 16"):
         report_html([])
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "no" / "r.html")]) == 2
     assert "out=" in capsys.readouterr().err
