@@ -125,6 +125,16 @@ def about(seconds: float) -> str:
     return f"about {minutes} min" if minutes < 60 else f"about {minutes // 60} h {minutes % 60} min"
 
 
+def amount(value: float, unit: str) -> str:
+    """A number of a finding with its unit: loss scales as powers of two, counts as whole numbers, shares in percent."""
+    if unit == "loss scale":
+        return f"loss scale {scale(value)}"
+    if unit.startswith("share"):
+        return f"{percent(value)}{unit.removeprefix('share')}"
+    whole = value == round(value) if abs(value) < 1e6 else False
+    return f"{count(value)} {unit}".strip() if whole else number(value, unit)
+
+
 def sentence(text: object) -> str:
     """A message with a full stop at its end. It begins as it is: with an argument's name, or after a colon."""
     words = str(text).strip()

@@ -71,6 +71,7 @@ def together(charts: Charts, runs: list[Run], comparison: Comparison | None) -> 
     if comparison is not None:
         bars = [_bars(charts, comparison, column) for column in ("speed_ratio", "memory_ratio", "loss_ratio")]
         parts.append(tag("div", *bars, class_="row"))
+        parts.append(charts.add(lambda dark: figures.deviation_figure(comparison.recipes, dark=dark)))
     return join(parts)
 
 

@@ -9,18 +9,20 @@ from amp_core.findings import Finding
 from amp_core.report._html import Html, join, table, tag
 from amp_core.run import Run
 
-_COLUMNS = (
-    "Run",
+_RECIPES = (
     "Recipe",
+    "Seeds",
     "Step time",
     "Speed",
+    "Verdict",
     "Peak memory",
     "Memory",
+    "Energy per sample",
+    "On tensor cores",
     "Final loss",
     "Held-out loss",
-    "Skipped",
-    "Last scale",
 )
+_RUNS = ("Run", "Recipe", "Step time", "Peak memory", "Final loss", "Held-out loss", "Skipped", "Last scale")
 _DEEPEST = 4
 """Settings nested deeper are shown as they are."""
 
@@ -50,8 +52,8 @@ def finding(found: Finding) -> Html:
         first, last = found.steps
         where.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
     if found.value is not None:
-        limit = f", limit {words.number(found.limit)}" if found.limit is not None else ""
-        where.append(f"{words.number(found.value)}{limit} {found.unit}".strip())
+        limit = f", limit {words.amount(found.limit, found.unit)}" if found.limit is not None else ""
+        where.append(f"{words.amount(found.value, found.unit)}{limit}")
     if found.follows:
         where.append(f"follows from {found.follows}")
     return tag(
@@ -65,32 +67,12 @@ def finding(found: Finding) -> Html:
 
 
 def comparison(found: Comparison) -> Html:
-    """Verdicts beside the first run, the table, what differs and what a reader must know."""
-    rows = found.table.to_dict("records")
-    first = rows[0]["run"]
+    """The answers beside the first recipe, both tables, what differs and what a reader must know."""
+    recipes, runs = found.recipes.to_dict("records"), found.table.to_dict("records")
+    parity = {row["recipe"]: str(row["parity"]) for row in recipes}
     lines = [
-        tag(
-            "li",
-            tag("b", row["run"]),
-            f": {_ratio(row, 'speed_ratio')} the speed of {first}, {words.number(row['memory_ratio'])} × the memory. "
-            f"Learning: {words.sentence(row['parity'])}",
-        )
-        for row in rows[1:]
-    ]
-    cells = [
-        (
-            row["run"],
-            row["precision"] or words.NONE,
-            words.number(row["step_ms"], "ms"),
-            _ratio(row, "speed_ratio"),
-            words.size(row["memory_peak_bytes"]),
-            f"{words.number(row['memory_ratio'])} ×",
-            words.loss(row["loss_final"]),
-            words.loss(row["eval_loss"]),
-            words.percent(row["skip_frac"]),
-            words.scale(row["scale_last"]),
-        )
-        for row in rows
+        tag("li", tag("b", answer), ". ", words.sentence(f"Learning: {parity.get(recipe, words.NONE)}"))
+        for recipe, answer in found.answers.items()
     ]
     differing = found.differences
     settings = (
@@ -98,8 +80,44 @@ def comparison(found: Comparison) -> Html:
         if len(differing)
         else None
     )
+    cells = [
+        (
+            row["recipe"],
+            str(row["seeds"]),
+            words.number(row["step_ms"], "ms"),
+            _ratio(row, "speed_ratio"),
+            row["speed_verdict"],
+            words.size(row["memory_peak_bytes"]),
+            f"{words.number(row['memory_ratio'])} ×",
+            words.number(row["energy_j"], "J"),
+            words.percent(row["tensor_frac"]),
+            words.loss(row["loss_final"]),
+            words.number(row["eval_loss"]),
+        )
+        for row in recipes
+    ]
+    each = [
+        (
+            row["run"],
+            row["precision"] or words.NONE,
+            words.number(row["step_ms"], "ms"),
+            words.size(row["memory_peak_bytes"]),
+            words.loss(row["loss_final"]),
+            words.number(row["eval_loss"]),
+            words.percent(row["skip_frac"]),
+            words.scale(row["scale_last"]),
+        )
+        for row in runs
+    ]
     notes = [tag("p", note, class_="quiet") for note in found.notes]
-    return join([tag("ul", *lines), table(_COLUMNS, cells), settings, *notes])
+    head = tag("p", f"Against {recipes[0]['recipe']}:")
+    return join([head, tag("ul", *lines), settings, _known(_RECIPES, cells), _known(_RUNS, each), *notes])
+
+
+def _known(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+    """The table without columns in which nothing is known."""
+    kept = [i for i in range(len(head)) if any(not row[i].startswith(words.NONE) for row in rows)]
+    return tag("div", table([head[i] for i in kept], [[row[i] for i in kept] for row in rows]), class_="compact")
 
 
 def _ratio(row: Mapping[Any, Any], column: str) -> str:

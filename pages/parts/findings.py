@@ -162,16 +162,6 @@ def evidence(finding: Finding) -> list[str]:
         first, last = finding.steps
         said.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
     if finding.value is not None:
-        limit = f", limit {amount(finding.limit, finding.unit)}" if finding.limit is not None else ""
-        said.append(words.escape(f"{amount(finding.value, finding.unit)}{limit}"))
+        limit = f", limit {words.amount(finding.limit, finding.unit)}" if finding.limit is not None else ""
+        said.append(words.escape(f"{words.amount(finding.value, finding.unit)}{limit}"))
     return said
-
-
-def amount(value: float, unit: str) -> str:
-    """A number of a finding with its unit: loss scales as powers of two, counts as whole numbers, shares in percent."""
-    if unit == "loss scale":
-        return f"loss scale {words.scale(value)}"
-    if unit.startswith("share"):
-        return f"{words.percent(value)}{unit.removeprefix('share')}"
-    whole = value == round(value) if abs(value) < 1e6 else False
-    return f"{words.count(value)} {unit}".strip() if whole else words.number(value, unit)

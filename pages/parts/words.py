@@ -7,6 +7,7 @@
 from amp_core.words import (
     NONE,
     about,
+    amount,
     compact,
     count,
     duration,
@@ -26,6 +27,7 @@ __all__ = [
     "NONE",
     "STATUS_LOOK",
     "about",
+    "amount",
     "compact",
     "count",
     "duration",

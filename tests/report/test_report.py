@@ -10,6 +10,7 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
+from amp_core.analysis import compare
 from amp_core.report import report_html
 from amp_core.report._html import tag
 from amp_core.runlog import RunWriter
@@ -50,7 +51,8 @@ def test_several_runs_are_compared_with_the_first():
     page = report_html(runs)
     said = text(page)
     assert "Comparison" in said and "What differs" in said
-    assert said.count("the speed of") == 2
+    for answer in compare(runs).answers.values():
+        assert answer in said
     assert len(page.encode()) < 5_000_000
     assert page.count(packed(page, "plotly")[:200]) == 0  # packed, and only once
     assert page.count('id="plotly"') == 1
