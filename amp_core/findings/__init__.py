@@ -12,7 +12,7 @@ fires only where the numbers leave no doubt; what it cannot know it does not say
 from collections.abc import Callable
 from dataclasses import replace
 
-from amp_core.findings import autocast, errors, hardware, loops, pairs, ranges, scaling, skips, stored
+from amp_core.findings import autocast, errors, hardware, loops, memory, pairs, ranges, scaling, skips, stored
 from amp_core.findings.causes import Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
@@ -78,7 +78,7 @@ RULES: tuple[Callable[[Run], list[Finding]], ...] = (
     hardware.layout_transposes,
     hardware.unaligned_dims,
     hardware.tf32_baseline,
-    hardware.memory_not_lower,
+    memory.memory_not_lower,
     hardware.watch_overhead,
     scaling.calibration_skips,
 )

@@ -7,7 +7,6 @@ from amp_core.analysis._gpus import profiled_gpu
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._steps import attempts, recipe, scaler_enabled
 from amp_core.analysis.eligible import matrix_ops
-from amp_core.analysis.memory import memory_summary
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, on_gpu, orders
 from amp_core.findings.model import Finding
@@ -21,10 +20,6 @@ OFF = 0.1
 """Share of matrix time off tensor cores from which on something is to be won: at most so much of it (Amdahl)."""
 SHARE = 0.05
 """Share of time or of weights below which nothing is said: less than runs of one program differ by."""
-STATE = 0.8
-"""Share of memory that weights, gradients and optimizer state take from which on halving activations wins little."""
-SAME = 0.05
-"""Peaks of memory that differ by less are the same."""
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
@@ -263,33 +258,6 @@ def _asked_for_scale(run: Run) -> int:
     for first, last, calls in every:
         times[calls.count("get_scale")] += last - first + 1
     return max(times, key=times.__getitem__) if times else 0
-
-
-def memory_not_lower(run: Run) -> list[Finding]:
-    """`memory-not-lower`: weights, gradients and optimizer state are most of what a GPU holds under autocast."""
-    if autocast_dtype(run) is None or not len(run.memory):
-        return []
-    frame = run.memory
-    parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes"]
-    frame = frame[frame["device"].fillna("").str.startswith("cuda") & frame["allocated_bytes"].notna()]
-    if frame.empty:
-        return []
-    peak = float(memory_summary(run).peak_bytes or frame["allocated_bytes"].max())
-    sizes = frame[parts].astype(float).fillna(0.0).max()
-    share = float(sizes.sum()) / peak if peak else 0.0
-    if share < STATE:
-        return []
-    where = str(sizes.idxmax()).removesuffix("_bytes")
-    return [
-        found(
-            "memory-not-lower",
-            f"{share:.0%} of the peak are weights, gradients and optimizer state, which autocast leaves in FP32",
-            where,
-            value=share,
-            limit=STATE,
-            unit="share of peak memory",
-        )
-    ]
 
 
 def watch_overhead(run: Run) -> list[Finding]:

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from amp_core.analysis import compare
-from amp_core.analysis.memory import memory_summary
 from amp_core.findings._found import found
-from amp_core.findings._signals import autocast_dtype, facts, on_gpu
-from amp_core.findings.hardware import SAME, memory_not_lower
+from amp_core.findings._signals import autocast_dtype, facts
+from amp_core.findings.memory import memory_not_lower_than
 from amp_core.findings.model import Finding
 from amp_core.run import Run
 
@@ -61,25 +60,6 @@ def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
             value=float(row["loss_ratio"]),
             limit=1.0,
             unit="times the final loss of the baseline",
-        )
-    ]
-
-
-def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
-    """`memory-not-lower`, against a run in FP32: the peak on the GPU is as high."""
-    if autocast_dtype(run) is None or not on_gpu(run) or not on_gpu(baseline) or memory_not_lower(run):
-        return []
-    peak, before = memory_summary(run).peak_bytes, memory_summary(baseline).peak_bytes
-    if not peak or not before or peak < (1 - SAME) * before:
-        return []
-    return [
-        found(
-            "memory-not-lower",
-            f"The peak of memory is {peak / before:.0%} of that of {baseline.name}",
-            "peak memory",
-            value=peak / before,
-            limit=1 - SAME,
-            unit="times the peak of the baseline",
         )
     ]
 

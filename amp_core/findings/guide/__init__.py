@@ -3,13 +3,14 @@
 >>> GUIDE["clip-before-unscale"].advice
 """
 
-from amp_core.findings.guide import numerics, scaling, speed
+from amp_core.findings.guide import loops, numerics, scaling, speed
 from amp_core.findings.guide.entry import Entry
 
 __all__ = ["FAMILIES", "GUIDE", "Entry"]
 
 FAMILIES: dict[str, tuple[Entry, ...]] = {
     "Loss scaling": scaling.ENTRIES,
+    "Training loop": loops.ENTRIES,
     "Range and precision": numerics.ENTRIES,
     "Speed and memory": speed.ENTRIES,
 }

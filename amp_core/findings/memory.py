@@ -1,0 +1,58 @@
+"""Rules on memory: what autocast cannot lower, by itself and beside a run in FP32."""
+
+from amp_core.analysis.memory import memory_summary
+from amp_core.findings._found import found
+from amp_core.findings._signals import autocast_dtype, on_gpu
+from amp_core.findings.model import Finding
+from amp_core.run import Run
+
+STATE = 0.8
+"""Share of memory that weights, gradients and optimizer state take from which on halving activations wins little."""
+SAME = 0.05
+"""Peaks of memory that differ by less are the same."""
+
+
+def memory_not_lower(run: Run) -> list[Finding]:
+    """`memory-not-lower`: weights, gradients and optimizer state are most of what a GPU holds under autocast."""
+    if autocast_dtype(run) is None or not len(run.memory):
+        return []
+    frame = run.memory
+    parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes"]
+    frame = frame[frame["device"].fillna("").str.startswith("cuda") & frame["allocated_bytes"].notna()]
+    if frame.empty:
+        return []
+    peak = float(memory_summary(run).peak_bytes or frame["allocated_bytes"].max())
+    sizes = frame[parts].astype(float).fillna(0.0).max()
+    share = float(sizes.sum()) / peak if peak else 0.0
+    if share < STATE:
+        return []
+    where = str(sizes.idxmax()).removesuffix("_bytes")
+    return [
+        found(
+            "memory-not-lower",
+            f"{share:.0%} of the peak are weights, gradients and optimizer state, which autocast leaves in FP32",
+            where,
+            value=share,
+            limit=STATE,
+            unit="share of peak memory",
+        )
+    ]
+
+
+def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
+    """`memory-not-lower`, against a run in FP32: the peak on the GPU is as high."""
+    if autocast_dtype(run) is None or not on_gpu(run) or not on_gpu(baseline) or memory_not_lower(run):
+        return []
+    peak, before = memory_summary(run).peak_bytes, memory_summary(baseline).peak_bytes
+    if not peak or not before or peak < (1 - SAME) * before:
+        return []
+    return [
+        found(
+            "memory-not-lower",
+            f"The peak of memory is {peak / before:.0%} of that of {baseline.name}",
+            "peak memory",
+            value=peak / before,
+            limit=1 - SAME,
+            unit="times the peak of the baseline",
+        )
+    ]
