@@ -14,6 +14,11 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
+def in_backward() -> bool:
+    """Whether this thread is at work for autograd just now: what modules run then is made again by a checkpoint."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def local_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries."""
     grad = grad.detach()

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
+from amp_core.record.gradients import in_backward
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter
@@ -59,7 +60,7 @@ class BackwardState(Observer):
         return scale
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.at_own_work():
+        if self.at_own_work() or in_backward():  # a checkpoint calls it for what it has made again
             return
         if torch.is_autocast_enabled(self._kind):
             dtype = dtype_name(torch.get_autocast_dtype(self._kind))

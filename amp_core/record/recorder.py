@@ -30,7 +30,7 @@ from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.entries import Entries
 from amp_core.record.environment import recipe_found
-from amp_core.record.gradients import learning_rate, local_values, norms, unwrapped
+from amp_core.record.gradients import in_backward, learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
@@ -84,10 +84,16 @@ class Recorder:
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._outbox = Outbox(writer, self._phases, sampling)
         self._losses: list[torch.Tensor] = []
+        self._confirmed = 0  # losses whose backward came through the model to its end
+        self._counted: dict[int, int] = {}  # `_samples` then
+        self._hooked = False  # an output of the model tells of its backward
+        self._called = False  # backward was called, and has not come to its end
+        self._arrived = False  # and it has reached the model
         self._samples: dict[int, int] = {}  # by the module that was called with them
         self._seen: set[str] = set()  # phases whose start was seen since the last attempt
         self._logged: dict[str, Any] = {}
         self._inside_scaler_step = False
+        self._stepping: set[int] = set()  # optimizers that are at work on a step, or were when an exception came
         self._repeating = False  # a closure is called again within its step
         self._described = False
         self._region: RegionSeen | None = None  # until the first backward
@@ -219,7 +225,7 @@ class Recorder:
         notices_patch.backward.unlisten(self._on_loss)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if self._auditing or self._phases.present == "backward":  # checkpointing runs modules again in backward
+        if self._auditing or in_backward():
             return
         self._finish_pending()
         if not torch.is_grad_enabled():  # an evaluation between two steps
@@ -228,6 +234,11 @@ class Recorder:
         self._seen.add("forward")
         if self._repeating:
             return
+        if self._arrived or self._stepping:
+            self._abandon()
+        elif self._called:
+            self._forget_loss()
+            self._samples = dict(self._counted)
         with self._phases.watching():
             first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
             if first is not None:
@@ -239,11 +250,12 @@ class Recorder:
             self._begin()
 
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if self._auditing or self._phases.present == "backward" or not torch.is_grad_enabled():
+        if self._auditing or in_backward() or not torch.is_grad_enabled():
             return
         for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(self._on_backward)
+                self._hooked = True
         self._tell("forward_ended", output)
 
     def _on_backward(self, grad: torch.Tensor) -> None:
@@ -251,12 +263,15 @@ class Recorder:
             return
         self._phases.enter("backward")
         self._seen.add("backward")
+        self._arrived = True
         self._look_for_regions_no_more()
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
         self._tell("backward_began")
 
     def _on_backward_end(self) -> None:
+        self._arrived = self._called = False
+        self._confirmed, self._counted = len(self._losses), dict(self._samples)
         self._phases.enter("after_backward")
         self._tell("backward_ended")
 
@@ -272,19 +287,27 @@ class Recorder:
 
     def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Backward is called. What the scaler did not see it starts from is the loss."""
-        if self._scaler is not None or self._repeating or self._auditing or "forward" not in self._seen:
+        if self._repeating or self._auditing or in_backward() or "forward" not in self._seen:
+            return
+        if self._scaler is None:
+            self._forget_loss()
+        self._called = self._hooked
+        if self._scaler is not None:
             return
         roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
         weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
-        if len(roots) == 1 and roots[0].numel() == 1 and not weighted and self._phases.present != "backward":
+        if len(roots) == 1 and roots[0].numel() == 1 and not weighted:
             with self._phases.watching():
                 self._losses.append(roots[0].detach().clone().reshape(()))
+        if not self._hooked:
+            self._confirmed = len(self._losses)
 
     def _before_optimizer(self, index: int) -> Callable[..., Any]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             if self._inside_scaler_step:
                 self._tell("called", "optimizer.step", index)
                 return None
+            self._repeating = False
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             if not callable(closure):
                 self._before_step(index)
@@ -301,6 +324,7 @@ class Recorder:
         self._phases.enter("optimizer")
         with self._phases.watching():
             self._observe(index)
+        self._stepping.add(index)
 
     def _around_closure(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
@@ -316,6 +340,7 @@ class Recorder:
     def _after_optimizer(self, index: int) -> Callable[..., None]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._repeating = False
+            self._stepping.discard(index)
             if not self._inside_scaler_step:
                 self._attempted(index, None)
 
@@ -360,10 +385,12 @@ class Recorder:
             with self._phases.watching():
                 self._observe(index)
             self._inside_scaler_step = True
+            self._stepping.add(index)
             try:
                 result = original(optimizer, *args, **kwargs)
             finally:
                 self._inside_scaler_step = False
+            self._stepping.discard(index)
             found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
             self._attempted(index, found)
             return result
@@ -465,6 +492,8 @@ class Recorder:
             del self._open[index]
             self._look_for_regions_no_more()
             attempt.put("found_inf", found_inf)
+            if self._scaler is None:
+                self._forget_loss()
             if self._losses:
                 attempt.put("loss", torch.stack([x.to(self._losses[0].device).double() for x in self._losses]).sum())
             attempt.lr = learning_rate(self._optimizers[index])
@@ -474,6 +503,8 @@ class Recorder:
             attempt.time_s = self.writer.time_s()
             attempt.logged = self._logged
             self._losses, self._samples, self._logged = [], {}, {}
+            self._confirmed, self._counted = 0, {}
+            self._hooked = self._called = False
             self._seen.clear()
             self._stepped.add(index)
             self._pending.append(attempt)
@@ -508,6 +539,20 @@ class Recorder:
         self._tell_precision(torch.get_autocast_dtype(kind) if autocast else None)
         if not autocast:
             self._region = RegionSeen(kind)
+
+    def _abandon(self) -> None:
+        """An exception broke the step off and the loop goes on: forget what was gathered for it."""
+        for index in self._stepping:
+            self._open.pop(index, None)
+        self._stepping.clear()
+        self._arrived = False
+        self._losses, self._samples, self._confirmed, self._counted = [], {}, 0, {}
+        self._outputs.take()
+
+    def _forget_loss(self) -> None:
+        """Backward did not come through the model: it was another model's, or an exception broke it off."""
+        del self._losses[self._confirmed :]
+        self._called = False
 
     def _look_for_regions_no_more(self) -> None:
         if self._region is not None:
