@@ -26,7 +26,7 @@ from amp_core.analysis._steps import attempts, median, recipe
 from amp_core.analysis.answer import in_one_line
 from amp_core.analysis.curves import labelled
 from amp_core.analysis.energy import energy_per_sample
-from amp_core.analysis.memory import memory_summary
+from amp_core.analysis.memory import memory_summary, what_memory
 from amp_core.analysis.parity import Judged
 from amp_core.analysis.ratios import Ratio
 from amp_core.analysis.scale import scale_summary
@@ -217,6 +217,11 @@ def _notes(
         )
     if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
         notes.append("The runs do not train the same task, so their losses cannot be held against each other.")
+    if what_memory(runs[0]) == "resident set of the process":
+        notes.append(
+            "On a CPU memory is that of the whole process, Python and libraries included: what a recipe saves of a "
+            "small model's tensors hardly shows in it, but in memory by category."
+        )
     return (*notes, *_tf32(runs[0]))
 
 

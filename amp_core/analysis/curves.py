@@ -24,9 +24,10 @@ def loss_curves(
 ) -> pd.DataFrame:
     """The losses of several runs in one frame: run (label), precision, `x`, loss, smooth.
 
-    `samples` is counted from the start of each run. `smooth` is an exponential mean over about a twenty-fifth of the
-    run; it is NaN where the loss is not finite. Steps without a recorded loss are left out. With `most`, each run is
-    thinned to about that many rows. Raises `RunError` for another `x`.
+    `samples` is counted from the start of each run; the time of a run that took turns with others is that of its own
+    steps. `smooth` is an exponential mean over about a twenty-fifth of the run; it is NaN where the loss is not finite.
+    Steps without a recorded loss are left out. With `most`, each run is thinned to about that many rows. Raises
+    `RunError` for another `x`.
     """
     if x not in X_AXES:
         raise RunError(f"x={x!r} is unknown; choose one of {', '.join(X_AXES)}")
@@ -34,6 +35,8 @@ def loss_curves(
     for run, label in zip(runs, labelled(runs), strict=True):
         frame = attempts(run)
         frame["samples"] = frame["samples"].cumsum()
+        if "comparison" in run.head.config:  # it took turns: the clock went on while others trained
+            frame["time_s"] = frame["step_ms"].cumsum() / 1e3
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))

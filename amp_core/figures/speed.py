@@ -85,7 +85,7 @@ _BARS = {
     "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{:.3g} ×", reference=1.0),
     "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{:.4g} ×", reference=1.0),
     "step_ms": _Bar("Time of a step", "median (ms)", "{:.3g} ms"),
-    "samples_per_s": _Bar("Throughput", "samples per second", "{:.3g} /s"),
+    "samples_per_s": _Bar("Throughput", "samples per second", "{:,.4g} /s"),
     "memory_peak_bytes": _Bar("Peak memory", "GiB", "{:.3g} GiB", divisor=2.0**30),
     "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{:.4g}"),
     "energy_j": _Bar("Energy", "J per sample", "{:.3g} J"),

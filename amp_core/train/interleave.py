@@ -62,8 +62,8 @@ def interleave(members: Sequence[Member], block_steps: int, told: Callable[[int]
     """Train all members in turns; the exit code of each, 130 alone where it was asked to stop.
 
     All have the same number of steps and the same seed. `told` gets the number of steps made after each round. A member
-    that fails leaves the others to go on; one that refuses its settings (2) is the last that is started. SIGTERM and
-    Ctrl-C are passed on to all of them, and end all of them in order.
+    that fails leaves the others to go on; one that refuses its settings (2) ends them all before their first step.
+    SIGTERM and Ctrl-C are passed on to all of them, and end all of them in order.
     """
     first = members[0].config
     about = {

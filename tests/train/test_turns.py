@@ -1,0 +1,166 @@
+"""Trainings that take turns: who comes when, what each records, and what happens when one is stopped or fails."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import compare
+from amp_core.train.config import TrainConfig
+from amp_core.train.interleave import Member, default_block, interleave, order_of, turns_of
+from amp_core.train.turns import Turns
+
+QUICK = {"workload": "digits-cnn", "device": "cpu", "every": 1000, "evaluate": False}
+
+
+def test_blocks_are_a_twentieth_of_the_run_and_at_most_ten_steps() -> None:
+    assert [default_block(steps) for steps in (1, 8, 40, 100, 200, 5000)] == [1, 1, 2, 5, 10, 10]
+
+
+def test_turns_add_up_to_the_steps() -> None:
+    assert turns_of(TrainConfig(steps=25), 10) == [10, 10, 5]
+    assert turns_of(TrainConfig(steps=5), 10) == [5]
+
+
+def test_no_turn_begins_in_profiled_steps() -> None:
+    assert turns_of(TrainConfig(steps=40, profile=(20, 23)), 10) == [10, 20, 10]
+    assert turns_of(TrainConfig(steps=40, profile=(18, 20)), 10) == [10, 10, 10, 10]
+    assert turns_of(TrainConfig(steps=40, profile=(0, 3)), 10) == [10, 10, 10, 10]
+
+
+def test_each_second_round_is_the_one_before_turned_round() -> None:
+    orders = order_of(3, 7, seed=1)
+    assert len(orders) == 7 and all(sorted(order) == [0, 1, 2] for order in orders)
+    assert all(orders[i + 1] == orders[i][::-1] for i in (0, 2, 4))
+    assert orders == order_of(3, 7, seed=1) and len({tuple(o) for o in order_of(3, 40, 0)}) > 3
+
+
+def test_a_training_asks_for_its_turn_and_ends_when_no_one_answers() -> None:
+    said, settled = io.StringIO(), []
+    turns = Turns(lambda: None, io.StringIO("2\n1\n"), said, lambda: settled.append(1))
+    assert [turns(), turns(), turns()] == [None, None, None]
+    assert said.getvalue() == "ready\ndone\n"
+    assert turns() == "stopped: the comparison that it was part of ended"
+    assert len(settled) == 3  # the device has finished before another's turn
+
+
+def test_a_training_that_is_asked_to_stop_says_why() -> None:
+    turns = Turns(lambda: "stopped by SIGINT", io.StringIO(""), io.StringIO(), lambda: None)
+    assert turns() == "stopped by SIGINT"
+
+
+SLOW = """
+import time
+import torch
+from amp_core.train.workloads import Workload
+
+def plain(wait=0.0):
+    def loss_fn(model, batch):
+        time.sleep(0.02 + wait)
+        return model(batch[0]).square().mean()
+    batches = [(torch.ones(4, 8),)] * 10
+    return Workload(model=torch.nn.Linear(8, 8), batches=batches, loss_fn=loss_fn)
+
+def slower():
+    return plain(0.01)
+"""
+
+
+BREAKS = """
+def broken():
+    made = plain()
+    made.batches = made.batches[:3] + ["no tensor"]
+    return made
+"""
+
+
+def test_trainings_take_turns_and_waiting_belongs_to_no_step(tmp_path: Path) -> None:
+    configs = [TrainConfig(**QUICK, steps=12, precision=name, seed=3) for name in ("fp32", "bf16")]
+    told: list[int] = []
+    codes = interleave([Member(c, tmp_path / c.precision) for c in configs], 4, told.append)
+    assert codes == [0, 0] and told == [4, 8, 12]
+    runs = [load_run(tmp_path / c.precision) for c in configs]
+    about = [run.head.config["comparison"] for run in runs]
+    assert about[0] == about[1] and about[0]["block_steps"] == 4 and about[0]["recipes"] == ["fp32", "bf16"]
+    for run in runs:
+        steps = run.steps
+        assert steps["step"].tolist() == list(range(12))
+        waits = np.diff(steps["time_s"].to_numpy()) - steps["step_ms"].to_numpy()[1:] / 1e3
+        assert np.argsort(waits)[-2:].tolist() in ([3, 7], [7, 3])  # between turns, and in no step
+    assert runs[0].steps["loss"].iloc[0] == pytest.approx(runs[1].steps["loss"].iloc[0], rel=2e-2)
+
+
+def test_a_planted_slowdown_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(SLOW)
+    made = [
+        Member(
+            TrainConfig(workload=f"{file}:{name}", device="cpu", every=1000, steps=60, precision="fp32"),
+            tmp_path / name,
+        )
+        for name in ("plain", "slower")
+    ]
+    assert interleave(made, 3, lambda done: None) == [0, 0]
+    row = compare([load_run(member.folder) for member in made]).table.iloc[1]
+    assert row["speed_verdict"] == "slower" and row["speed_ratio"] == pytest.approx(2 / 3, rel=0.2)
+
+
+def test_a_training_that_fails_leaves_the_others_to_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(SLOW + BREAKS)
+    names = ("plain", "broken")
+    made = [
+        Member(TrainConfig(workload=f"{file}:{n}", device="cpu", steps=6, precision="fp32"), tmp_path / n)
+        for n in names
+    ]
+    codes = interleave(made, 2, lambda done: None)
+    assert codes == [0, 1]
+    assert load_run(tmp_path / "plain").status == "finished"
+    failed = load_run(tmp_path / "broken")
+    assert failed.status == "failed" and len(failed.steps) == 3
+
+
+def test_what_the_first_refuses_is_not_asked_of_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = [Member(TrainConfig(**QUICK, precision=p), tmp_path / "file" / p) for p in ("fp32", "bf16")]
+    (tmp_path / "file").write_text("a file, not a folder")
+    assert interleave(made, 2, lambda done: None) == [2]
+    assert capfd.readouterr().err.count("ampscope: ") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-m", "amp_core", "compare", "--workload", "digits-cnn", "--steps", "100000"]
+    command += ["--precisions", "fp32,bf16", "--device", "cpu", "--block", "5", "--out", os.fspath(tmp_path / "cmp")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        folders = [tmp_path / "cmp" / name for name in ("fp32", "bf16")]
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            if all((f / "run.json").exists() and len(load_run(f).steps) >= 10 for f in folders):
+                break
+            time.sleep(0.2)
+        process.send_signal(number)
+        assert process.wait(60) == 130
+    for folder in folders:
+        run = load_run(folder)
+        assert run.status == "stopped" and run.end_reason == f"stopped by {signal.Signals(number).name}"
+        assert len(run.steps) >= 10
+
+
+def test_seeds_are_trained_under_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from amp_core.__main__ import main
+
+    argv = ["compare", "--workload", "digits-cnn", "--steps", "6", "--device", "cpu", "--precisions", "fp32"]
+    assert main([*argv, "--seeds", "2", "--seed", "5", "--out", os.fspath(tmp_path)]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fp32", "fp32-seed6"]
+    assert [load_run(tmp_path / n).head.config["seed"] for n in ("fp32", "fp32-seed6")] == [5, 6]
+    assert "fp32-seed6" in capsys.readouterr().out
+    for flag in ("--seeds", "--block"):
+        assert main([*argv, flag, "0", "--out", os.fspath(tmp_path / "x")]) == 2
+        assert f"{flag[2:]}=0 is not possible" in capsys.readouterr().err
