@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, picker
+from pages.parts import empty, picker, tables
 
 PARTS = Path(__file__).parent / "pages" / "parts"
 PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
@@ -42,7 +42,9 @@ st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon=PARTS / "ic
 st.logo(PARTS / "logo.svg", size="large")
 picker.show()
 
+tables.begin()
 try:
     page.run()
+    tables.offer()
 except RunError as error:  # a run that cannot be read, wherever on the page that came to light
     empty.unreadable(error)

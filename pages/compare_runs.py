@@ -24,7 +24,7 @@ from amp_core.figures import (
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, comparison, empty, head, loaders, picker, report, words
+from pages.parts import charts, comparison, empty, head, loaders, picker, report, tables, words
 from pages.parts.library import Entry
 
 MOST = 15
@@ -133,7 +133,7 @@ def costs(runs: list[Run], found: Comparison) -> None:
         charts.show(memory_parts_figure(shown, dark, "Memory at the peak"), "compare.memory")
         changes = loaders.analysed(memory_difference, first)
         if len(changes):
-            st.dataframe(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")
+            tables.show(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")
 
 
 def difference(changes: pd.DataFrame) -> pd.DataFrame:

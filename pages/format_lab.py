@@ -16,7 +16,7 @@ from amp_core.analysis.formatlab import (
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, formats, head, words
+from pages.parts import charts, formats, head, tables, words
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 SUMS = {
@@ -64,7 +64,7 @@ table = held(value)
 with answer:
     head.verdict(formats.verdict(typed, table))
 st.code(formats.bit_rows(table), language=None)
-st.dataframe(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
+tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
 
 st.subheader("What a loss scale does to it in FP16", anchor=False)
 power = st.slider("Loss scale, as a power of two", -10, 40, 16, format="2^%d", key="lab.scale")

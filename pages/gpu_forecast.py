@@ -8,7 +8,7 @@ from amp_core.analysis import traced_steps
 from amp_core.figures import forecast_figure
 from amp_core.forecast import Forecast, forecast, parts, traces_of_run
 from amp_core.forecast import measured_factor as measured
-from pages.parts import charts, empty, head, loaders, words
+from pages.parts import charts, empty, head, loaders, tables, words
 
 HOW = (
     "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
@@ -94,6 +94,6 @@ dark = charts.dark()
 charts.show(forecast_figure(found.table, "speedup", dark), "forecast.speedup")
 charts.show(forecast_figure(found.table, "step_ms", dark), "forecast.time")
 alt = "Forecast by GPU and recipe."
-st.dataframe(shown(found.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
+tables.show(shown(found.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
 for note in found.notes:
     st.caption(words.escape(note))

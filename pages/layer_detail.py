@@ -6,7 +6,7 @@ from amp_core.analysis import kinds_present, what_if
 from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, tensor, words
+from pages.parts import charts, empty, head, loaders, tables, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 
@@ -58,7 +58,7 @@ table = tensor.predictions(predicted, name)
 if table.empty:
     empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")
 st.caption(tensor.about_predictions(predicted, name, kind, health))
-st.dataframe(
+tables.show(
     table,
     column_config=tensor.COLUMNS,
     hide_index=True,

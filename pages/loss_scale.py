@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import ScaleSummary, safe_window_over_time, scale_summary, scale_trace, skip_episodes, thin
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
-from pages.parts import cards, charts, head, loaders, prediction, tensor, words
+from pages.parts import cards, charts, head, loaders, prediction, tables, tensor, words
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
@@ -93,7 +93,7 @@ charts.show(figure, "loss_scale.norm")
 if len(episodes):
     st.subheader("Skipped steps, one line per episode", anchor=False)
     opening = st.container()
-    event = st.dataframe(
+    event = tables.show(
         table(episodes),
         column_config=EPISODE_COLUMNS,
         hide_index=True,

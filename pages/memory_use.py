@@ -18,7 +18,7 @@ from amp_core.analysis import (
     what_memory,
 )
 from amp_core.figures import memory_figure, memory_moments_figure, memory_parts_figure
-from pages.parts import cards, charts, empty, head, loaders, memory, words
+from pages.parts import cards, charts, empty, head, loaders, memory, tables, words
 
 
 def verdict(found: MemoryBreakdown) -> str:
@@ -74,7 +74,7 @@ def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
     parts = found.parts[found.parts["category"] != "other"] if on_cpu else found.parts
     title = "Held in tensors, at most" if on_cpu else "Memory at the peak"
     charts.show(memory_parts_figure(parts.assign(run=run.name), dark, title), "memory.parts")
-    st.dataframe(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
+    tables.show(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
     moments = loaders.analysed(memory_moments, run, step)
     title = f"Memory through step {step:,}"
     charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
@@ -98,7 +98,7 @@ def difference(run: Run) -> None:
     if any(memory.on_cpu(one) for one in found):
         parts = parts[parts["category"] != "other"]
     charts.show(memory_parts_figure(parts, charts.dark(), "Memory at the peak, side by side"), "memory.beside")
-    st.dataframe(
+    tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
         hide_index=True,

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, prediction, tensor, words
+from pages.parts import charts, empty, head, loaders, prediction, tables, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
@@ -101,7 +101,7 @@ charts.show(heatmap, "ranges.heatmap")
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
     charts.show(class_bars(classes, dark=dark), "ranges.classes")
 opening = st.container()
-event = st.dataframe(
+event = tables.show(
     classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
     column_config=CLASS_COLUMNS,
     column_order=list(CLASS_COLUMNS),

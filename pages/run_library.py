@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import head, incoming, picker, shelf, words
+from pages.parts import head, incoming, picker, shelf, tables, words
 from pages.parts.library import Entry
 
 
@@ -54,7 +54,7 @@ if entries:
     aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
     head.verdict(f"{words.plural(len(table), 'run')}{aside}.")
     st.caption("Click the start of a row to choose a run.")
-    st.dataframe(
+    tables.show(
         table,
         column_config=shelf.COLUMNS,
         column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],

@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
 from amp_core.figures import step_cost_figure
-from pages.parts import beside, cards, charts, empty, head, loaders, profiled, words
+from pages.parts import beside, cards, charts, empty, head, loaders, profiled, tables, words
 
 COLUMNS = {
     "label": st.column_config.TextColumn("Part", pinned=True),
@@ -86,7 +86,7 @@ def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
     shown = parts.assign(ms=parts["us"] / 1e3)
     alt = "Parts of a step with their share and time."
-    st.dataframe(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
 
 
 head.title("Step cost")

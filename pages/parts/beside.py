@@ -5,7 +5,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import compare_step_cost
 from amp_core.figures import step_cost_figure
-from pages.parts import charts, empty, loaders, picker, words
+from pages.parts import charts, empty, loaders, picker, tables, words
 
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
@@ -50,4 +50,4 @@ def show(run: Run) -> None:
     st.markdown(f"{times}. {'. '.join(told) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
     alt = "What each part takes in both runs, and the change."
-    st.dataframe(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)

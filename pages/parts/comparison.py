@@ -5,6 +5,7 @@ import streamlit as st
 
 from amp_core.analysis import Comparison
 from pages.parts import words
+from pages.parts.tables import show as show_table
 
 RECIPES = {
     "recipe": "Recipe",
@@ -74,7 +75,7 @@ def settings(found: Comparison) -> None:
         return
     few = len(found.differences) <= 5
     with st.expander(f"What differs: {some(found.differences['setting'])}", expanded=few):
-        st.dataframe(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
+        show_table(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
 
 
 def tables(found: Comparison) -> None:
@@ -82,12 +83,12 @@ def tables(found: Comparison) -> None:
     shown = recipes(found.recipes)
     alt = "One row per recipe, beside the first."
     config = NUMBERS | {RECIPES["recipe"]: _PINNED}
-    st.dataframe(shown, column_config=config, hide_index=True, alt=alt)
+    show_table(shown, column_config=config, hide_index=True, alt=alt)
     with st.expander("Copy as Markdown, and every run"):
         st.code(markdown(shown), language="markdown")
         config = NUMBERS | {RUNS["run"]: _PINNED}
         alt = "One row per run, beside the first."
-        st.dataframe(runs(found.table), column_config=config, hide_index=True, alt=alt)
+        show_table(runs(found.table), column_config=config, hide_index=True, alt=alt)
     for note in found.notes:
         st.caption(words.escape(note))
 

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
 from amp_core.hardware import Gpu
-from pages.parts import cards, loaders, profiled, words
+from pages.parts import cards, loaders, profiled, tables, words
 
 BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
 SORTS = {
@@ -118,7 +118,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
         st.caption(caption)
     order = ["op", "module", "phase", *columns]
     alt = f"{title or 'Matrix work on tensor cores'}, by operator, module and phase."
-    st.dataframe(ops, column_config={n: OPS[n] for n in order}, column_order=order, hide_index=True, alt=alt)
+    tables.show(ops, column_config={n: OPS[n] for n in order}, column_order=order, hide_index=True, alt=alt)
 
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
@@ -133,4 +133,4 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     if cpu:
         columns["count"] = st.column_config.NumberColumn("Calls", format="localized")
     alt = f"Time by {names[by].lower()}."
-    st.dataframe(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)
+    tables.show(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)

@@ -10,7 +10,7 @@ from amp_core.analysis import PrecisionMap
 from amp_core.autocast import POLICIES, READ_AT
 from amp_core.formats import FORMATS
 from pages.parts import cards as card_parts
-from pages.parts import empty, words
+from pages.parts import empty, tables, words
 
 HOW = (
     "Record one with `watch(…, trace_ops=2)` in your own loop, or `ampscope train … --trace-ops`: every operator of "
@@ -289,7 +289,7 @@ def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
     known = {name: column for name, column in columns.items() if table.empty or table[name].notna().any()}
     texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
     table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
-    st.dataframe(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)
+    tables.show(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)
 
 
 def label(name: object) -> str:

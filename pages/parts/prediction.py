@@ -17,7 +17,7 @@ from amp_core.analysis import (
 from amp_core.analysis.whatif import HEALTHY_SOURCE
 from amp_core.figures import lost_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, loaders, tensor, words
+from pages.parts import charts, loaders, tables, tensor, words
 
 LOWEST, HIGHEST = -10, 40
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
@@ -64,7 +64,7 @@ def show(run: Run, kind: str, form: str) -> None:
         st.subheader("Prediction beside measurement", anchor=False)
         st.caption("Measured: the same batch, weights and random numbers replayed in FP32 and in the run's recipe.")
         shown = audits.assign(scale=[words.scale(s) for s in audits["loss_scale"]])
-        st.dataframe(
+        tables.show(
             shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), hide_index=True, alt="Audits."
         )
 
