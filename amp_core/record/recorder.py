@@ -30,6 +30,7 @@ from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.entries import Entries
 from amp_core.record.environment import recipe_found
+from amp_core.record.gathered import Gathered
 from amp_core.record.gradients import in_backward, learning_rate, local_values, norms, unwrapped
 from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.observers import Observer, Observers
@@ -83,13 +84,7 @@ class Recorder:
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._outbox = Outbox(writer, self._phases, sampling)
-        self._losses: list[torch.Tensor] = []
-        self._confirmed = 0  # losses whose backward came through the model to its end
-        self._counted: dict[int, int] = {}  # `_samples` then
-        self._hooked = False  # an output of the model tells of its backward
-        self._called = False  # backward was called, and has not come to its end
-        self._arrived = False  # and it has reached the model
-        self._samples: dict[int, int] = {}  # by the module that was called with them
+        self._gathered = Gathered(scaled=scaler is not None)
         self._seen: set[str] = set()  # phases whose start was seen since the last attempt
         self._logged: dict[str, Any] = {}
         self._inside_scaler_step = False
@@ -234,15 +229,11 @@ class Recorder:
         self._seen.add("forward")
         if self._repeating:
             return
-        if self._arrived or self._stepping:
+        if self._gathered.broken_off or self._stepping:
             self._abandon()
-        elif self._called:
-            self._forget_loss()
-            self._samples = dict(self._counted)
         with self._phases.watching():
             first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
-            if first is not None:
-                self._samples[id(module)] = self._samples.get(id(module), 0) + len(first)
+            self._gathered.entered(module, len(first) if first is not None else 0)
             if not self._described:
                 self._describe_precision()
             if self._may_be_sampled() and self._kinds & {"output_grad", "activation"}:
@@ -255,7 +246,7 @@ class Recorder:
         for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(self._on_backward)
-                self._hooked = True
+                self._gathered.hooked = True
         self._tell("forward_ended", output)
 
     def _on_backward(self, grad: torch.Tensor) -> None:
@@ -263,15 +254,14 @@ class Recorder:
             return
         self._phases.enter("backward")
         self._seen.add("backward")
-        self._arrived = True
+        self._gathered.arrived()
         self._look_for_regions_no_more()
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
         self._tell("backward_began")
 
     def _on_backward_end(self) -> None:
-        self._arrived = self._called = False
-        self._confirmed, self._counted = len(self._losses), dict(self._samples)
+        self._gathered.ended()
         self._phases.enter("after_backward")
         self._tell("backward_ended")
 
@@ -289,18 +279,10 @@ class Recorder:
         """Backward is called. What the scaler did not see it starts from is the loss."""
         if self._repeating or self._auditing or in_backward() or "forward" not in self._seen:
             return
-        if self._scaler is None:
-            self._forget_loss()
-        self._called = self._hooked
-        if self._scaler is not None:
-            return
         roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
         weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
-        if len(roots) == 1 and roots[0].numel() == 1 and not weighted:
-            with self._phases.watching():
-                self._losses.append(roots[0].detach().clone().reshape(()))
-        if not self._hooked:
-            self._confirmed = len(self._losses)
+        with self._phases.watching():
+            self._gathered.called(roots[0] if len(roots) == 1 and roots[0].numel() == 1 and not weighted else None)
 
     def _before_optimizer(self, index: int) -> Callable[..., Any]:
         def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -355,7 +337,7 @@ class Recorder:
             result = original(outputs)
             with self._phases.watching():
                 if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                    self._losses.append(outputs.detach().clone().reshape(()))
+                    self._gathered.add(outputs)
                 for leaf in tensors_in(result):
                     if leaf.requires_grad:
                         leaf.register_hook(self._on_backward)
@@ -492,19 +474,14 @@ class Recorder:
             del self._open[index]
             self._look_for_regions_no_more()
             attempt.put("found_inf", found_inf)
-            if self._scaler is None:
-                self._forget_loss()
-            if self._losses:
-                attempt.put("loss", torch.stack([x.to(self._losses[0].device).double() for x in self._losses]).sum())
+            loss, attempt.samples = self._gathered.take()
+            attempt.put("loss", loss)
             attempt.lr = learning_rate(self._optimizers[index])
-            attempt.samples = max(self._samples.values(), default=0)
             attempt.seen = frozenset(self._seen)
             attempt.memory = memory_bytes(self._device)
             attempt.time_s = self.writer.time_s()
             attempt.logged = self._logged
-            self._losses, self._samples, self._logged = [], {}, {}
-            self._confirmed, self._counted = 0, {}
-            self._hooked = self._called = False
+            self._logged = {}
             self._seen.clear()
             self._stepped.add(index)
             self._pending.append(attempt)
@@ -545,14 +522,8 @@ class Recorder:
         for index in self._stepping:
             self._open.pop(index, None)
         self._stepping.clear()
-        self._arrived = False
-        self._losses, self._samples, self._confirmed, self._counted = [], {}, 0, {}
+        self._gathered.forget()
         self._outputs.take()
-
-    def _forget_loss(self) -> None:
-        """Backward did not come through the model: it was another model's, or an exception broke it off."""
-        del self._losses[self._confirmed :]
-        self._called = False
 
     def _look_for_regions_no_more(self) -> None:
         if self._region is not None:
