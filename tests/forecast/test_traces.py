@@ -109,3 +109,37 @@ def test_every_workload_can_be_traced_without_running_it(workload, size):
     assert wide.work["flops"].sum() == narrow.work["flops"].sum() > 0
     assert narrow.work["narrow"].any() and not wide.work["narrow"].any()
     assert narrow.memory.activations < wide.memory.activations
+
+
+OWN = """
+import torch
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 8))
+    data = [(torch.randn(32, 512), torch.randint(0, 8, (32,))) for _ in range(2)]
+    return model, data, lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+def looks():
+    model, data, loss = build()
+    return model, data, lambda model, batch: loss(model, batch) if model(batch[0]).sum().item() > 0 else None
+"""
+
+
+def test_a_workload_of_one_s_own_is_forecast_too(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert main(["forecast", "--workload", f"{file}:build", "--gpu", "A100", "--json"]) == 0
+    rows = {r["recipe"]: r for r in json.loads(capsys.readouterr().out)["forecast"]}
+    assert rows["fp16"]["step_ms"] > 0 and rows["fp32"]["memory_bytes_low"] > 0
+    wide, _ = trace_workload(TrainConfig(workload=f"{file}:build"))
+    assert wide.samples == 32
+    forward = 2 * 32 * (512 * 1024 + 1024 * 8)
+    assert wide.work["flops"].sum() == 3 * forward - 2 * 32 * 512 * 1024  # the input needs no gradient
+
+
+def test_a_step_that_asks_for_values_says_what_to_do_instead(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert main(["forecast", "--workload", f"{file}:looks", "--gpu", "A100"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be traced on fake tensors" in said and "--trace-ops" in said
