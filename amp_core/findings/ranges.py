@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from amp_core.analysis import safe_window_over_time, sampled_steps, scale_trace, what_if
+from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, scale_trace, what_if
 from amp_core.analysis._steps import scaler_enabled
 from amp_core.analysis.window import SERVED, first_step
 from amp_core.findings._found import found
-from amp_core.findings._signals import autocast_dtype, facts, listed, model_name, signals
+from amp_core.findings._signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
 from amp_core.findings.causes import Cause, first_cause
 from amp_core.findings.model import Finding
 from amp_core.findings.scaling import fp16_without_scaler, scale_unbounded
@@ -118,13 +118,19 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
 
 def gradient_underflow(run: Run) -> list[Finding]:
     """`gradient-underflow`: the scale in effect lies below the safe window at more than a quarter of the sampled steps
-    of the run's second half. Silent without a scaler: that has a code of its own."""
+    of the run's second half; or the 16-bit gradient of a layer is zero throughout, which no histogram can show as lost.
+    Silent without a scaler: that has a code of its own."""
     if autocast_dtype(run) != "float16" or not scaler_enabled(run) or fp16_without_scaler(run) or scale_unbounded(run):
         return []
     since = first_step(run)
     steps = _some([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
-    window = safe_window_over_time(run.thinned(steps)) if steps else None
-    if window is None or window.empty:
+    if not steps:
+        return []
+    some = run.thinned(steps)
+    if vanished := _vanished(some):
+        return vanished
+    window = safe_window_over_time(some)
+    if window.empty:
         return []
     trace = scale_trace(run)
     window = window.merge(trace[["step", "loss_scale", "skipped"]], on="step")
@@ -148,6 +154,30 @@ def gradient_underflow(run: Run) -> list[Finding]:
             value=scale,
             limit=lowest,
             unit="loss scale",
+        )
+    ]
+
+
+def _vanished(run: Run) -> list[Finding]:
+    """Linear layers and convolutions to which only zeros come back in FP16, while others get gradients."""
+    layers = facts(run.head.model, "layers")
+    shares = class_shares(run, "output_grad")
+    products = [any(kind in str(layers.get(name, "")) for kind in LOWERED) for name in shares["name"]]
+    shares = shares[np.array(products, dtype=bool) & shares["dtype"].eq("float16").to_numpy()]
+    gone = shares[shares["zero_frac"] == 1.0]
+    if gone.empty or len(gone) == len(shares):
+        return []
+    name = str(gone["name"].iloc[0])  # gradients arrive from the last layer to the first: this one lost them
+    steps = sampled_steps(run, "output_grad")
+    return [
+        found(
+            "gradient-underflow",
+            f"Every value of the float16 gradient that comes back to {name} is zero",
+            name,
+            steps=(steps[0], steps[-1]),
+            value=1.0,
+            limit=0.0,
+            unit="share of zeros",
         )
     ]
 

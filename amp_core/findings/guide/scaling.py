@@ -85,8 +85,8 @@ ENTRIES = (
         "At the loss scale in use, rounding in float16 takes more of the gradients than training should lose.",
         "Histograms of output and weight gradients, and the scale in effect when they were taken.",
         "A relative error above 0.0085 of a matrix's gradient at more than a quarter of the sampled steps: the lower "
-        "end of the safe window, which keeps the cosine to FP32 above 0.999. An error where 10 % of a tensor's mass "
-        "is lost.",
+        "end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer "
+        "to which only zeros come back. An error where 10 % of a tensor's mass is lost.",
         "A part of the gradient is rounded to zero or to few bits before it reaches the weights. Begin with a higher "
         "loss scale or let it grow sooner, or use bfloat16.",
         "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval=500)",

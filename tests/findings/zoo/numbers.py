@@ -100,14 +100,23 @@ def large_weight(into: Path, faulty: bool) -> None:
 class Faint(Loud):
     """What a linear layer adds is made small after it, and so is the gradient that comes back to it."""
 
+    def __init__(self, by: float = 1e-6) -> None:
+        super().__init__(1.0)
+        self.by = by
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1e-6 * self.up(x)
+        return x + self.by * self.up(x)
 
 
 @case("gradient-underflow", "middle.up")
 def underflow(into: Path, faulty: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4 if faulty else 2.0**14)
-    fp16(into, Net(Faint(1.0)), scaler=scaler, options={"every": 1}, steps=10).run()
+    fp16(into, Net(Faint()), scaler=scaler, options={"every": 1}, steps=10).run()
+
+
+@case("gradient-underflow", "middle.up")
+def vanished(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Faint(1e-12 if faulty else 1e-2)), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**14)).run()
 
 
 class Normalise(nn.Module):
