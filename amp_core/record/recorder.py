@@ -4,7 +4,7 @@ Steps are found from the scaler and the optimizer themselves:
 
 - `scaler.scale(loss)` gives the loss, or without a scaler the single number that backward starts from;
 - gradients are looked at once per optimizer step, as they come out of backward: at the first of `scaler.unscale_`,
-  `clip_grad_norm_`, `scaler.step` and `optimizer.step`;
+  `clip_grad_norm_`, `clip_grad_value_`, `scaler.step` and `optimizer.step`;
 - an optimizer that is given a closure is looked at after the closure was called first;
 - a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
 - whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
@@ -14,6 +14,7 @@ that the training goes on using is copied before it is kept.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -205,6 +206,7 @@ class Recorder:
                 self._patches.wrap(self._scaler, name, around)
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
+        notices_patch.grouped_for_clipping.listen(self._on_grouped)
 
     def _remove(self) -> None:
         if not self._handles:
@@ -218,6 +220,7 @@ class Recorder:
         self._patches.restore()
         clipping.unlisten(self._on_clip)
         notices_patch.backward.unlisten(self._on_loss)
+        notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._auditing or in_backward():
@@ -270,6 +273,15 @@ class Recorder:
             return
         self._phases.enter("optimizer")
         self._tell("called", "clip", None)
+        self._look_before_clipping()
+
+    def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
+        by_value = sys._getframe(2).f_code.co_name == "clip_grad_value_"  # 1 is the wrapper around what was called
+        if by_value and self._seen and not self._auditing:
+            self._look_before_clipping()
+
+    def _look_before_clipping(self) -> None:
         with self._phases.watching():
             for index in range(len(self._optimizers)):
                 if self._has_gradients(index):
