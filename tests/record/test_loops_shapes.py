@@ -376,6 +376,40 @@ def test_an_exception_in_mid_step_that_the_loop_survives(tmp_path, where, scaled
     assert broken.tensors()[kinds].values.tolist() == smooth.tensors()[kinds].values.tolist()
 
 
+def test_another_models_loss_is_not_this_ones(tmp_path):
+    """A discriminator that is not watched learns from what the watched generator made, detached."""
+    generator, other = small_model(), nn.Linear(10, 1)
+    optimizer, of_other = adam(generator), adam(other)
+    losses = []
+    with watch(generator, optimizer, into=tmp_path / "run"):
+        for x, _ in batches(4):
+            made = generator(x)
+            other(made.detach()).mean().backward()
+            of_other.step()
+            loss = other(made).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            of_other.zero_grad()
+            losses.append(loss.item())
+    assert load_run(tmp_path / "run").steps.loss.tolist() == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_gradients_are_looked_at_before_they_are_clipped(tmp_path, clip):
+    model = small_model()
+    optimizer = adam(model)
+    largest = []
+    with watch(model, optimizer, into=tmp_path / "run", every=1):
+        for x, y in batches(3):
+            F.cross_entropy(model(x), y).backward()
+            largest.append(max(p.grad.abs().max().item() for p in model.parameters()))
+            clip(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert load_run(tmp_path / "run").tensors(kind="weight_grad").groupby("step").absmax.max().tolist() == largest
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model(tmp_path, backend):
     def compiled(lap: Lap) -> None:
