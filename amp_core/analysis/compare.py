@@ -2,7 +2,7 @@
 
 >>> comparison = compare([run_fp32, run_bf16])
 >>> comparison.answers["bf16"]
-'BF16: 2.31 × faster, 38 % less memory, whether it learns the same cannot be told yet: run more seeds'
+'BF16: 2.31 × faster, 38 % less memory, same loss not sure yet: run more seeds'
 >>> comparison.table[["run", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_verdict", "memory_ratio"]]
 >>> comparison.parity["bf16"]
 'cannot tell: run more seeds (final loss +0.3 % against fp32, over 200 common steps)'
@@ -213,7 +213,7 @@ def _notes(
     elif len(others):
         notes.append(
             "The runs did not take turns: what else the machine was doing may pass for a difference in speed. "
-            "`ampscope compare` lets them."
+            "With ampscope compare they do."
         )
     if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
         notes.append("The runs do not train the same task, so their losses cannot be held against each other.")
