@@ -46,8 +46,8 @@ EVENT_KINDS: dict[str, str] = {
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
     "failed in": "the module that was at work when an exception ended the run; op: the function",
-    "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the largest "
-    "number that rounds to 0",
+    "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
+    "largest number that rounds to 0",
     "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
     "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
     "its share of all such multiplications",
@@ -209,7 +209,7 @@ TABLES: dict[str, Table] = {
                 _column(
                     "module",
                     "s",
-                    "module in which that happened, in backward the forward's; empty: the model itself; null: outside it",
+                    "module in which that happened (in backward: in whose forward); empty: the model; null: none",
                 ),
                 _column("phase", "s", "data, forward, backward, optimizer, or watch for AMPscope's own"),
                 _RANK,
@@ -266,7 +266,7 @@ TABLES: dict[str, Table] = {
                 _column(
                     "module",
                     "s",
-                    "module that called the op, in backward the forward's; empty: the model itself; null: outside it",
+                    "module that called the op (in backward: in whose forward); empty: the model; null: none",
                 ),
                 _column("op", "s", "operator name, e.g. aten::addmm", required=True),
                 _column(
@@ -347,7 +347,7 @@ TABLES: dict[str, Table] = {
         ),
         Table(
             "events",
-            "one row per event: started, skipped, non-finite, phase change, warning, ended, and what `EVENT_KINDS` names",
+            "one row per event: started, skipped, non-finite, phase change, warning, ended, others of `EVENT_KINDS`",
             ("time_s", "rank"),
             (
                 _column("step", "i", "step during which it happened; null outside of steps"),

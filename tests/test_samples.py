@@ -9,7 +9,9 @@ import pytest
 from amp_core import diagnose, load_run
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
-NAMES = ("fp32", "bf16", "fp16-healthy", "fp16-overflow", "fp16-underflow")
+GPT = ("fp32", "bf16", "fp16-healthy", "fp16-overflow", "fp16-underflow")
+LSTM = ("ablation/fp32", "ablation/fp16-unscaled", "ablation/fp16-static-128", "ablation/fp16-dynamic")
+NAMES = (*GPT, *LSTM)
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +25,19 @@ def small_shares(run):
     return rows.subnormal.sum() / rows.numel.sum(), rows.zero.sum() / rows.numel.sum()
 
 
+def faults(run):
+    return [(f.code, f.severity) for f in diagnose(run) if f.severity != "info"]
+
+
 def test_there_are_no_others():
-    assert sorted(p.name for p in SAMPLES.iterdir() if p.is_dir() and p.name[0] not in "._") == sorted(NAMES)
+    assert sorted(str(p.parent.relative_to(SAMPLES)) for p in SAMPLES.rglob("run.json")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_whole_sealed_and_small(runs, name):
     run = runs[name]
     run.validate(full=True)
-    assert run.status == "finished" and len(run.steps) == 400
+    assert run.status == "finished" and len(run.steps) == (400 if name in GPT else 120)
     files = [p for p in (SAMPLES / name).rglob("*") if p.is_file()]
     assert {p.suffix for p in files} == {".json", ".parquet"}
     assert sum(p.stat().st_size for p in files) < 2**20
@@ -39,18 +45,26 @@ def test_each_is_whole_sealed_and_small(runs, name):
     assert head["process"] == {} and head["schema"] == 1
 
 
-def test_all_are_the_same_training(runs):
-    first = {name: run.steps.loss.iloc[0] for name, run in runs.items()}
-    assert np.ptp(list(first.values())) < 0.01
-    assert len({json.dumps(run.head.config["data"], sort_keys=True) for run in runs.values()}) == 1
-    assert len({run.head.config["seed"] for run in runs.values()}) == 1
+@pytest.mark.parametrize("names", [GPT, LSTM])
+def test_all_are_the_same_training(runs, names):
+    same = [runs[name] for name in names]
+    assert np.ptp([run.steps.loss.iloc[0] for run in same]) < 0.01
+    assert len({json.dumps(run.head.config["data"], sort_keys=True) for run in same}) == 1
+    assert len({run.head.config["seed"] for run in same}) == 1
+
+
+@pytest.mark.parametrize("name", GPT)
+def test_each_gpt_shows_every_page_something(runs, name):
+    run = runs[name]
+    assert sorted(run.audits.step.unique()) == [0, 200] and run.ops.step.unique().tolist() == [20]
+    assert run.windows[["step", "steps"]].to_numpy().tolist() == [[30, 3]] and len(run.kernels) and len(run.memory)
 
 
 def test_the_healthy_one_grows_its_scale_and_hardly_skips(runs):
     steps = runs["fp16-healthy"].steps
     assert 1 <= steps.skipped.sum() <= 4
     assert steps.loss_scale.max() > steps.loss_scale.iloc[0]
-    assert not [f for f in diagnose(runs["fp16-healthy"]) if f.severity != "info"]
+    assert not faults(runs["fp16-healthy"])
 
 
 def test_the_overflowing_one_skips_at_the_start_and_again_and_again(runs):
@@ -59,8 +73,7 @@ def test_the_overflowing_one_skips_at_the_start_and_again_and_again(runs):
     assert steps.skipped[100:].mean() > 0.05
     skips = runs["fp16-overflow"].events.query("kind == 'skipped'")
     assert len(skips) == steps.skipped.sum() and (skips.name != "").all()
-    (finding,) = diagnose(runs["fp16-overflow"])
-    assert (finding.code, finding.severity) == ("calibration-skips", "warning") and finding.value > finding.limit
+    assert faults(runs["fp16-overflow"]) == [("calibration-skips", "warning")]
 
 
 def test_the_underflowing_one_loses_what_the_healthy_one_keeps(runs):
@@ -69,4 +82,13 @@ def test_the_underflowing_one_loses_what_the_healthy_one_keeps(runs):
     assert subnormal > 10 * healthy_subnormal and subnormal > 0.2
     assert zero > healthy_zero
     assert (runs["fp16-underflow"].steps.loss_scale == 1).all()
-    assert [(f.code, f.severity) for f in diagnose(runs["fp16-underflow"])] == [("fp16-without-scaler", "error")]
+    assert faults(runs["fp16-underflow"]) == [("fp16-without-scaler", "error")]
+
+
+def test_the_ablation_needs_a_loss_scale_and_either_will_do(runs):
+    held_out = {name.removeprefix("ablation/"): runs[name].head.results["eval_loss"] for name in LSTM}
+    assert held_out["fp16-unscaled"] > 2 * held_out["fp32"]
+    for name in ("fp16-static-128", "fp16-dynamic"):
+        assert held_out[name] == pytest.approx(held_out["fp32"], rel=0.02)
+        assert not faults(runs[f"ablation/{name}"])
+    assert faults(runs["ablation/fp16-unscaled"]) == [("fp16-without-scaler", "error")]

@@ -264,6 +264,7 @@ def watch_overhead(run: Run) -> list[Finding]:
     """`watch-overhead`: watching takes a noticeable part of the time."""
     steps = attempts(run)
     steps = steps.iloc[min(10, len(steps) // 5) :]
+    steps = steps[~steps["step"].isin(_looked_at_closely(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
     total = float(known["step_ms"].sum())
     share = float(known["watch_ms"].sum()) / total if total > 0 else 0.0
@@ -280,6 +281,14 @@ def watch_overhead(run: Run) -> list[Finding]:
             unit="share of time",
         )
     ]
+
+
+def _looked_at_closely(run: Run) -> set[int]:
+    """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
+    steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
+    for window in run.windows.itertuples():
+        steps.update(range(int(window.step), int(window.step) + int(window.steps)))
+    return {int(step) + after for step in steps for after in (0, 1)}
 
 
 def steps_of(rows: pd.DataFrame) -> tuple[int, int] | None:
