@@ -43,6 +43,8 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "every": (number, "N", "sample number ranges every N steps"),
     "audit_every": (number, "N", "replay a batch in FP32 every N steps and record what the recipe loses"),
     "profile": (str, "FIRST:STOP", "profile steps FIRST up to, not including, STOP, e.g. 50:53"),
+    "islands": (str, "A,B,…", "modules that compute in FP32 inside autocast"),
+    "pad_to": (number, "N", "multiply linear layers with sizes rounded up to a multiple of N"),
     "trace_ops": (number, "STEP", "trace every operator of one step, with its dtypes; step 2 where none is named"),
 }
 _WITHOUT_VALUE: dict[str, dict[str, Any]] = {"trace_ops": {"nargs": "?", "const": 2}}
@@ -50,6 +52,7 @@ _WITHOUT_VALUE: dict[str, dict[str, Any]] = {"trace_ops": {"nargs": "?", "const"
 _SWITCHES = {
     "fused": "use the optimizer's fused kernel",
     "channels_last": "lay images and the weights of convolutions out with the channels last",
+    "fp8": "multiply linear layers in FP8 inside BF16 autocast, with torchao",
     "compile": "run the model through torch.compile",
     "tf32": "TF32 inside CUDA's matrix units, whatever the recipe says",
     "cudnn_benchmark": "let cuDNN try its algorithms and keep the fastest",
@@ -65,7 +68,7 @@ def add_settings(command: argparse.ArgumentParser) -> None:
     defaults = TrainConfig()
     for name, (kind, metavar, text) in _VALUES.items():
         default = getattr(defaults, name)
-        shown = text if default is None else f"{text} (default {default})"
+        shown = text if default in (None, ()) else f"{text} (default {default})"
         group.add_argument(
             _flag(name),
             type=kind,

@@ -81,6 +81,12 @@ class TrainConfig:
     """Trace every operator of this step; None traces none."""
     compile: bool = False
     """Run the model through torch.compile."""
+    islands: tuple[str, ...] = ()
+    """Modules, by name, that compute in FP32 inside autocast."""
+    pad_to: int | None = None
+    """Multiply linear layers with their sizes rounded up to a multiple of this; None leaves them as they are."""
+    fp8: bool = False
+    """Multiply linear layers in FP8 inside BF16 autocast, with torchao."""
     tf32: bool | None = None
     """TF32 inside CUDA's matrix units; None is what the recipe says."""
     cudnn_benchmark: bool = False
@@ -97,12 +103,17 @@ class TrainConfig:
         for name in ("steps", "accumulate", "growth_interval", "every"):
             _whole(name, getattr(self, name), least=1)
         _whole("seed", self.seed, least=0, most=2**63 - 1)
-        for name in ("batch_size", "audit_every"):
+        for name in ("batch_size", "audit_every", "pad_to"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), least=1)
         if self.trace_ops is not None:
             _whole("trace_ops", self.trace_ops, least=0)
         object.__setattr__(self, "profile", _window(self.profile))
+        object.__setattr__(self, "islands", _names("islands", self.islands))
+        if self.islands and self.recipe.autocast is None:
+            raise RunError(
+                f"islands has no effect with precision={self.precision!r}, which has no autocast; leave it out"
+            )
         for name in ("lr", "clip_norm", "init_scale", "growth_factor", "backoff_factor"):
             if getattr(self, name) is not None or name not in ("lr", "clip_norm"):
                 _positive(self, name)
@@ -113,11 +124,13 @@ class TrainConfig:
         self._check_loss_scale()
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise RunError(f"device={self.device!r} is unknown; choose auto, cpu, cuda or cuda:N")
-        for name in ("fused", "channels_last", "compile", "cudnn_benchmark", "deterministic", "evaluate"):
+        for name in ("fused", "channels_last", "compile", "fp8", "cudnn_benchmark", "deterministic", "evaluate"):
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name}={getattr(self, name)!r} is not a switch; give true or false")
         if self.tf32 is not None and not isinstance(self.tf32, bool):
             raise RunError(f"tf32={self.tf32!r} is not a switch; give true, false or nothing for the recipe's own")
+        if self.fp8 and self.precision != "bf16":
+            raise RunError(f"fp8=True goes with precision='bf16', not {self.precision!r}")
         if self.deterministic and self.cudnn_benchmark:
             raise RunError(
                 "cudnn_benchmark=True lets cuDNN change its algorithms; leave it off with deterministic=True"
@@ -228,6 +241,14 @@ def _window(value: object) -> tuple[int, int] | None:
         if all(isinstance(n, int) and not isinstance(n, bool) for n in (first, stop)) and 0 <= first < stop:
             return first, stop
     raise RunError(f"profile={value!r} is no window of steps; 50:53 profiles steps 50, 51 and 52")
+
+
+def _names(argument: str, value: object) -> tuple[str, ...]:
+    """Names of modules: a tuple, a list, as JSON has it, or text with commas between them."""
+    names = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names):
+        return tuple(names)
+    raise RunError(f"{argument}={value!r} names no modules; give their names with commas between them")
 
 
 def _positive(config: TrainConfig, name: str) -> None:

@@ -21,6 +21,7 @@ from amp_core.record import Recorder, watch
 from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
+from amp_core.train.model_changes import changed
 from amp_core.train.progress import Progress
 from amp_core.train.recipes import Precision, backend_flags
 from amp_core.train.stopping import stop_on_signals
@@ -52,22 +53,21 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], str | None] | None = None,
     also: Mapping[str, Any] | None = None,
+    level: str = "standard",
 ) -> Summary:
     """Train as `config` says and record the run in the folder `into`.
 
     `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
-    reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings. Raises
-    `RunError` for a device that is not there, a workload that cannot be loaded and a folder that cannot be used. What
-    the loop itself raises ends the run as `failed` and is raised again.
+    reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings; `level`
+    is how much `watch` looks at. Raises `RunError` for a device that is not there, a workload that cannot be loaded and
+    a folder that cannot be used. What the loop itself raises ends the run as `failed` and is raised again.
     """
     device = choose_device(config.device)
     config = config.resolved()
     with backend_flags(config), stop_on_signals() if stop is None else nullcontext(stop) as stop_reason:
         precision = Precision(config, device)
         workload = build(config)
-        raw_model = workload.model.to(device=device, dtype=precision.weights)
-        if config.channels_last:  # convolutions bring what passes through them into the layout of their weights
-            raw_model = raw_model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        raw_model = workload.model = changed(workload.model.to(device=device, dtype=precision.weights), config)
         model: Any = torch.compile(raw_model) if config.compile else raw_model
         optimizer = make_optimizer(config, raw_model)
         scaler = precision.scaler
@@ -79,6 +79,7 @@ def train(
             scaler=scaler if scaler.is_enabled() else None,
             into=into,
             every=config.every,
+            level=level,
             profile=config.profile,
             trace_ops=config.trace_ops,
             config=config.to_dict()

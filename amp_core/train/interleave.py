@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from json import dumps
@@ -34,6 +34,8 @@ class Member:
 
     config: TrainConfig
     folder: Path
+    level: str = "standard"
+    """How much `watch` looks at."""
 
 
 def default_block(steps: int) -> int:
@@ -58,11 +60,17 @@ def order_of(count: int, rounds: int, seed: int) -> list[list[int]]:
     return orders[:rounds]
 
 
-def interleave(members: Sequence[Member], block_steps: int, told: Callable[[int], None]) -> list[int]:
+def interleave(
+    members: Sequence[Member],
+    block_steps: int,
+    told: Callable[[int], None],
+    keep: Callable[[int], Collection[int]] | None = None,
+) -> list[int]:
     """Train all members in turns; the exit code of each, 130 alone where it was asked to stop.
 
-    All have the same number of steps and the same seed. `told` gets the number of steps made after each round. A member
-    that fails leaves the others to go on; one that refuses its settings (2) ends them all before their first step.
+    All have the same number of steps and the same seed. `told` gets the number of steps made after each round; `keep`,
+    where given, then says which of the members (their places) go on: the others end as stopped. A member that fails
+    leaves the others to go on; one that refuses its settings (2) ends them all before their first step.
     SIGTERM and Ctrl-C are passed on to all of them, and end all of them in order.
     """
     first = members[0].config
@@ -89,14 +97,22 @@ def interleave(members: Sequence[Member], block_steps: int, told: Callable[[int]
             return [child.end() for child in children]
         turns = turns_of(first, block_steps)
         done = 0
+        going = set(range(len(children)))
         for steps, order in zip(turns, order_of(len(children), len(turns), first.seed), strict=True):
             for place in order:
-                if not asked:
+                if not asked and place in going:
                     children[place].train(steps)
             if asked:
                 break
             done += steps
             told(done)
+            if keep is not None:
+                kept = going & set(keep(done))
+                for place in going - kept:
+                    children[place].end()
+                going = kept
+                if not going:
+                    break
         codes = [child.end() for child in children]
         return [130] if asked else codes
 
@@ -113,7 +129,7 @@ class _Child:
             text=True,
             start_new_session=True,
         )
-        self._say(dumps({"config": member.config.to_dict(), "comparison": about}))
+        self._say(dumps({"config": member.config.to_dict(), "comparison": about, "level": member.level}))
 
     def train(self, steps: int) -> None:
         """Let it make so many steps and wait until it has; one that has ended is passed over."""

@@ -2,10 +2,10 @@
 
     python -m amp_core.train.turns DIR        started by `ampscope compare`, see `amp_core.train.interleave`
 
-Standard input gives first a line of JSON, `{"config": …, "comparison": …}`, then a line with a number of steps for each
-turn. A line `ready` on standard output says that the training stands before its first step, `done` that a turn is over;
-what the training itself prints goes to standard error. While it waits the process sleeps, and the device has finished
-what it was given. When standard input ends, so does the run.
+Standard input gives first a line of JSON, `{"config": …, "comparison": …, "level": …}`, then a line with a number of
+steps for each turn. A line `ready` on standard output says that the training stands before its first step, `done` that a
+turn is over; what the training itself prints goes to standard error. While it waits the process sleeps, and the device
+has finished what it was given. When standard input ends, so does the run.
 """
 
 import json
@@ -71,7 +71,11 @@ def main(folder: str) -> int:
         try:
             turns = Turns(stop, sys.stdin, said, settle)
             summary = train(
-                TrainConfig.from_dict(order["config"]), folder, stop=turns, also={"comparison": order["comparison"]}
+                TrainConfig.from_dict(order["config"]),
+                folder,
+                stop=turns,
+                also={"comparison": order["comparison"]},
+                level=order.get("level", "standard"),
             )
         except RunError as error:
             sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
