@@ -1,0 +1,183 @@
+"""`ampscope serve`: the app with a server's safety settings.
+
+It hands its rules to the server in an environment variable (`amp_core.serving`) and becomes `streamlit run server.py`,
+the file beside `app.py` that puts the checks in front of it.
+"""
+
+import argparse
+import ipaddress
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import amp_core
+from amp_core.schema import RunError
+from amp_core.serving import LOOPBACK, Rules, has_sign_in, host_name
+
+MOST_JOBS = 16
+MOST_SESSIONS = 200
+MOST_UPLOAD_MIB = 64
+MOST_DISK_GIB = 100.0
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser("serve", help="the app, with a server's safety settings", allow_abbrev=False)
+    command.add_argument("--runs", metavar="DIR", default="runs", help="folder of runs (default runs)")
+    command.add_argument("--read-only", action="store_true", help="no Start, Stop, upload or delete")
+    command.add_argument(
+        "--scripts",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="allow FILE.py:FUNCTION of this folder as workload; can be given several times (default: no script)",
+    )
+    command.add_argument("--port", type=int, default=8501, metavar="N", help="port to listen on (default 8501)")
+    command.add_argument("--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    command.add_argument(
+        "--host", metavar="NAME", action="append", default=[], help="further host name that browsers call the server by"
+    )
+    command.add_argument(
+        "--origin", metavar="URL", action="append", default=[], help="further origin, for a proxy that changes Host"
+    )
+    command.add_argument("--max-jobs", type=int, default=MOST_JOBS, metavar="N", help="trainings at one time")
+    command.add_argument(
+        "--max-sessions", type=int, default=MOST_SESSIONS, metavar="N", help="browser tabs at one time"
+    )
+    command.add_argument("--max-upload", type=int, default=MOST_UPLOAD_MIB, metavar="MIB", help="size of an upload")
+    command.add_argument(
+        "--max-disk", type=float, default=MOST_DISK_GIB, metavar="GIB", help="size of the runs' folder"
+    )
+    command.add_argument("--no-browser", action="store_true", help="do not open a browser window")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become the server; where a process cannot become another one, start it and wait."""
+    command, changes = prepared(arguments)
+    environment = os.environ | changes
+    if sys.platform != "win32":
+        os.execve(command[0], command, environment)  # signals then reach the server itself
+    return subprocess.call(command, env=environment)
+
+
+def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The command that serves and what it needs in its environment. Raises `RunError` for what cannot be served."""
+    rules = rules_of(arguments)
+    if not is_loopback(arguments.address):
+        _check_open(arguments.address, rules)
+    runs = Path(arguments.runs).absolute()
+    if runs.exists() and not runs.is_dir():
+        raise RunError(f"runs={arguments.runs!r} is not a folder; give the folder that run folders lie in")
+    options = {
+        "server.address": arguments.address,
+        "server.port": str(arguments.port),
+        "server.enableCORS": "true",
+        "server.enableXsrfProtection": "true",
+        "server.maxUploadSize": str(arguments.max_upload),
+        "server.enableStaticServing": "false",
+        "server.fileWatcherType": "none",  # nobody edits a server's pages, and watching costs every session
+        "browser.gatherUsageStats": "false",
+        "client.showErrorDetails": "type",
+        "global.developmentMode": "false",
+    }
+    if arguments.no_browser:
+        options["server.headless"] = "true"
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    hosts = [f"--server.allowedHosts={name}" for name in rules.hosts]
+    command = [sys.executable, "-m", "streamlit", "run", str(app_folder() / "server.py"), *flags, *hosts]
+    return command, rules.environment() | {"AMPSCOPE_RUNS": str(runs)} | _python_path()
+
+
+def rules_of(arguments: argparse.Namespace) -> Rules:
+    """The rules that the flags ask for. Raises `RunError` for a value that makes none."""
+    for name in ("max_jobs", "max_sessions", "max_upload", "max_disk"):
+        value = getattr(arguments, name)
+        if not value > 0:
+            raise RunError(f"{name}={value} is no limit; give a number above 0")
+    if not 0 < arguments.port < 65536:
+        raise RunError(f"port={arguments.port} is no port; give 1 to 65535")
+    for folder in arguments.scripts:
+        if not Path(folder).is_dir():
+            raise RunError(f"scripts={folder!r} is not a folder; give the one whose scripts may be run")
+    for host in arguments.host:
+        if host_name(host.removeprefix("*.")) != host.removeprefix("*.").lower():
+            raise RunError(f"host={host!r} is no host name; give one such as amp.example.org, without scheme and port")
+    for origin in arguments.origin:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin or not parts.netloc:
+            raise RunError(f"origin={origin!r} is no origin; give one such as https://amp.example.org")
+    own = [] if _is_wildcard(arguments.address) else [arguments.address.lower()]
+    return Rules(
+        read_only=arguments.read_only,
+        scripts=tuple(str(Path(folder).resolve()) for folder in arguments.scripts),
+        hosts=tuple(dict.fromkeys([*LOOPBACK, *own, *(host.lower() for host in arguments.host)])),
+        origins=tuple(arguments.origin),
+        most_jobs=arguments.max_jobs,
+        most_sessions=arguments.max_sessions,
+        most_upload_bytes=arguments.max_upload * 2**20,
+        most_disk_bytes=int(arguments.max_disk * 2**30),
+    )
+
+
+def app_folder() -> Path:
+    """Where `app.py` lies: in the installed package, or beside it in a checkout."""
+    package = Path(amp_core.__file__).parent
+    for folder in (package / "_app", package.parent):
+        if (folder / "server.py").is_file() and (folder / "pages").is_dir():
+            return folder
+    raise RunError(f"the app's pages are not beside {package}; install AMPscope from its wheel or a checkout")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach `address`."""
+    if address.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_open(address: str, rules: Rules) -> None:
+    """Raises `RunError` where strangers could reach Start, Stop and Delete."""
+    if any(has_sign_in(secrets) for secrets in _secrets()):
+        if find_spec("authlib") is None:
+            raise RunError("sign-in is configured and Authlib is not installed; pip install 'ampscope[auth]'")
+    elif not rules.read_only:
+        raise RunError(
+            f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or set "
+            "up sign-in: section [auth] in .streamlit/secrets.toml"
+        )
+
+
+def _secrets() -> Sequence[dict[str, object]]:
+    """Streamlit's secrets, where it looks for them."""
+    found = []
+    for folder in (Path.home(), Path.cwd(), app_folder()):
+        file = folder / ".streamlit" / "secrets.toml"
+        try:
+            found.append(tomllib.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} cannot be read as TOML: {error}") from None
+    return found
+
+
+def _is_wildcard(address: str) -> bool:
+    return address in ("0.0.0.0", "::")
+
+
+def _python_path() -> dict[str, str]:
+    """So that the server finds this amp_core where it is not installed: `python -m amp_core` in a checkout."""
+    root = str(Path(amp_core.__file__).parent.parent)
+    known = os.environ.get("PYTHONPATH", "")
+    if root in known.split(os.pathsep) or Path(root).name in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, known)))}

@@ -1,0 +1,83 @@
+"""A real server on the loopback address: `with serving(runs) as server: …`."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Server:
+    """A running app."""
+
+    port: int
+    runs: Path
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the server's process."""
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def threads(self) -> int:
+        return int(psutil.Process(self.process.pid).num_threads())
+
+    def handles(self) -> int:
+        return int(psutil.Process(self.process.pid).num_fds())
+
+
+@contextlib.contextmanager
+def serving(runs: Path, *flags: str, program: tuple[str, ...] = (sys.executable, "-m", "amp_core")) -> Iterator[Server]:
+    """Start `ampscope serve` with `flags` on a free port, and stop that process, and no other, at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    log = runs.parent / f"server-{port}.log"
+    command = [*program, "serve", "--runs", str(runs), "--port", str(port), "--no-browser", *flags]
+    with open(log, "wb") as out:
+        process = subprocess.Popen(command, cwd=runs.parent, env=os.environ | _path(), stdout=out, stderr=out)
+    try:
+        give_up = time.monotonic() + 60
+        while not answers(f"http://127.0.0.1:{port}/_stcore/health"):
+            assert process.poll() is None and time.monotonic() < give_up, log.read_text()
+            time.sleep(0.05)
+        yield Server(port, runs, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+
+
+def answers(url: str) -> bool:
+    """Whether something answers there."""
+    try:
+        with urllib.request.urlopen(url, timeout=1):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def _path() -> dict[str, str]:
+    known = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), known)))}
