@@ -3,9 +3,18 @@
 import streamlit as st
 
 from amp_core import Run, diagnose
-from amp_core.analysis import Overview, device_samples, loss_curves, memory_trace, overview, phase_times, thin
-from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
-from pages.parts import cards, charts, findings, head, live, loaders, report, words
+from amp_core.analysis import (
+    Overview,
+    device_samples,
+    loss_curves,
+    memory_trace,
+    overview,
+    phase_times,
+    step_marks,
+    thin,
+)
+from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure, with_marks
+from pages.parts import cards, charts, findings, glance, head, live, loaders, report, tour, words
 
 
 def summary(view: Overview) -> str:
@@ -13,9 +22,10 @@ def summary(view: Overview) -> str:
     of = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {words.duration(view.duration_s)}" if view.duration_s is not None else ""
     steps = f"{view.steps_done:,}{of} steps{time}"
-    loss = f"loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end"
+    known = view.loss_first is not None
+    loss = f"; loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end" if known else ""
     skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
-    return f"{steps}; {loss}{skips}."
+    return f"{steps}{loss}{skips}."
 
 
 def ending(run: Run, view: Overview) -> None:
@@ -52,17 +62,26 @@ view = loaders.analysed(overview, run)
 ending(run, view)
 ended_well = view.status not in ("failed", "lost")
 found = loaders.analysed(diagnose, run)
-findings.show(found, summary(view), ended_well=ended_well, run=run)
+findings.banner(found, summary(view), ended_well=ended_well, run=run)
+tour.show(entry)
+glance.show(run, view, findings.to_tell(found, run))
+findings.causes(found, run)
 cards.show(run, view)
 findings.remarks(found, run)
 dark = charts.dark()
-charts.show(loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark), "overview.loss")
+marks = loaders.analysed(step_marks, run)
+if view.loss_first is not None:
+    loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark)
+    charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
 left, right = st.columns([3, 2])
 with left:
-    charts.show(phase_figure(loaders.analysed(phase_times, run), dark=dark), "overview.phases")
+    phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
+    charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
 with right:
     memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
-    charts.show(memory_figure(memory, dark=dark, what=view.memory.what), "overview.memory")
+    if len(memory):
+        held = memory_figure(memory, dark=dark, what=view.memory.what)
+        charts.show(with_marks(held, marks, dark=dark), "overview.memory")
 samples = loaders.analysed(device_samples, run)
 if len(samples):
     charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")

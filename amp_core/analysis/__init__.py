@@ -16,6 +16,7 @@ from amp_core.analysis.curves import labelled, loss_curves
 from amp_core.analysis.devices import DeviceNow, device_now, device_samples, not_recorded
 from amp_core.analysis.eligible import at_stake, matrix_ops
 from amp_core.analysis.energy import Energy, energy_per_sample
+from amp_core.analysis.glance import lost_gradient, reference, step_marks
 from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
 from amp_core.analysis.memory_parts import (
     MemoryBreakdown,
@@ -73,6 +74,7 @@ __all__ = [
     "labelled",
     "layer_advice",
     "loss_curves",
+    "lost_gradient",
     "matrix_ops",
     "memory_breakdown",
     "memory_difference",
@@ -90,6 +92,7 @@ __all__ = [
     "precision_map",
     "predicted_and_audited",
     "profiled_windows",
+    "reference",
     "safe_window",
     "safe_window_over_time",
     "sampled_steps",
@@ -99,6 +102,7 @@ __all__ = [
     "sparkline",
     "speed_summary",
     "step_cost",
+    "step_marks",
     "tensor_core_use",
     "thin",
     "traced_steps",

@@ -33,11 +33,13 @@ class ScaleSummary:
     lowest: float | None
     highest: float | None
     skips: int
-    """Skipped steps."""
+    """Skipped steps; 0 also where nobody recorded whether a step was skipped."""
+    skips_recorded: bool
+    """Whether the run says of any step if it was skipped: an imported trace does not."""
     attempts: int
     """Optimizer steps attempted, skipped ones included."""
     skip_frac: float | None
-    """Skips over attempts; None without attempts."""
+    """Skips over attempts; None without attempts, or where skips were not recorded."""
     growths: int
     """Times the scale rose from one step to the next."""
     backoffs: int
@@ -81,6 +83,8 @@ def scale_summary(run: Run) -> ScaleSummary:
     scales = trace["loss_scale"].dropna().to_numpy()
     change = np.diff(scales)
     skips, count = int(trace["skipped"].sum()), len(trace)
+    column = run.table("steps").column("skipped")
+    recorded = column.null_count < len(column)
     return ScaleSummary(
         has_scaler=scaler_enabled(run),
         first=float(scales[0]) if len(scales) else None,
@@ -88,8 +92,9 @@ def scale_summary(run: Run) -> ScaleSummary:
         lowest=float(scales.min()) if len(scales) else None,
         highest=float(scales.max()) if len(scales) else None,
         skips=skips,
+        skips_recorded=recorded,
         attempts=count,
-        skip_frac=skips / count if count else None,
+        skip_frac=skips / count if count and recorded else None,
         growths=int((change > 0).sum()),
         backoffs=int((change < 0).sum()),
     )

@@ -17,6 +17,7 @@ from amp_core.figures.kernels import answer_figure, kernel_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.lost import lost_figure
+from amp_core.figures.marks import with_marks
 from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
 from amp_core.figures.parity import agreement_figure, deviation_figure
 from amp_core.figures.precision import precision_figure
@@ -52,4 +53,5 @@ __all__ = [
     "recipe_colour",
     "scale_figure",
     "step_cost_figure",
+    "with_marks",
 ]

@@ -133,7 +133,10 @@ def numbers(view: Overview) -> Html:
     rows = [
         ("Loss", f"{words.loss(view.loss_first)} → {words.loss(view.loss_last)}"),
         ("Loss scale", words.scale(scale.last) if scale.has_scaler else "none: no scaler"),
-        ("Skipped steps", f"{words.count(scale.skips)} ({words.percent(scale.skip_frac)})"),
+        (
+            "Skipped steps",
+            f"{words.count(scale.skips)} ({words.percent(scale.skip_frac)})" if scale.skips_recorded else "not recorded",
+        ),
         ("Step time", f"{words.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
         ("Samples per second", words.number(speed.samples_per_s)),
         ("Watching", f"{words.percent(speed.watch_frac)} of the time"),

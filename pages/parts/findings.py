@@ -1,6 +1,7 @@
 """Finding cards: what is wrong, where, the number and the limit it crossed, the proof, and the fix to copy.
 
-    findings.show(found, summary(view), ended_well=True, run=entry.key, path=entry.path)
+    findings.banner(found, summary(view), ended_well=True, run=run)
+    findings.causes(found, run)
 
 One card stands for one cause: what follows from it is named inside, not told again.
 """
@@ -36,21 +37,31 @@ PATIENCE = 10
 """While a run trains, findings are looked for again after so many times as long as that took."""
 
 
-def show(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
-    """The verdict in one line, then a card for each error and warning, the gravest first."""
+def to_tell(found: Sequence[Finding], run: Run | None) -> list[Finding]:
+    """Errors and warnings that nobody has muted, the gravest first."""
     silent = muted(run.path) if run is not None else frozenset()
-    grave = [f for f in found if f.severity != "info" and f.code not in silent]
+    return [f for f in found if f.severity != "info" and f.code not in silent]
+
+
+def banner(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
+    """The verdict in one line."""
+    grave = to_tell(found, run)
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
     elif not grave:
         st.success(f"Nothing wrong was found. {words.escape(summary)}", icon=":material/check_circle:")
     else:
         _verdict(grave, summary)
+
+
+def causes(found: Sequence[Finding], run: Run | None = None) -> None:
+    """A card for each error and warning, the gravest first."""
+    grave = to_tell(found, run)
     codes = {f.code for f in grave}
     for finding in grave:
         if finding.follows not in codes:
             card(finding, [f for f in grave if f.follows == finding.code], run)
-    if run is not None and (hidden := sorted({f.code for f in found} & silent)):
+    if run is not None and (hidden := sorted({f.code for f in found} & muted(run.path))):
         _muted(run, hidden)
 
 

@@ -1,0 +1,123 @@
+"""The terms of mixed precision, each in a sentence or two, and where in the app one's own run shows it.
+
+    >>> TERMS["underflow"].page
+    'number-ranges'
+
+Tooltips, the Format lab and the Findings guide all take them from here. Facts about formats are those of
+`amp_core.formats`; what `GradScaler` and `autocast` do is as PyTorch documents it (torch.amp).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term."""
+
+    name: str
+    """As it is written in a sentence."""
+    text: str
+    """What it is, in plain words; Markdown without links."""
+    page: str
+    """Address of the page that shows it on a run of one's own."""
+    shows: str
+    """What to look at there."""
+
+
+def _terms(*terms: Term) -> dict[str, Term]:
+    return {term.name.lower(): term for term in terms}
+
+
+TERMS: dict[str, Term] = _terms(
+    Term(
+        "Autocast",
+        "Inside `torch.autocast` each operator chooses its precision by a list: matrix products and convolutions in 16 "
+        "bits, sums, norms and losses in FP32. Weights stay FP32; their 16-bit copies are made when first used and "
+        "kept until the region ends.",
+        "precision-map",
+        "which operator ran in which precision, and why",
+    ),
+    Term(
+        "Loss scaling",
+        "The loss is multiplied by a number before backward, so that small gradients do not fall below what FP16 can "
+        "hold; the optimizer divides by the same number. A dynamic scale doubles after many clean steps and halves at "
+        "an overflow.",
+        "loss-scale",
+        "the scale at each step, inside the window in which nothing is lost",
+    ),
+    Term(
+        "Skipped step",
+        "Where a gradient is infinite or NaN, `GradScaler` leaves the weights alone and halves its scale. A few at the "
+        "start, then about one in each growth interval, is how it works; more is compute thrown away.",
+        "loss-scale",
+        "each skipped step as a cross, and which gradient caused it",
+    ),
+    Term(
+        "Master weights",
+        "The weights that the optimizer updates, in FP32. In 16 bits an update smaller than about a 2000th (FP16) or a "
+        "256th (BF16) of its weight rounds away. Under autocast the parameters themselves are the master weights.",
+        "memory",
+        "parameters, and beside them autocast's 16-bit copies",
+    ),
+    Term(
+        "Underflow",
+        "A value that was not zero becomes zero, because the format has nothing so small: in FP16 all of magnitude "
+        "2⁻²⁵ or less. A value that was zero before is no underflow.",
+        "number-ranges",
+        "how many values lie at each power of two, and what another scale would lose",
+    ),
+    Term(
+        "Subnormal",
+        "A value below a format's smallest normal one (FP16: 2⁻¹⁴, 6.1 × 10⁻⁵) but not yet zero. It has fewer "
+        "significant bits the smaller it is.",
+        "number-ranges",
+        "the hatched share of each tensor",
+    ),
+    Term(
+        "Overflow",
+        "A value larger than the format's largest (FP16: 65504) becomes infinite, and what is computed from it is "
+        "infinite or NaN.",
+        "layer-detail",
+        "the first step at which a tensor held infinities or NaN",
+    ),
+    Term(
+        "FP16",
+        "IEEE half precision: 5 exponent bits, 10 stored mantissa bits. Normal from 2⁻¹⁴ to 65504; it needs a loss "
+        "scale because gradients are often smaller.",
+        "number-ranges",
+        "its limits as lines across your gradients",
+    ),
+    Term(
+        "BF16",
+        "FP32's 8 exponent bits with 7 stored mantissa bits: the same range, less precision. It needs no loss scale. "
+        "NVIDIA GPUs from Ampere on multiply it on tensor cores; CPUs with AVX512-BF16 or AMX do too.",
+        "compare",
+        "its loss, speed and gradients beside FP16 and FP32",
+    ),
+    Term(
+        "TF32",
+        "FP32 values whose mantissa the tensor cores round to 10 bits before they multiply; sums stay FP32. It takes "
+        "up 32 bits, so it saves time and no memory. PyTorch has it on for convolutions and off for other products.",
+        "tensor-cores",
+        "which matrix work ran in TF32",
+    ),
+    Term(
+        "FP8",
+        "8-bit formats: E4M3 (up to 448) and E5M2 (up to 57344). They need a scale for each tensor. They are no IEEE "
+        "formats, and autocast does not use them.",
+        "layer-detail",
+        "what either would lose of a tensor, each with a scale of its own",
+    ),
+    Term(
+        "Tensor core",
+        "A unit that multiplies small matrices in FP16, BF16, TF32 or FP8 in one go, on NVIDIA GPUs from compute "
+        "capability 7.0 on. Only matrix work gains from it, and only in those formats.",
+        "tensor-cores",
+        "the share of matrix time that ran on them, and why the rest did not",
+    ),
+)
+
+
+def explained(name: str) -> str:
+    """What a term is. Raises `KeyError` for one that is not here."""
+    return TERMS[name].text

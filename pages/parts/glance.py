@@ -1,0 +1,94 @@
+"""Three answers below the verdict: what mixed precision costs this run, what it buys it, and what to change.
+
+glance.show(run, view, findings.to_tell(diagnose(run), run))
+"""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from amp_core import Finding, Run, RunError
+from amp_core.analysis import Overview, compare, lost_gradient, reference
+from pages.parts import loaders, words
+from pages.parts.library import Entry
+
+COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
+
+
+def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
+    """Draw the three answers, one under the other."""
+    with st.container(border=True, key="glance"):
+        for title, answer in (
+            ("What it costs", lambda: st.markdown(" ".join(cost(run, view)))),
+            ("What it buys", lambda: gain(run, view)),
+            ("What to change", lambda: advise(found)),
+        ):
+            name, text = st.columns([1, 5], gap="small")
+            name.markdown(f"**{title}**")
+            with text:
+                answer()
+
+
+def cost(run: Run, view: Overview) -> list[str]:
+    """Steps thrown away, gradient lost, time for watching."""
+    said = []
+    if not view.scale.skips_recorded:
+        said.append("Skipped steps were not recorded.")
+    elif view.scale.has_scaler:
+        said.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
+    else:
+        said.append("No step can be skipped: there is no scaler.")
+    lost = loaders.analysed(lost_gradient, run)
+    if lost is not None:
+        said.append(f"{words.percent(lost)} of gradient elements lost, by audit.")
+    elif view.recipe and view.recipe != "fp32":
+        said.append("Gradient lost: not audited.")
+    if view.speed.watch_frac is not None:
+        said.append(f"{words.percent(view.speed.watch_frac)} of the time for watching.")
+    return said
+
+
+def gain(run: Run, view: Overview) -> None:
+    """Speed, memory and learning against the FP32 run of the same task, where the library has one."""
+    entries: dict[str, Entry] = st.session_state["entries"]
+    if view.recipe == "fp32":
+        st.markdown("This is FP32, what the others are held against.")
+        st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
+        return
+    base = baseline(entries, st.session_state["run"])
+    answer = against(base, run) if base is not None else ""
+    if not answer or base is None:
+        st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
+        st.page_link(START, label="Train it in FP32", icon=":material/play_circle:")
+        return
+    st.markdown(f"{words.escape(answer[0].upper())}{words.escape(answer[1:])}, against {words.escape(base.name)}.")
+    keys = [base.key, st.session_state["run"]]
+    st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params={"with": keys})
+
+
+def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
+    """The FP32 run of the same task and place as the run `key`."""
+    own = entries[key]
+    near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
+    place = reference([e.config or {} for e in near], 0)
+    return near[place] if place is not None else None
+
+
+def against(base: Entry, run: Run) -> str:
+    """The comparison's answer in one line, without the name of the run; empty where it cannot be made."""
+    try:
+        answers = loaders.analysed(compare, [loaders.open_run(base), run]).answers
+    except RunError:  # the other run is damaged: Library says so
+        return ""
+    return next((answer.partition(": ")[2] for answer in answers.values()), "")
+
+
+def advise(found: Sequence[Finding]) -> None:
+    """The gravest cause's advice, of the errors and warnings found."""
+    grave = [f for f in found if not f.follows]
+    if not grave:
+        st.markdown("Nothing has to change.")
+        return
+    st.markdown(words.escape(grave[0].advice))
+    if len(grave) > 1:
+        st.caption(f"{words.plural(len(grave) - 1, 'more finding')} below.")

@@ -1,0 +1,29 @@
+"""The glossary on the pages: as a tooltip, and as a list that leads to where one's own run shows each term.
+
+st.metric("Skipped steps", "40", help=glossary.tip("skipped step"))
+"""
+
+import streamlit as st
+
+from amp_core.glossary import TERMS, explained
+from pages.parts import findings
+
+
+def tip(name: str) -> str:
+    """The term's text for a tooltip."""
+    return explained(name)
+
+
+def show() -> None:
+    """All terms, each with the page that shows it on the chosen run."""
+    for term in TERMS.values():
+        with st.container(border=True):
+            st.markdown(f"**{term.name}.** {term.text}")
+            file, page = findings.PAGES[term.page]
+            run = st.session_state.get("run")
+            st.page_link(
+                file,
+                label=f"On your run: {page} shows {term.shows}",
+                icon=":material/query_stats:",
+                query_params={"run": run} if run else None,
+            )

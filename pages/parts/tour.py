@@ -1,0 +1,56 @@
+"""The first minute: three steps through the samples, and the one line for a loop of one's own."""
+
+import streamlit as st
+
+from pages.parts import library
+from pages.parts.library import Entry
+
+OVERVIEW, START, LIBRARY = "pages/run_overview.py", "pages/start_run.py", "pages/run_library.py"
+STEPS = (
+    (
+        "1 · What healthy looks like",
+        "The loss falls, the loss scale grows until it is too high once, and next to nothing is lost.",
+        (("sample/fp16-healthy", "Open the healthy run"),),
+    ),
+    (
+        "2 · What goes wrong",
+        "One throws a step in ten away because gradients overflow; one loses small gradients and says nothing.",
+        (("sample/fp16-overflow", "Open the overflow"), ("sample/fp16-underflow", "Open the underflow")),
+    ),
+)
+
+
+def code() -> str:
+    """The one line for a loop of one's own; what it records appears in the library by itself."""
+    into = library.runs_dir() / "mine"
+    return f'from amp_core import watch\nwatch(model, optimizer, scaler=scaler, into="{into.as_posix()}")'
+
+
+def show(entry: Entry) -> None:
+    """The tour, while a sample is looked at and until it is put away."""
+    if entry.origin != "sample" or st.session_state.get("tour.away"):
+        return
+    entries: dict[str, Entry] = st.session_state["entries"]
+    with st.container(border=True, key="tour"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown("**New here? Three steps**", width="stretch")
+            st.button("Put away", key="tour.away.now", type="tertiary", on_click=_put_away)
+        columns = st.columns(3)
+        for column, (title, text, links) in zip(columns, STEPS, strict=False):
+            with column:
+                st.markdown(f"**{title}**")
+                st.caption(text)
+                for key, label in links:
+                    if key == entry.key:
+                        st.markdown(":material/check: You are looking at it.")
+                    elif key in entries:
+                        st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params={"run": key})
+        with columns[2]:
+            st.markdown("**3 · Your own**")
+            st.caption("Train one of the workloads that come along, or add one line to your own loop:")
+            st.page_link(START, label="Start a run", icon=":material/play_circle:")
+        st.code(code(), language="python")
+
+
+def _put_away() -> None:
+    st.session_state["tour.away"] = True

@@ -1,0 +1,28 @@
+"""Marks of skipped steps: on an axis of their own, told in the alternative text, and none where there is nothing."""
+
+import pandas as pd
+
+from amp_core.figures import loss_figure, with_marks
+
+CURVE = pd.DataFrame({"run": "a", "precision": "fp16", "step": range(4), "loss": 2.0, "smooth": 2.0})
+
+
+def marks(**columns):
+    frame = {"step": [1, 3], "samples": [8.0, 24.0], "time_s": [0.1, 0.3], "kind": ["skipped", "change"]}
+    return pd.DataFrame(frame | {"what": ["step skipped", "sampling interval: 10 to 20"]} | columns)
+
+
+def test_marks_keep_off_the_figures_own_axis_and_are_told():
+    plain = loss_figure(CURVE)
+    marked = with_marks(loss_figure(CURVE), marks(), "samples")
+    added = marked.data[len(plain.data) :]
+    assert [trace.yaxis for trace in added] == ["y9", "y9"] and [list(t.x) for t in added] == [[8], [24]]
+    assert marked.layout.yaxis == plain.layout.yaxis
+    assert "1 marked as skipped step" in marked.layout.meta["alt"]
+    assert len({trace.marker.symbol for trace in added}) == 2
+
+
+def test_nothing_to_mark_changes_nothing():
+    plain = loss_figure(CURVE)
+    assert with_marks(loss_figure(CURVE), marks().iloc[:0]) == plain
+    assert with_marks(loss_figure(CURVE), marks(time_s=[None, None]), "time_s") == plain

@@ -1,0 +1,55 @@
+"""What a newcomer sees: a sample with its verdict, the tour, the one line; and the three answers of Overview."""
+
+from amp_core.glossary import TERMS
+from amp_core.runlog import RunWriter
+from pages.parts import findings
+from tests.pages.conftest import metric, words
+from tests.synthetic import write
+
+
+def samples(home):
+    write(home.samples / "fp16-healthy", "healthy")
+    write(home.samples / "fp16-overflow", "overflowing")
+
+
+def test_without_arguments_a_sample_opens_with_verdict_tour_and_the_line(home, open_app):
+    samples(home)
+    app = open_app()
+    assert "Nothing wrong was found" in words(app)
+    assert "New here? Three steps" in words(app) and "You are looking at it." in words(app)
+    links = {p.proto.label: p.proto.query_string for p in app.get("page_link")}
+    assert links["Open the overflow"] == "run=sample%2Ffp16-overflow" and "Start a run" in links
+    assert "Open the underflow" not in links  # no such sample here
+    assert any(f'into="{home.runs.as_posix()}/mine"' in c.value for c in app.code)
+    next(b for b in app.button if b.label == "Put away").click().run()
+    assert "New here?" not in words(app)
+
+
+def test_own_runs_have_no_tour(home, open_app):
+    samples(home)
+    write(home.runs / "a", "healthy")
+    assert "New here?" not in words(open_app(run="run/a"))
+
+
+def test_what_it_buys_is_the_comparison_with_fp32_of_the_same_task(home, open_app):
+    write(home.runs / "a", "healthy")
+    assert "Not known: no FP32 run of the same task is here" in words(open_app(run="run/a"))
+    write(home.runs / "b", "fp32")
+    app = open_app(run="run/a")
+    assert "against b." in words(app) and "Nothing has to change." in words(app)
+    link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
+    assert link.query_string == "with=run%2Fb&with=run%2Fa"
+    assert "This is FP32, what the others are held against." in words(open_app(run="run/b"))
+
+
+def test_what_was_not_recorded_is_not_zero(home, open_app):
+    with RunWriter(home.runs / "a") as writer:
+        writer.append("steps", {"step": [0, 1], "skipped": [None, None], "step_ms": [1.0, 1.0]})
+    app = open_app(run="run/a")
+    for label in ("Loss", "Loss scale", "Skipped steps", "Peak memory"):
+        assert (metric(app, label).value, metric(app, label).delta) == ("–", "not recorded")
+    assert "Skipped steps were not recorded." in words(app)
+
+
+def test_every_term_leads_to_a_page_that_is_there():
+    assert {term.page for term in TERMS.values()} <= set(findings.PAGES)
