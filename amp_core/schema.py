@@ -29,7 +29,7 @@ KINDS = ("weight_grad", "output_grad", "activation", "weight")
 
 
 EVENT_KINDS: dict[str, str] = {
-    "started": "the run began",
+    "started": "a process began to watch; value: when, seconds since 1970",
     "skipped": "the scaler found a non-finite gradient; name: the first of them in backward",
     "non-finite": "gradients are not finite and no scaler skipped the step; name: the first of them in backward",
     "phase change": "something about the watching changed",

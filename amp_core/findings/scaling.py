@@ -42,6 +42,7 @@ def loss_nonfinite(run: Run) -> list[Finding]:
         return []
     numbers = steps.column("step").to_numpy()
     first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
+    steps_bad = len(np.unique(numbers[bad]))  # of several ranks each has a row
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
     cause = first_cause(run, 0, last)  # gradients may have broken before the loss did
@@ -50,11 +51,11 @@ def loss_nonfinite(run: Run) -> list[Finding]:
     return [
         found(
             "loss-nonfinite",
-            f"The loss is {word} from step {first:,} on ({len(bad):,} of {len(loss):,} steps)"
+            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {len(np.unique(numbers)):,} steps)"
             + (f"; {cause.in_words()}" if cause else ""),
             cause.where if cause else "loss",
             steps=(first, last),
-            value=float(len(bad)),
+            value=float(steps_bad),
             limit=0.0,
             unit="steps",
         )

@@ -19,6 +19,7 @@ import torch
 from torch.amp.autocast_mode import autocast
 
 from amp_core.record._patch import Patches
+from amp_core.record.gradients import named_modules
 from amp_core.record.measure import dtype_name
 
 _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
@@ -30,9 +31,9 @@ class Modules:
     def __init__(self, model: torch.nn.Module, changed: Callable[[], None] = _NOTHING) -> None:
         self._model = model
         self._changed = changed
-        self._names = {id(m): n for n, m in model.named_modules()}
+        self._names = {id(m): n for n, m in named_modules(model)}
         self._owners: dict[int, str] = {}
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(id(parameter), name)
         self._handles: list[Any] = []

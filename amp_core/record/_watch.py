@@ -3,10 +3,12 @@
 import fnmatch
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from amp_core.record import ranks
 from amp_core.record import scaler as scaling
 from amp_core.record.device import DeviceSampler
 from amp_core.record.environment import environment, model_summary
@@ -99,7 +101,9 @@ def watch(
         raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
     named = [kinds] if isinstance(kinds, str) else list(kinds)
     chosen = list(ALL_KINDS) if level == "full" else named
-    rank, world_size = _place()
+    rank, world_size = ranks.place()
+    if rank:
+        ranks.refuse_foreign(Path(into))
     settings: dict[str, Any] = {
         "source": "watch",
         "every": every,
@@ -111,6 +115,7 @@ def watch(
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
+        **(ranks.sharing(model) if world_size > 1 else {}),
     }
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
@@ -160,18 +165,13 @@ def _observers(
         MemoryWatch(writer, model, optimizers, device),
         *default_notices(writer, model, optimizers, scaler, level),
     ]
+    if writer.rank:
+        observers.append(ranks.HeadIfAlone(writer))
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
     if window is not None:
         observers.append(ProfileWindow(writer, model, *window))
     return observers
-
-
-def _place() -> tuple[int, int]:
-    """Rank and number of processes, from torch.distributed or the environment that torchrun sets."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _name_filter(include: str | Iterable[str] | None, exclude: str | Iterable[str] | None) -> Callable[[str], bool]:

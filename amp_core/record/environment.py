@@ -14,6 +14,7 @@ from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
 from amp_core.hardware import CPU_BF16, CPU_FP16
 from amp_core.record import scaler as scaling
+from amp_core.record.gradients import named_modules, named_parameters, written_class
 from amp_core.record.measure import dtype_name
 
 
@@ -55,19 +56,19 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
     parameter, with the name that stands for it)."""
     parameters = list(model.parameters())
-    names = {id(p): n for n, p in model.named_parameters()}
-    every_name = model.named_parameters(remove_duplicate=False)
+    names = {id(p): n for n, p in named_parameters(model)}
+    every_name = named_parameters(model, remove_duplicate=False)
     tied = dict(_first((n, names[id(p)]) for n, p in every_name if names[id(p)] != n))
     dtypes = Counter(dtype_name(p.dtype) for p in parameters)
     return {
-        "class": type(model).__name__,
+        "class": written_class(model).__name__,
         "parameters": sum(p.numel() for p in parameters),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tensors_by_dtype": dict(dtypes),
         "modules": sum(1 for _ in model.modules()),
-        "layers": {name: layer_class(m) for name, m in _first(model.named_modules()) if name and computes(m)},
-        "shapes": {n: list(p.shape) for n, p in _first(model.named_parameters())},
+        "layers": {name: layer_class(m) for name, m in _first(named_modules(model)) if name and computes(m)},
+        "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model))},
         "tied": tied,
     }
 
@@ -77,7 +78,7 @@ def layer_class(module: torch.nn.Module) -> str:
     known = (
         c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules") and c is not torch.nn.Module
     )
-    return next(known, type(module)).__name__
+    return next(known, written_class(module)).__name__
 
 
 def computes(module: torch.nn.Module) -> bool:

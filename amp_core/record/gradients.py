@@ -1,17 +1,50 @@
 """Getting at a model's gradients: whose they are, which values this process holds, and how large they are."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
+"""What FSDP, activation checkpointing and `torch.compile` put into the names of what they wrap."""
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that the user wrote, with the names the user knows, out of `torch.compile` and DDP."""
+    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP and FSDP."""
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), torch.nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
+            inner: Any = model.module
         else:
+            held = (getattr(model, name, None) for name in ("_orig_mod", "_fsdp_wrapped_module"))
+            inner = next((m for m in held if m is not None), None)
+        if not isinstance(inner, torch.nn.Module):
             return model
+        model = inner
+
+
+def written_class(module: torch.nn.Module) -> type:
+    """The class that the user wrote, of which FSDP2's `fully_shard` makes a new one."""
+    found = type(module)
+    return found.__mro__[2] if len(found.__bases__) == 2 and found.__bases__[0].__name__ == "FSDPModule" else found
+
+
+def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """`model.named_parameters()` under the names that the user knows, whatever wraps parts of the model."""
+    for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
+        yield plain_name(name), parameter
+
+
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """`model.named_modules()` likewise."""
+    for name, module in model.named_modules():
+        yield plain_name(name), module
+
+
+def plain_name(name: str) -> str:
+    """`name` without the parts that wrappers added."""
+    if "_module" not in name and "_orig_mod" not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def in_backward() -> bool:

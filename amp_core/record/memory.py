@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from amp_core.record.attempt import earlier_peaks, resident_bytes
-from amp_core.record.gradients import unwrapped
+from amp_core.record.gradients import named_modules, named_parameters, unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
 from amp_core.record.storages import Saved, optimizer_tensors, storage_of, storages
@@ -142,7 +142,7 @@ class MemoryWatch(Observer):
             return
         for name, module in _outer_modules(self._model):
             self._handles.append(module.register_forward_hook(self._after_module(name)))
-        trained = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad and p.is_leaf]
+        trained = [(n, p) for n, p in named_parameters(self._model) if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MOST_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
             hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
@@ -251,7 +251,7 @@ class MemoryWatch(Observer):
 
 def _outer_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """At most `MOST_MODULES` modules of one depth, or without children above it: they follow one another."""
-    named = [(name, module) for name, module in model.named_modules() if name]
+    named = [(name, module) for name, module in named_modules(model) if name]
     depths = sorted({name.count(".") for name, _ in named})
     chosen: list[tuple[str, torch.nn.Module]] = []
     for depth in depths:

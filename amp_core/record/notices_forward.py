@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
 from amp_core.record.environment import with_autocast
-from amp_core.record.gradients import unwrapped
+from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.measure import dtype_name, measurable
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import tensors_in
@@ -59,7 +59,7 @@ class ForwardCheck(Observer):
         self._model = unwrapped(model)
         self._device = device
         self._each_step = each_step
-        self._modules = list(self._model.named_modules())
+        self._modules = list(named_modules(self._model))
         self._kept: list[Sight] = []
         self._bytes = 0
         self._sent: list[tuple[int, list[tuple[int, torch.dtype]], Parcel]] = []  # step, what was measured, the numbers

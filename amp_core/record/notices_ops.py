@@ -16,7 +16,7 @@ import torch
 from amp_core.record._places import call_site
 from amp_core.record._quiet_mode import QuietMode
 from amp_core.record.environment import with_autocast
-from amp_core.record.gradients import unwrapped
+from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled, mode_would_uncompile
@@ -175,7 +175,7 @@ def _widens(out: Any, args: Any) -> bool:
 
 def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
     """The name of the innermost of the model's modules among the callers; `loss` where none is."""
-    names: dict[int, str] = {id(m): n for n, m in model.named_modules()}
+    names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, torch.nn.Module) and id(owner) in names:
@@ -209,7 +209,7 @@ class FailedIn(Observer):
             error = getattr(sys, "last_value", None)
             if error is self._before:
                 return
-        names = {id(m): n for n, m in self._model.named_modules()}
+        names = {id(m): n for n, m in named_modules(self._model)}
         module: str | None = None
         function = ""
         trace = error.__traceback__ if error is not None else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amp_core.record import scaler as scaling
-from amp_core.record.gradients import local_values, unwrapped
+from amp_core.record.gradients import local_values, named_modules, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.parcel import Parcel
@@ -64,7 +64,7 @@ class StartFacts(Observer):
             self._write()
 
     def _send(self) -> None:
-        weights = [(n, local_values(p)) for n, p in self._model.named_parameters() if p.is_floating_point()]
+        weights = [(n, local_values(p)) for n, p in named_parameters(self._model) if p.is_floating_point()]
         weights = [(n, w) for n, w in weights if w.numel() and w.element_size() > 1]  # FP8 has no arithmetic
         if not weights:
             return
@@ -102,12 +102,12 @@ def _exact(weight: torch.Tensor) -> torch.Tensor:
 def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
     train: dict[str, str] = {}
     frozen: dict[str, str] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             (train if parameter.requires_grad else frozen)[name] = dtype_name(parameter.dtype)
     buffers = {n: dtype_name(b.dtype) for n, b in model.named_buffers() if b.dtype in (torch.float16, torch.bfloat16)}
     eps = {}
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         value = next((v for n in EPS_NAMES if isinstance(v := vars(module).get(n), float)), None)
         if value is not None:
             eps[name] = value
@@ -124,7 +124,7 @@ def _few(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
-    names = {id(p): n for n, p in model.named_parameters()}
+    names = {id(p): n for n, p in named_parameters(model)}
     given = [p for group in optimizer.param_groups for p in group["params"]]
     states = {
         dtype_name(value.dtype)

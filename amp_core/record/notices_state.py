@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record.gradients import unwrapped
+from amp_core.record.gradients import named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.parcel import Parcel
@@ -68,7 +68,7 @@ class Movement(Observer):
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._writer = writer
         self._optimizers = list(optimizers)
-        self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
+        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._buffers = [(n, b) for n, b in unwrapped(model).named_buffers() if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
         self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -129,8 +129,8 @@ class Branches(Observer):
     ) -> None:
         self._writer = writer
         self._kind = device.type
-        names = {id(p): n for n, p in unwrapped(model).named_parameters()}
-        given = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+        names = {id(p): n for n, p in named_parameters(unwrapped(model))}
+        given = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad and p.numel()]
         self._parameters = given
         self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(given)]
         self._known: dict[bytes, int] = {}

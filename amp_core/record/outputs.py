@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.environment import computes
+from amp_core.record.gradients import named_modules
 from amp_core.record.measure import dtype_name, measurable, measure_together
 
 
@@ -34,7 +35,7 @@ class Outputs:
         phases: Phases,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._modules = [(n, m) for n, m in model.named_modules() if n and computes(m) and wanted(n)]
+        self._modules = [(n, m) for n, m in named_modules(model) if n and computes(m) and wanted(n)]
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core._machine import cpu_name
-from amp_core.record.gradients import unwrapped
+from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
 from amp_core.runlog import RunWriter
@@ -158,7 +158,7 @@ class _ModuleMarks:
         self._here = threading.local()  # a checkpoint runs forward again on a thread of autograd's
 
     def put_on(self, model: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             # One after the other, so that what is on can be taken off whatever comes of the next.
             self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
             # always_call: a forward that raises is left as well.

@@ -15,6 +15,7 @@ that the training goes on using is copied before it is kept.
 
 import functools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -32,7 +33,15 @@ from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.entries import Entries
 from amp_core.record.environment import recipe_found
 from amp_core.record.gathered import Gathered
-from amp_core.record.gradients import in_backward, learning_rate, local_values, norms, unwrapped
+from amp_core.record.gradients import (
+    in_backward,
+    learning_rate,
+    local_values,
+    named_parameters,
+    norms,
+    unwrapped,
+    written_class,
+)
 from amp_core.record.measure import dtype_name, measure_together
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
@@ -70,7 +79,7 @@ class Recorder:
         self._scaler = scaler
         self._sampling = sampling
         self._kinds = kinds
-        self._names = {id(p): n for n, p in unwrapped(model).named_parameters()}
+        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
         self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
@@ -102,7 +111,8 @@ class Recorder:
         self._config = {k: v for k, v in writer.head.config.items() if k in ("device", "precision")}  # as given
         self._install(model)
         writer.before_end = self._end
-        writer.event("started", name=writer.head.name, detail=f"watching {type(unwrapped(model)).__name__}")
+        watching = f"watching {written_class(unwrapped(model)).__name__}"
+        writer.event("started", name=writer.head.name, detail=watching, value=time.time())
         if is_compiled(model) and kinds & {"output_grad", "activation"}:
             unseen = " and ".join(sorted(kinds & {"output_grad", "activation"}))
             writer.event("warning", name="not recorded", detail=f"{unseen}: hooks do not reach into a compiled graph")

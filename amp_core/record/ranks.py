@@ -1,0 +1,93 @@
+"""Where this process stands among those that train together, and how they share the model between them.
+
+    >>> place()                     # rank and number of processes
+    (1, 4)
+    >>> sharing(model)              # for the head of the run
+    {'parallel': 'fsdp', 'shards': 4}
+
+Nothing here speaks to the other processes: each writes what it sees into segments of its own, and readers merge them.
+"""
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from amp_core.record.observers import Observer
+from amp_core.run import load_run
+from amp_core.runlog import RunWriter, replace_file
+from amp_core.schema import RunError
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of processes: from torch.distributed, else from the environment that torchrun sets.
+
+    Raises `RunError` for an environment that names no place.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    given = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not all(text.isdecimal() for text in given) or int(given[0]) >= int(given[1]):
+        raise RunError(
+            f"RANK={given[0]!r} of WORLD_SIZE={given[1]!r} in the environment is no place among processes; start them "
+            "with torchrun, or unset both"
+        )
+    return int(given[0]), int(given[1])
+
+
+def sharing(model: torch.nn.Module) -> dict[str, Any]:
+    """How the processes share `model`: `parallel` (`ddp`, `fsdp`, `sharded`), and `shards`, into how many parts its
+    parameters are cut. Empty where nothing shows."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return {"parallel": "ddp", "shards": 1}
+    fsdp1 = hasattr(model, "_fsdp_wrapped_module")
+    if fsdp1 and torch.distributed.is_initialized():
+        return {"parallel": "fsdp", "shards": torch.distributed.get_world_size()}
+    cut = max((_shards(p) for p in model.parameters()), default=0)
+    if not cut:
+        return {}
+    fsdp2 = any(c.__name__ == "FSDPModule" for c in type(model).__mro__)
+    return {"parallel": "fsdp" if fsdp2 else "sharded", "shards": cut}
+
+
+def _shards(parameter: torch.Tensor) -> int:
+    """Into how many parts a DTensor is cut; 0 for any other tensor."""
+    if not hasattr(parameter, "placements"):
+        return 0
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    count = 1
+    for dim, placement in enumerate(parameter.placements):
+        if placement.is_shard():
+            count *= mesh.size(dim)
+    return count
+
+
+def refuse_foreign(folder: Path) -> None:
+    """For ranks other than 0, which find `run.json` of their own run: raise `RunError` where it is an earlier one's."""
+    if not (folder / "run.json").exists():
+        return
+    created = load_run(folder).head.created_at
+    try:
+        earlier = datetime.datetime.fromisoformat(created).timestamp() < psutil.Process().create_time()
+    except ValueError:  # no run of ours
+        earlier = True
+    if earlier:
+        raise RunError(f"into={str(folder)!r} already holds a run; give a folder that does not exist yet")
+
+
+class HeadIfAlone(Observer):
+    """Of a rank other than 0: leaves a head where rank 0 never wrote one, so that the folder can be read.
+
+    That is so where rank 0 died before it began to watch, and on nodes that do not share the folder's disk.
+    """
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+
+    def close(self) -> None:
+        file = self._writer.folder / "run.json"
+        if not file.exists():
+            replace_file(file, self._writer.head.to_json().encode())
