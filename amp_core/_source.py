@@ -7,16 +7,18 @@
 
 import os
 import re
+import stat
 import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import pyarrow as pa
 
 from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
+from amp_core.addresses import Address
 from amp_core.schema import TABLES, Head, RunError, Table
 
 _T = TypeVar("_T")
@@ -35,7 +37,8 @@ _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 
 
 class Source(Protocol):
-    path: Path
+    path: Path | Address
+
 
     def head(self) -> Head: ...
     def alive(self, head: Head) -> bool: ...
@@ -54,7 +57,10 @@ class FolderSource:
     def head(self) -> Head:
         file = self.path / "run.json"
         try:
-            if file.stat().st_size > MAX_HEAD_BYTES:
+            info = file.lstat()
+            if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):  # of a pipe or a device, reading would find no end
+                raise RunError(f"{file} is no regular file; a run head is neither a link nor a pipe")
+            if info.st_size > MAX_HEAD_BYTES:
                 raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
             return Head.from_json(file.read_bytes(), str(file))
         except FileNotFoundError:
@@ -74,6 +80,8 @@ class FolderSource:
         found: dict[str, File] = {}
         for folder, names in ((self.path / table, _SEGMENT), (self.path, _SINGLE[table])):
             if folder.is_dir():
+                if folder.is_symlink() and folder != self.path:
+                    raise RunError(f"{folder} is a link; a run folder holds its own files")
                 for entry in os.scandir(folder):
                     if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         info = entry.stat(follow_symlinks=False)
@@ -111,10 +119,12 @@ class FolderSource:
 class ZipSource:
     """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
 
-    def __init__(self, path: Path) -> None:
+    path: Path | Address
+
+    def __init__(self, path: Path | Address, opened: IO[bytes] | None = None) -> None:
         self.path = path
         try:
-            self._archive = zipfile.ZipFile(path)
+            self._archive = zipfile.ZipFile(opened if opened is not None else path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
         names = {PurePosixPath(n) for n in self._archive.namelist()}
@@ -156,7 +166,7 @@ class ZipSource:
         return _lines(self._bytes("console.log", 2**24), lines)
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
-        info = self.path.stat()
+        info = os.stat(self.path)
         return ((self.path.name, info.st_size, info.st_mtime_ns),)
 
     def _bytes(self, name: str, most: int) -> bytes:
@@ -167,7 +177,7 @@ class ZipSource:
             raise RunError(f"{self.path}:{name} is damaged: {error}") from None
 
 
-def retried(read: Callable[[], _T], what: Path) -> _T:
+def retried(read: Callable[[], _T], what: Path | Address) -> _T:
     """What `read` gives, tried again where a file vanished between being listed and being looked at."""
     for attempt in range(20):
         try:

@@ -286,8 +286,9 @@ def watch_overhead(run: Run) -> list[Finding]:
 def _looked_at_closely(run: Run) -> set[int]:
     """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
     steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
-    for window in run.windows.itertuples():
-        steps.update(range(int(window.step), int(window.step) + int(window.steps)))
+    stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
+    for window in run.windows.dropna(subset=["step", "steps"]).itertuples():  # a trace may mark no steps
+        steps.update(range(int(window.step), min(stop, int(window.step) + int(window.steps))))
     return {int(step) + after for step in steps for after in (0, 1)}
 
 
