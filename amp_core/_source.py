@@ -37,8 +37,8 @@ _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 
 
 class Source(Protocol):
-    path: Path | Address
-
+    @property
+    def path(self) -> Path | Address: ...
 
     def head(self) -> Head: ...
     def alive(self, head: Head) -> bool: ...
@@ -58,7 +58,9 @@ class FolderSource:
         file = self.path / "run.json"
         try:
             info = file.lstat()
-            if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):  # of a pipe or a device, reading would find no end
+            if not (
+                stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
+            ):  # of a pipe or a device, reading would find no end
                 raise RunError(f"{file} is no regular file; a run head is neither a link nor a pipe")
             if info.st_size > MAX_HEAD_BYTES:
                 raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
@@ -166,7 +168,7 @@ class ZipSource:
         return _lines(self._bytes("console.log", 2**24), lines)
 
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
-        info = os.stat(self.path)
+        info = Path(self.path).stat()
         return ((self.path.name, info.st_size, info.st_mtime_ns),)
 
     def _bytes(self, name: str, most: int) -> bytes:

@@ -191,7 +191,7 @@ def wrong_table(rng: random.Random, room: Path) -> Path:
 def wrong_names(rng: random.Random, room: Path) -> Path:
     """A zip whose members are called what no member should be called."""
     file = room / "input.zip"
-    hostile_names = (
+    bad = (
         "../evil",
         "/tmp/evil",
         "..\\evil",
