@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from amp_core._segments import Segment, is_ordered
 from amp_core._source import FolderSource, Source, ZipSource, retried
+from amp_core.addresses import Address, located
 from amp_core.schema import TABLES, RunError, Table
 
 if TYPE_CHECKING:
@@ -29,8 +30,15 @@ if TYPE_CHECKING:
 
 
 def load_run(path: str | os.PathLike[str]) -> "Run":
-    """Open a run folder or a packed `.zip`. Raises `RunError`, and nothing else, for what is not a readable run."""
-    where = Path(path)
+    """Open a run folder or a packed `.zip`, here or at an address such as `s3://bucket/runs/a` that fsspec knows.
+
+    Raises `RunError`, and nothing else, for what is not a readable run.
+    """
+    where = located(path)
+    if isinstance(where, Address):
+        from amp_core._remote import open_address
+
+        return Run(open_address(where))
     try:
         if where.is_dir():
             return Run(FolderSource(where))
@@ -55,8 +63,8 @@ class Run:
         return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
 
     @property
-    def path(self) -> Path:
-        """The folder or zip it was read from."""
+    def path(self) -> Path | Address:
+        """The folder or zip it was read from, or the address."""
         return self._source.path
 
     @property
