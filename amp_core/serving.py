@@ -1,4 +1,4 @@
-"""What a served app may do, and for whom: decided once by `ampscope serve`, obeyed by every function that changes things.
+"""What a served app may do: decided once by `ampscope serve`, obeyed by every function that changes things.
 
     >>> rules = Rules(read_only=True)
     >>> os.environ.update(rules.environment())      # `ampscope serve` does this for the server that it starts

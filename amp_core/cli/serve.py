@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Become the server; where a process cannot become another one, start it and wait."""
     command, changes = prepared(arguments)
     environment = os.environ | changes
-    if sys.platform != "win32":
-        os.execve(command[0], command, environment)  # signals then reach the server itself
-    return subprocess.call(command, env=environment)
+    if os.name == "nt":
+        return subprocess.call(command, env=environment)
+    os.execve(command[0], command, environment)  # signals then reach the server itself
 
 
 def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:

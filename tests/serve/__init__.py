@@ -1,1 +1,1 @@
-"""The app as a server: attacks on it, many sessions at once, big runs, long runs. `python -m tests.serve` lists them."""
+"""The app as a server: attacks on it, many sessions at once, big runs, long runs."""

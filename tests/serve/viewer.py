@@ -113,6 +113,7 @@ class Viewer:
         assert self._socket is not None
         began = time.perf_counter()
         seen = Seen()
+        timers: dict[str, float] = {}
         await self._socket.send(BackMsg(rerun_script=state).SerializeToString())
         async with asyncio.timeout(self.patience_s):
             while True:
@@ -125,13 +126,14 @@ class Viewer:
                     self._draw(message.delta, seen, time.perf_counter() - began)
                 elif kind == "new_session":
                     self.page_hash = message.new_session.page_script_hash
+                    timers = {}
                 elif kind == "auto_rerun":
-                    self.fragments[message.auto_rerun.fragment_id] = message.auto_rerun.interval
-                elif kind == "stop_auto_rerun":
-                    self.fragments.clear()
+                    timers[message.auto_rerun.fragment_id] = message.auto_rerun.interval
                 elif kind == "page_info_changed":
                     self.query = message.page_info_changed.query_string
                 elif kind == "script_finished" and message.script_finished != ForwardMsg.FINISHED_EARLY_FOR_RERUN:
+                    if message.script_finished == ForwardMsg.FINISHED_SUCCESSFULLY:  # the whole page, not a fragment
+                        self.fragments = timers
                     seen.seconds = time.perf_counter() - began
                     return seen
 
