@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from amp_core.analysis import kinds_present, what_if
+from amp_core.analysis import kinds_present, step_marks, what_if
 from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
+from amp_core.figures.marks import with_marks
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, tables, tensor, words
+from pages.parts import address, charts, empty, head, loaders, tables, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 
@@ -19,11 +20,11 @@ if not kinds:
 answer = st.container()
 kind, name = tensor.pick(run, kinds)
 with st.container(horizontal=True, vertical_alignment="bottom"):
+    address.take("format", "layer.formats", address.several(LIMITS), ["fp16"])
     formats = st.pills(
         "Limits of",
         LIMITS,
         selection_mode="multi",
-        default=["fp16"],
         format_func=lambda form: FORMATS[form].label,
         key="layer.formats",
     )
@@ -32,21 +33,28 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         key="layer.unscaled",
         help="Moves the histogram of each step by its loss scale: where the true gradient lies.",
     )
+address.keep("format", "layer.formats", ",".join(formats) if formats != ["fp16"] else "")
 
 trace = loaders.analysed(layer_trace, run, kind, name)
+first, last = tensor.pick_steps(trace["step"].tolist())
+trace = trace[trace["step"].between(first, last)]
 health = layer_health(trace)
 with answer:
     head.verdict(tensor.verdict(name, kind, health, trace["dtype"].iloc[-1]))
 dark = charts.dark()
 shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unscaled)
+shares = shares[shares["step"].between(first, last)]
+marks = loaders.analysed(step_marks, run)
+marks = marks[marks["step"].between(first, last)]
 values = "loss scale taken out" if unscaled else "as stored"
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values)
-charts.show(over_time, "layer.exponents")
+charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
 left, right = st.columns(2)
 with left:
-    charts.show(classes_over_time(trace, dark=dark), "layer.classes")
+    charts.show(with_marks(classes_over_time(trace, dark=dark), marks, dark=dark), "layer.classes")
 with right:
-    charts.show(magnitude_figure(trace, tuple(formats), dark, values="as stored"), "layer.magnitudes")
+    magnitudes = magnitude_figure(trace, tuple(formats), dark, values="as stored")
+    charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
 
 st.subheader("What another format or loss scale would do to it", anchor=False)
 scales = tensor.SCALES if kind in tensor.SCALED else (0,)

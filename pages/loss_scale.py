@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import ScaleSummary, safe_window_over_time, scale_summary, scale_trace, skip_episodes, thin
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
-from pages.parts import cards, charts, head, loaders, prediction, tables, tensor, words
+from pages.parts import cards, charts, clicks, head, loaders, prediction, tables, tensor, words
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
@@ -57,6 +57,15 @@ def tensors_of(episodes: pd.DataFrame, rows: list[int]) -> list[str]:
     return str(episodes["tensors"].iloc[rows[0]]).partition(" and ")[0].split(", ")
 
 
+def open_step(step: int) -> None:
+    """A step was clicked: Layer detail around it, on the gradient that was not finite there, where one is known."""
+    names = loaders.analysed(tensor_names, run, "weight_grad")
+    here = episodes[(episodes["first"] <= step) & (step <= episodes["last"])]
+    culprits = [name for name in tensors_of(here, [0]) if name in names]
+    if culprits or names:
+        tensor.jump("weight_grad", (culprits or names)[0], (step, step))
+
+
 head.title("Loss scale")
 run = head.run()
 about = loaders.analysed(scale_summary, run)
@@ -82,7 +91,9 @@ if about.has_scaler:
         cards.card("Grew", f"{about.growths:,} ×", clean)
     shown = thin(trace, "step", "loss_scale", keep="skipped")
     figure = scale_figure(shown, episodes, charts.dark(), window=loaders.analysed(safe_window_over_time, run))
-    charts.show(figure, "loss_scale.scale")
+    clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+    for point in clicked[:1]:
+        open_step(int(float(point["x"])))
 if window:
     st.caption(prediction.about_window(window))
 
@@ -105,6 +116,7 @@ if len(episodes):
     with opening:
         names = tensors_of(episodes, event["selection"]["rows"])
         for name in [n for n in names if n in loaders.analysed(tensor_names, run, "weight_grad")]:
-            tensor.link(st.session_state["run"], "weight_grad", name)
+            row = episodes.iloc[event["selection"]["rows"][0]]
+            tensor.link(st.session_state["run"], "weight_grad", name, (int(row["first"]), int(row["last"])))
         if not names:
             st.caption("Click the start of a row to open the tensors of an episode and see them over time.")

@@ -4,14 +4,28 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
+from amp_core.analysis.folding import deepest, fold_classes, fold_shares, matching, readable_depth
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
-from pages.parts import charts, empty, head, loaders, prediction, tables, tensor, words
+from pages.parts import (
+    address,
+    charts,
+    clicks,
+    empty,
+    glossary,
+    head,
+    loaders,
+    prediction,
+    tables,
+    tensor,
+    words,
+)
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
 CLASS_COLUMNS = {
     "name": st.column_config.TextColumn("Tensor", pinned=True, width="medium"),
+    "tensors": st.column_config.NumberColumn("Tensors", help="Taken together in this row"),
     "dtype": st.column_config.TextColumn("dtype"),
     "numel": st.column_config.NumberColumn("Elements", format="localized"),
     "zero_frac": st.column_config.ProgressColumn("Zero", **SHARE),
@@ -46,13 +60,52 @@ def verdict(shares: pd.DataFrame, kind: str) -> str:
 
 def pick_step(steps: list[int]) -> int | None:
     """One sampled step, or None for all together."""
+    key = f"ranges.step.{len(steps)}"
+    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, -1)
     choice = st.select_slider(
         "Sampled step",
         [-1, *steps],
         format_func=lambda step: "all steps" if step < 0 else f"{step:,}",
-        key=f"ranges.step.{len(steps)}",
+        key=key,
     )
+    address.keep("step", key, "" if choice < 0 else str(choice))
     return None if choice < 0 else choice
+
+
+def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
+    """The tensors that are searched for, and the depth at which the module tree is folded."""
+    address.take("search", "ranges.search", str)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
+        found = matching(names, asked)
+        depths = list(range(1, deepest(found) + 1))
+        at_first = readable_depth(found)
+        address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
+        if st.session_state.get(f"ranges.depth.{kind}") not in depths:
+            st.session_state[f"ranges.depth.{kind}"] = at_first
+        depth = depths[0]
+        if len(depths) > 1:
+            depth = st.segmented_control(
+                "Depth of the module tree",
+                depths,
+                required=True,
+                format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
+                key=f"ranges.depth.{kind}",
+                help="What lies deeper is added up, and its row ends in `.*`; a click on it unfolds it.",
+            )
+    address.keep("search", "ranges.search", asked)
+    address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")
+    if not found:
+        empty.nothing(f"No layer has all of these words: {words.escape(asked)}.")
+    return found, depth
+
+
+def go(kind: str, name: str, step: int | None) -> None:
+    """A row was clicked: unfold a module, or open a tensor in Layer detail."""
+    if name.endswith(".*"):
+        st.session_state["ranges.unfold"] = name.removesuffix("*")
+        st.rerun()
+    tensor.jump(kind, name, None if step is None else (step, step))
 
 
 def span(low: float, high: float) -> str:
@@ -70,17 +123,21 @@ answer = st.container()
 label_of = words.KIND_LABELS.__getitem__
 order = [k for k in words.KIND_LABELS if k in kinds]
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    kind = st.segmented_control(
-        "Values of", order, default=order[0], required=True, format_func=label_of, key="ranges.kind"
-    )
+    address.take("kind", "ranges.kind", address.choice(order), order[0])
+    if st.session_state["ranges.kind"] not in order:  # chosen on another run
+        st.session_state["ranges.kind"] = order[0]
+    kind = st.segmented_control("Values of", order, required=True, format_func=label_of, key="ranges.kind")
+    address.keep("kind", "ranges.kind", kind if kind != order[0] else "")
+    address.take("format", "ranges.formats", address.several(LIMITS), ["fp16"])
     formats = st.pills(
         "Limits of",
         LIMITS,
         selection_mode="multi",
-        default=["fp16"],
         format_func=lambda name: FORMATS[name].label,
         key="ranges.formats",
+        help=glossary.tip("underflow"),
     )
+    address.keep("format", "ranges.formats", ",".join(formats) if formats != ["fp16"] else "")
     unscaled = st.toggle(
         "Without the loss scale",
         key="ranges.unscaled",
@@ -93,27 +150,33 @@ shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unsca
 classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
     head.verdict(verdict(classes, kind))
+if unfold := st.session_state.pop("ranges.unfold", None):
+    st.session_state["ranges.search"] = unfold
+    st.session_state[f"ranges.depth.{kind}"] = None
+found, depth = pick_layers(classes["name"].tolist(), kind)
+shares = fold_shares(shares[shares["name"].isin(found)], depth)
+classes = fold_classes(classes[classes["name"].isin(found)], depth)
 dark = charts.dark()
 title = f"{label_of(kind)} by tensor and exponent"
 values = "value, loss scale taken out" if unscaled else "value as stored"
 heatmap = exponent_heatmap(shares, tuple(formats), dark, title=title, values=values, classes=classes)
-charts.show(heatmap, "ranges.heatmap")
+clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"ranges.heatmap.{kind}")
+st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
     charts.show(class_bars(classes, dark=dark), "ranges.classes")
-opening = st.container()
+key = f"ranges.table.{kind}"
 event = tables.show(
     classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
     column_config=CLASS_COLUMNS,
-    column_order=list(CLASS_COLUMNS),
+    column_order=[column for column in CLASS_COLUMNS if column != "tensors" or (classes["tensors"] > 1).any()],
     hide_index=True,
-    key=f"ranges.table.{kind}",
+    key=key,
     on_select="rerun",
     selection_mode="single-row",
     alt="Class shares and magnitudes per tensor.",
 )
-with opening:
-    if rows := [row for row in event["selection"]["rows"] if row < len(classes)]:
-        tensor.link(st.session_state["run"], kind, classes["name"].iloc[rows[0]])
-    else:
-        st.caption("Click the start of a row to open a tensor and see it over time.")
+for point in clicked[:1]:
+    go(kind, str(point["y"]), step)
+for row in clicks.rows(event, key, len(classes)):
+    go(kind, str(classes["name"].iloc[row]), step)
 prediction.show(run, kind, formats[0] if formats else "fp16")

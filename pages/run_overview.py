@@ -13,8 +13,9 @@ from amp_core.analysis import (
     step_marks,
     thin,
 )
-from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure, with_marks
-from pages.parts import cards, charts, findings, glance, head, live, loaders, report, tour, words
+from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
+from amp_core.figures.marks import with_marks
+from pages.parts import cards, charts, findings, glance, head, live, loaders, ranks, report, tour, words
 
 
 def summary(view: Overview) -> str:
@@ -85,5 +86,6 @@ with right:
 samples = loaders.analysed(device_samples, run)
 if len(samples):
     charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
+ranks.show(run)
 details(run)
 report.button([run], "overview")

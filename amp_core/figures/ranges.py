@@ -18,7 +18,7 @@ from amp_core.formats import FORMATS, Format
 
 MOST_CELLS = 400_000
 """Cells a browser draws without delay; beyond, neighbouring tensors are drawn as one row, their mean."""
-CLICKABLE = 1000
+CLICKABLE = 3000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
 
 _FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour

@@ -17,6 +17,13 @@ def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def show(figure: go.Figure, key: str) -> None:
-    """Draw `figure`; the sentence that it carries for those who cannot see it becomes its text alternative."""
-    st.plotly_chart(figure, key=key, config=CONFIG, alt=figure.layout.meta["alt"])
+def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
+    """Draw `figure`; the sentence that it carries for those who cannot see it becomes its text alternative.
+
+    With `clicks` the points that were clicked are given back; see `pages.parts.clicks`.
+    """
+    alt = figure.layout.meta["alt"]
+    if clicks:
+        figure.update_layout(clickmode="event+select", dragmode="zoom")
+        return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, on_select="rerun", selection_mode="points")
+    return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt)

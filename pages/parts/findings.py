@@ -142,7 +142,7 @@ def _proof(finding: Finding, run: Run) -> None:
     address = st.session_state.get("run")
     for kind in ("weight_grad", "output_grad", "activation", "weight"):
         if finding.where in loaders.analysed(tensor_names, run, kind):
-            tensor.link(address, kind, finding.where)
+            tensor.link(address, kind, finding.where, finding.steps)
             return
     if (page := GUIDE[finding.code].page) in PAGES:
         file, name = PAGES[page]

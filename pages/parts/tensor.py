@@ -8,11 +8,13 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, tensor_names
 from amp_core.formats import FORMATS
-from pages.parts import loaders, words
+from pages.parts import address, loaders, words
 
 PAGE = "pages/layer_detail.py"
 SCALED = ("weight_grad", "output_grad")
 """Kinds that a loss scale multiplies."""
+AROUND = 50
+"""So many steps before and behind are shown with a step that was clicked."""
 SCALES = (0, 4, 8, 12, 16, 20, 24)
 """log2 of the loss scales that the table predicts for."""
 
@@ -50,6 +52,26 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
     return kind, name
 
 
+def pick_steps(steps: Sequence[int]) -> tuple[int, int]:
+    """The first and the last sampled step to look at; kept in the address unless all are."""
+    if len(steps) < 2:
+        return steps[0], steps[-1]
+
+    def nearest(text: str) -> tuple[int, int] | None:
+        asked = address.steps(text)
+        inside = [s for s in steps if asked is not None and asked[0] <= s <= asked[1]]
+        return (inside[0], inside[-1]) if inside else None
+
+    address.take("steps", "layer.steps", nearest)
+    kept = st.session_state.get("layer.steps")
+    if not kept or kept[0] not in steps or kept[1] not in steps:
+        st.session_state["layer.steps"] = (steps[0], steps[-1])
+    first, last = st.select_slider("Steps", list(steps), format_func=lambda s: f"{s:,}", key="layer.steps")
+    if nearest(st.query_params.get("steps", "")) != (first, last):  # what means the same may stay as it was asked
+        address.keep("steps", "layer.steps", "" if (first, last) == (steps[0], steps[-1]) else f"{first}-{last}")
+    return int(first), int(last)
+
+
 def same(name: str | None, names: Sequence[str]) -> str:
     """The tensor of that name; where there is none of this kind, the one of the same module, else the first."""
     if name in names:
@@ -58,14 +80,29 @@ def same(name: str | None, names: Sequence[str]) -> str:
     return (near or names)[0]
 
 
-def link(run_key: str, kind: str, name: str) -> None:
+def where(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> dict[str, str]:
+    """The address of this tensor, and of the steps around those that are asked for."""
+    found = {"run": run_key, "kind": kind, "layer": name}
+    if steps is not None:
+        first, last = steps
+        room = max(AROUND, last - first)
+        found["steps"] = f"{max(0, first - room)}-{last + room}"
+    return found
+
+
+def link(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
     """A link that opens this tensor."""
     st.page_link(
         PAGE,
         label=f"Open {words.escape(name)}",
         icon=":material/query_stats:",
-        query_params={"run": run_key, "kind": kind, "layer": name},
+        query_params=where(run_key, kind, name, steps),
     )
+
+
+def jump(kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
+    """Go to this tensor of the chosen run; ends the pass."""
+    st.switch_page(PAGE, query_params=where(st.session_state["run"], kind, name, steps))
 
 
 def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:

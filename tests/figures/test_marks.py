@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from amp_core.figures import loss_figure, with_marks
+from amp_core.figures import loss_figure
+from amp_core.figures.marks import with_marks
 
 CURVE = pd.DataFrame({"run": "a", "precision": "fp16", "step": range(4), "loss": 2.0, "smooth": 2.0})
 

@@ -72,13 +72,50 @@ def link_of(app):
 def test_a_row_of_the_ranges_opens_its_tensor(home, open_app):
     write(home.runs / "a", "overflowing")
     app = open_app("pages/number_ranges.py", run="run/a")
-    assert "Click the start of a row" in words(app) and not link_of(app)
+    name = app.dataframe[0].value["name"].iloc[2]
     app.session_state["ranges.table.output_grad"] = {"selection": {"rows": [2]}}
     app.run()
-    name = app.dataframe[0].value["name"].iloc[2]
-    assert [(page, query) for page, query in link_of(app)] == [
-        ("layer-detail", f"run=run%2Fa&kind=output_grad&layer={name}")
-    ]
+    assert app.title[0].value == "Layer detail"
+    assert (app.query_params["kind"], app.query_params["layer"]) == ("output_grad", name)
+
+
+def test_a_cell_of_the_ranges_opens_its_tensor(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    app.session_state["ranges.heatmap"] = {"selection": {"points": [{"x": 1.5, "y": "head"}]}}
+    app.run()
+    assert app.title[0].value == "Layer detail" and app.query_params["layer"] == "head"
+
+
+def test_a_skipped_step_opens_the_gradient_that_was_not_finite_around_it(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    first = int(app.dataframe[0].value["steps"].iloc[0].partition("–")[0])
+    app.session_state["loss_scale.scale"] = {"selection": {"points": [{"x": first, "y": 65536.0}]}}
+    app.run()
+    assert app.title[0].value == "Layer detail" and app.query_params["layer"] == "head.weight"
+    low, high = map(int, app.query_params["steps"].split("-"))
+    assert low <= first <= high < 119
+
+
+def test_the_module_tree_is_searched_folded_and_unfolded(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/number_ranges.py", run="run/a", depth="1", search="blocks")
+    assert list(app.dataframe[0].value["name"]) == ["blocks.*"]
+    app.session_state["ranges.table.output_grad"] = {"selection": {"rows": [0]}}
+    app.run()
+    assert app.title[0].value == "Number ranges" and app.query_params["search"] == "blocks."
+    assert all(name.startswith("blocks.") for name in app.dataframe[0].value["name"])
+    assert len(app.dataframe[0].value) > 1
+
+
+def test_a_copied_link_opens_the_same_ranges(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/a", kind="weight_grad", format="bf16,fp8-e4m3", step="50")
+    assert "weight gradients" in words(app) and app.select_slider[0].value == 50
+    assert (app.query_params["format"], app.query_params["step"]) == ("bf16,fp8-e4m3", "50")
+    odd = open_app("pages/number_ranges.py", run="run/a", kind="x", format="x", step="x", depth="x", search="no such")
+    assert not odd.exception and "No layer has all of these words" in words(odd)
 
 
 def test_an_episode_of_skips_opens_its_tensors(home, open_app):
@@ -86,7 +123,7 @@ def test_an_episode_of_skips_opens_its_tensors(home, open_app):
     app = open_app("pages/loss_scale.py", run="run/a")
     app.session_state["loss_scale.episodes"] = {"selection": {"rows": [0]}}
     app.run()
-    assert [q for _, q in link_of(app)] == ["run=run%2Fa&kind=weight_grad&layer=head.weight"]
+    assert [q for _, q in link_of(app)] == ["run=run%2Fa&kind=weight_grad&layer=head.weight&steps=0-50"]
     assert app.dataframe[0].value["origin"].iloc[0] == "backward"
 
 

@@ -1,0 +1,57 @@
+"""What a page shows, kept in its address: a copied link opens the same view.
+
+address.take("format", "ranges.formats", lambda text: [f for f in text.split(",") if f in LIMITS])
+...                                     # the widget with that key
+address.keep("format", "ranges.formats", ",".join(formats))
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+
+def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) -> None:
+    """Before its widget: give session state `key` what the address says of `name`, where that is new.
+
+    `parse` gives None for what makes no sense. Without anything known, `default`, unless that is None.
+    """
+    asked = st.query_params.get(name)
+    if asked is not None and asked != st.session_state.get(f"address.{key}"):
+        value = parse(asked[:2000])
+        if value is not None:
+            st.session_state[key] = value
+    if default is not None and st.session_state.get(key) is None:
+        st.session_state[key] = default
+
+
+def keep(name: str, key: str, text: str) -> None:
+    """After its widget: write it to the address; an empty text takes the name out of it.
+
+    What is so by default stays out: each change of the address is one more step for the browser's Back.
+    """
+    if text:
+        st.query_params[name] = text
+    elif name in st.query_params:
+        del st.query_params[name]
+    st.session_state[f"address.{key}"] = text or None
+
+
+def choice(options: list[str]) -> Callable[[str], str | None]:
+    """A parser for one of `options`."""
+    return lambda text: text if text in options else None
+
+
+def several(options: list[str]) -> Callable[[str], list[str]]:
+    """A parser for some of `options`, with commas between."""
+    return lambda text: [one for one in text.split(",") if one in options]
+
+
+def steps(text: str) -> tuple[int, int] | None:
+    """`100-200` as the first and the last step, in order."""
+    first, _, last = text.partition("-")
+    try:
+        low, high = int(first), int(last or first)
+    except ValueError:
+        return None
+    return (min(low, high), max(low, high)) if low >= 0 else None
