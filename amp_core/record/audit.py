@@ -125,7 +125,9 @@ def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     devices = [device] if device.type == "cuda" else []
     keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
-    with torch.random.fork_rng(devices=devices, device_type="cuda"), keep_versions(tuple(b for b, _ in buffers)):
+    with torch.random.fork_rng(devices=devices, device_type="cuda"), ExitStack() as kept:
+        for buffer, _ in buffers:  # one by one: torch 2.6 takes no tuple of them
+            kept.enter_context(keep_versions(buffer))
         try:
             yield
         finally:

@@ -40,6 +40,12 @@ def every_code(form: Format, stride: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return codes, values.double().numpy()
 
 
+def comparable(numbers, form):
+    """Which of them torch rounds as the format says: older ones make NaN of what E4M3 should saturate."""
+    saturates = torch.tensor(1e6).to(dtype(form)).isnan().logical_not().item()
+    return np.full(len(numbers), True) if saturates else np.abs(numbers) < form.overflow_threshold
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_every_value_of_a_format_stays_itself_with_torchs_bits(name: str) -> None:
     form = FORMATS[name]
@@ -64,6 +70,7 @@ def test_between_two_neighbours_every_number_rounds_as_in_torch(name: str) -> No
         sides = [np.nextafter(middle, np.float32(s)) for s in (-np.inf, np.inf)]
     numbers = np.concatenate([middle, *sides])
     numbers = numbers[np.isfinite(numbers)]
+    numbers = numbers[comparable(numbers, form)]
     expected = torch.from_numpy(numbers).to(dtype(form)).double().numpy()
     assert [rounded(float(x), form) for x in numbers] == expected.tolist()
 
@@ -75,7 +82,7 @@ def test_random_numbers_round_as_in_torch(name: str) -> None:
     codes = random.integers(0, 2**32, 3000, dtype=np.uint64).astype(np.uint32)  # all of FP32, evenly over its codes
     near = random.standard_normal(1500) * np.exp2(random.uniform(form.min_subnormal_exponent - 3, 17, 1500))
     numbers = np.concatenate([codes.view(np.float32), near.astype(np.float32)])
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = numbers[np.isfinite(numbers) & comparable(numbers, form)]
     expected = torch.from_numpy(numbers).to(dtype(form)).double().numpy()
     found = np.array([rounded(float(x), form) for x in numbers])
     np.testing.assert_array_equal(found, expected)

@@ -311,7 +311,7 @@ print("compiled")
 
 def test_the_triton_kernel_compiles_without_a_gpu(tmp_path):
     """For an A100: the interpreter takes code that the compiler refuses."""
-    pytest.importorskip("triton", reason="the CUDA kernel needs triton")
+    pytest.importorskip("triton", "3.3", reason="before triton 3.3 its compiler is called in another way")
     package = Path(amp_core.__file__).parent
     assert fresh_process(COMPILE, package, TRITON_CACHE_DIR=str(tmp_path)) == "compiled"
 
