@@ -10,17 +10,24 @@ record batch to it with a single write to the file, so `kill -9` loses at most t
 is full or old is sealed as `00000.parquet` by a background thread: written aside, renamed, and only then is the
 stream removed. `run.json` is replaced atomically. Nothing is modified in place.
 
+A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams here and only sealed segments there: see
+`_shipping.py`.
+
 `run.py` reads what this writes; `packing.py` makes and opens zips.
 """
 
+import contextlib
 import dataclasses
 import datetime
+import errno
+import functools
 import os
 import queue
+import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +37,8 @@ import pyarrow.parquet as pq
 from amp_core import _ending
 from amp_core._columns import message
 from amp_core._machine import this_process
+from amp_core._shipping import Shipment, seal_age_s
+from amp_core.addresses import Address, located
 from amp_core.schema import TABLES, Head, RunError
 
 SEAL_BYTES = 16 * 2**20
@@ -61,7 +70,11 @@ class RunWriter:
         seal_bytes: int = SEAL_BYTES,
         seal_age_s: float = SEAL_AGE_S,
     ) -> None:
-        self.folder = Path(folder)
+        self.into = located(folder)
+        """The run's folder or address."""
+        self._shipment = Shipment(self.into) if isinstance(self.into, Address) else None
+        self.folder = self._shipment.staging if self._shipment is not None else Path(folder)
+        """Where on this machine the run is written."""
         self.rank = rank
         self._seal_bytes = seal_bytes
         self._seal_age_s = seal_age_s
@@ -73,13 +86,13 @@ class RunWriter:
         self._ended = threading.Event()
         self._segments: dict[str, _Segment] = {}
         self._counts: dict[str, int] = {}
-        self._sealer = _Sealer()
+        self._sealer = _Sealer(self._shipment)
         self.closed = False
         self.before_end: Callable[[], None] | None = None
         """Called once when the run is about to end, however that comes about: the place for what is still held back."""
         self.head = Head(
             run_id=uuid.uuid4().hex[:12],
-            name=name or self.folder.name,
+            name=name or self.into.name,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             config=config or {},
             environment=environment or {},
@@ -103,8 +116,12 @@ class RunWriter:
         """
         with self._writing() as may_write:
             if may_write:
-                batch = message(table, columns, self.rank)
-                self._segment(table).write(batch)
+                self._put(table, message(table, columns, self.rank))
+
+    def _put(self, table: str, batch: bytes) -> None:
+        self._segment(table).write(batch)
+        if self._shipment is not None:
+            self._seal_due()
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None, **more: Any) -> None:
         """Record that something happened now; `kind` is one of `schema.EVENT_KINDS`, `more` further columns."""
@@ -148,6 +165,8 @@ class RunWriter:
                     self._write_head()
             self._sealer.finish()
         finally:
+            if self._shipment is not None:
+                self._shipment.finish()
             _ending.release(self)
             self._closing_thread = _NO_THREAD
             self._ended.set()
@@ -176,42 +195,85 @@ class RunWriter:
     def _claim(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            present = {p.name for p in self.folder.iterdir()}
+            present = {p.name for p in self.folder.iterdir()} if self._shipment is None else self._shipment.names()
             if self.rank == 0:
                 self._refuse_foreign(present)
+            elif any(self.folder.glob(f"*/[0-9]*.r{self.rank}.*")):
+                raise RunError(
+                    f"into={str(self.into)!r} holds rows of rank {self.rank} already; "
+                    "give a folder that does not exist yet"
+                )
             _ending.watch_over(self)  # first, so that no run.json says "running" that nobody would end
-            self._write_head()
-        except OSError as error:
+            if self._shipment is not None and self.rank == 0:
+                self._shipment.begin(self.head.to_json().encode())  # now, so that what forbids it is said now
+            if self.rank == 0:
+                create_file(self.folder / "run.json", self.head.to_json().encode())
+        except BaseException as error:
             _ending.release(self)
-            raise RunError(f"into={str(self.folder)!r} cannot be written: {error.strerror or error}") from error
+            if self._shipment is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            if isinstance(error, FileExistsError) and self.folder.is_dir():
+                raise self._taken() from error
+            if isinstance(error, OSError):
+                raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
+            raise
+
+    def _taken(self) -> RunError:
+        return RunError(f"into={str(self.into)!r} already holds a run; give a folder that does not exist yet")
 
     def _refuse_foreign(self, present: set[str]) -> None:
         if "run.json" in present:
-            raise RunError(f"into={str(self.folder)!r} already holds a run; give a folder that does not exist yet")
+            raise self._taken()
         ours = BESIDE | TABLES.keys()  # other ranks may have begun before rank 0
         # A dot begins what nobody means by the folder's content: our own files aside, .DS_Store, .nfs0001.
         foreign = sorted(n for n in present if n not in ours and not n.startswith("."))
         if foreign:
             raise RunError(
-                f"into={str(self.folder)!r} holds other files ({foreign[0]!r}); give an empty folder or a new one"
+                f"into={str(self.into)!r} holds other files ({foreign[0]!r}); give an empty folder or a new one"
             )
 
     def _write_head(self) -> None:
         if self.rank == 0:
-            replace_file(self.folder / "run.json", self.head.to_json().encode())
+            data = self.head.to_json().encode()
+            replace_file(self.folder / "run.json", data)
+            self._sealer.send_head(data)
 
     def _segment(self, table: str) -> "_Segment":
         segment = self._segments.get(table)
-        if segment is not None and segment.due(self._seal_bytes, self._seal_age_s):
+        if segment is not None and segment.due(self._seal_bytes, self._oldest_s()):
             self._close_segment(table)
             segment = None
+        if segment is not None and segment.removed():
+            del self._segments[table]
+            segment.abandon()
+            raise FileNotFoundError(errno.ENOENT, "the run's files were removed", str(segment.path))
         if segment is None:
+            self._still_ours()
             number = self._counts.get(table, 0)
             self._counts[table] = number + 1
             suffix = f".r{self.rank}" if self.rank else ""
             path = self.folder / table / f"{number:05d}{suffix}.arrows"
             segment = self._segments[table] = _Segment(path, TABLES[table].schema)
         return segment
+
+    def _still_ours(self) -> None:
+        """Raise `OSError` where the folder is gone, or another run's by now; a head that alone is gone is written."""
+        if self.rank:
+            return
+        head = self.folder / "run.json"
+        try:
+            if self.head.run_id.encode() not in head.read_bytes():
+                raise FileExistsError(errno.EEXIST, "another run is in that folder by now", str(head))
+        except FileNotFoundError:
+            create_file(head, self.head.to_json().encode())
+
+    def _oldest_s(self) -> float:
+        return self._seal_age_s if self._shipment is None else min(self._seal_age_s, seal_age_s(self.time_s()))
+
+    def _seal_due(self) -> None:
+        """Seal what is due in tables that are not being written too: at an address nobody sees it until then."""
+        for table in [t for t, s in self._segments.items() if s.due(self._seal_bytes, self._oldest_s())]:
+            self._close_segment(table)
 
     def _close_segment(self, table: str) -> None:
         segment = self._segments.pop(table)
@@ -258,7 +320,7 @@ class _Segment:
         path.parent.mkdir(exist_ok=True)
         self.path = path
         self.torn = False
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         self._size = 0
         self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
@@ -273,6 +335,19 @@ class _Segment:
 
     def due(self, most_bytes: int, most_seconds: float) -> bool:
         return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
+
+    def removed(self) -> bool:
+        """Whether the file was deleted, so that what is written to it goes nowhere. Looked at once in a second."""
+        now = time.monotonic()
+        if now - self._looked < 1:
+            return False
+        self._looked = now
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    def abandon(self) -> None:
+        """Let go of a file that is no more."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def close(self) -> None:
         with self._file:
@@ -290,23 +365,32 @@ class _Segment:
 
 
 class _Sealer:
-    """Seals closed segments one after another in a background thread that lives only while there is work."""
+    """Seals closed segments one after another in a background thread that lives only while there is work, and sends
+    them away where the run is written at an address."""
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+    def __init__(self, shipment: Shipment | None = None) -> None:
+        self._shipment = shipment
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
     def put(self, stream: Path) -> None:
+        self._do(functools.partial(self._seal, stream))
+
+    def send_head(self, data: bytes) -> None:
+        if self._shipment is not None:
+            self._do(functools.partial(self._shipment.send, "run.json", data))
+
+    def _do(self, work: Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ampscope-seal", daemon=True)
             try:
                 self._thread.start()
             except RuntimeError:  # at interpreter exit no thread can be started any more
                 self._thread = None
-                seal(stream)
+                work()
                 return
-        self._work.put(stream)
+        self._work.put(work)
 
     def finish(self) -> None:
         """Wait for all seals; raises what the last failing one raised."""
@@ -318,11 +402,17 @@ class _Sealer:
             raise self._error
 
     def _run(self) -> None:
-        while (stream := self._work.get()) is not None:
+        while (work := self._work.get()) is not None:
             try:
-                seal(stream)
+                work()
             except Exception as error:  # the stream stays and is as readable as the parquet would have been
                 self._error = error
+
+    def _seal(self, stream: Path) -> None:
+        seal(stream)
+        sealed = stream.with_suffix(".parquet")
+        if self._shipment is not None and sealed.exists():
+            self._shipment.send(f"{stream.parent.name}/{sealed.name}")
 
 
 def seal(stream: Path) -> None:
@@ -332,17 +422,47 @@ def seal(stream: Path) -> None:
         return
     with pa.memory_map(str(stream)) as source:
         table = pa.ipc.open_stream(source).read_all()
-        aside = stream.with_name(f".{stream.stem}.parquet.tmp")
-        pq.write_table(table, aside, compression="zstd")
-        aside.replace(stream.with_suffix(".parquet"))
+        with _aside(stream.with_name(f".{stream.stem}.parquet.tmp")) as aside:
+            pq.write_table(table, aside, compression="zstd")
+            aside.replace(stream.with_suffix(".parquet"))
     stream.unlink()
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader, or a crash, finds either the old content or the new."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    with _written_aside(path, data) as aside:
+        aside.replace(path)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """The same for a file that must not be there yet: of two that create it at a time, one gets `FileExistsError`."""
+    with _written_aside(path, data) as aside:
+        try:
+            path.hardlink_to(aside)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links, on which looking first has to do
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
+            aside.replace(path)
+
+
+@contextlib.contextmanager
+def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
+    """`data` in a file beside `path`, with the disk; it is gone afterwards, if it has not become something else."""
+    with _aside(path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")) as aside:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield aside
+
+
+@contextlib.contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """What is written to `path` does not stay there: on a full disk a half-written file would only take room."""
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -8,12 +8,12 @@ watching.end()                   # or end(error), where an exception ended the t
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from amp_core import _ending
+from amp_core.addresses import located
 from amp_core.record._watch import watch
 from amp_core.record.recorder import Recorder
 from amp_core.schema import RunError
@@ -29,7 +29,7 @@ class Watching:
         wrong = next((name for name in RESERVED if name in options), None)
         if wrong is not None:
             raise RunError(f"{wrong} cannot be given to a callback; the framework's own is watched: leave it out")
-        self._into = Path(into)
+        self._into = located(into)
         self._every = every
         self._options = dict(options)
         self._trainings = 0

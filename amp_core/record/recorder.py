@@ -120,7 +120,7 @@ class Recorder:
 
     def __repr__(self) -> str:
         hooks = len(self._handles) + len(self._entries)
-        return f"Recorder(into={str(self.writer.folder)!r}, step={self._step}, hooks={hooks})"
+        return f"Recorder(into={str(self.writer.into)!r}, step={self._step}, hooks={hooks})"
 
     @property
     def step(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from amp_core.addresses import Address, located
 from amp_core.record import Recorder, watch
 from amp_core.run import load_run
 from amp_core.schema import RunError
@@ -32,7 +33,7 @@ from amp_core.train.workloads import Workload, build
 class Summary:
     """What came of a run. Losses are None where no step was made."""
 
-    folder: Path
+    folder: Path | Address
     status: str
     """`finished` or `stopped`."""
     steps: int
@@ -107,7 +108,7 @@ def train(
                     rec.writer.update_head(results=results)
                     rec.writer.event("evaluated", name="held-out", detail=in_words(results))
 
-    summary = summarise(Path(into), scaler.get_scale(), results)
+    summary = summarise(located(into), scaler.get_scale(), results)
     if progress is not None:
         progress.update(summary.steps, last=True)
     return summary
@@ -240,7 +241,7 @@ def in_words(results: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
 
 
-def summarise(folder: Path, loss_scale: float, results: Mapping[str, float]) -> Summary:
+def summarise(folder: Path | Address, loss_scale: float, results: Mapping[str, float]) -> Summary:
     """The summary, read back from the folder: what is said is what was recorded."""
     run = load_run(folder)
     steps = run.table("steps")
