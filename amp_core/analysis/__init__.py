@@ -29,6 +29,7 @@ from amp_core.analysis.memory_parts import (
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.precision import PrecisionMap, precision_cells, precision_map
 from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
+from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
 from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.stepchange import compare_step_cost
@@ -92,6 +93,9 @@ __all__ = [
     "precision_map",
     "predicted_and_audited",
     "profiled_windows",
+    "rank_ends",
+    "rank_scales",
+    "rank_table",
     "reference",
     "safe_window",
     "safe_window_over_time",

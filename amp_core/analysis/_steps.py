@@ -4,8 +4,9 @@
     scaler_enabled(run)
 
 With several ranks or optimizers the table `steps` has several rows per step. Here a step is skipped where any row says
-so; the slowest rank sets its time; samples of the ranks add up; the loss is the first one recorded; all else is as the
-first optimizer of rank 0 has it.
+so; the slowest rank sets its time; samples of the ranks add up, and so do squares of norms where each
+rank has a part of each gradient; the loss is the first one recorded; all else is as the first optimizer of rank 0 has
+it.
 """
 
 import numpy as np
@@ -40,6 +41,11 @@ def attempts(run: Run) -> pd.DataFrame:
     for column in TIMES:  # the optimizers of a step work one after another, the ranks side by side
         whole[column] = by_rank[column].sum(min_count=1).groupby("step").max().to_numpy()
     whole["samples"] = by_rank["samples"].max().groupby("step").sum(min_count=1).to_numpy()
+    shards = whole_number(run.head.config.get("shards")) or 1
+    if shards > 1:  # each rank's norm is that of its shards; as many ranks as have the same one count it again
+        squares = by_rank["grad_norm"].first().pow(2).groupby("step")
+        replicas = max(1, run.head.world_size // shards)
+        whole["grad_norm"] = (squares.sum(min_count=1) / replicas).pow(0.5).to_numpy()
     for column in ("memory_allocated_bytes", "memory_peak_bytes"):
         whole[column] = by_step[column].max().to_numpy()
     return whole

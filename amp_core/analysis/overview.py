@@ -14,6 +14,7 @@ import pandas as pd
 
 from amp_core.analysis._steps import attempts, recipe, whole_number
 from amp_core.analysis.memory import MemorySummary, memory_summary
+from amp_core.analysis.ranks import end_in_words
 from amp_core.analysis.scale import ScaleSummary, scale_summary
 from amp_core.analysis.speed import SpeedSummary, speed_summary
 from amp_core.run import Run
@@ -68,7 +69,7 @@ def overview(run: Run) -> Overview:
     return Overview(
         name=run.name,
         status=run.status,
-        end_reason=run.end_reason,
+        end_reason=end_in_words(run),
         live=live,
         recipe=recipe(run),
         workload=workload if isinstance(workload, str) else None,

@@ -12,7 +12,7 @@ fires only where the numbers leave no doubt; what it cannot know it does not say
 from collections.abc import Callable
 from dataclasses import replace
 
-from amp_core.findings import autocast, errors, hardware, loops, memory, pairs, ranges, scaling, skips, stored
+from amp_core.findings import autocast, errors, hardware, loops, memory, pairs, ranges, ranks, scaling, skips, stored
 from amp_core.findings.causes import Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
@@ -41,6 +41,7 @@ RULES: tuple[Callable[[Run], list[Finding]], ...] = (
     loops.unscale_per_microbatch,
     loops.missing_scaler_update,
     loops.optimizer_step_bypasses_scaler,
+    ranks.rank_ended,
     scaling.rank_scale_desync,
     ranges.bf16_model_in_fp16,
     ranges.activation_overflow,

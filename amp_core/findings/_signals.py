@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis._steps import recipe
+from amp_core.analysis.ranks import rank_cause
 from amp_core.findings.model import Severity
 from amp_core.run import Run
 
@@ -97,6 +98,9 @@ def model_name(run: Run) -> str:
 
 def ended_by(run: Run) -> str:
     """What the exception said that ended the run; empty where none did."""
+    cause = rank_cause(run)  # of several processes one failed, and its error ended the others
+    if cause is not None:
+        return cause.reason
     return run.end_reason or "" if run.status in ("failed", "lost") else ""
 
 

@@ -91,6 +91,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "answer_figure": lambda run: (of_steps(run, analysis.answer_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
+    "rank_figure": lambda run: (analysis.rank_table(run),),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
     "forecast_figure": lambda run: (of_steps(run, forecast(traces_of_run(traced()), ["T4", "A100"]).table),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),

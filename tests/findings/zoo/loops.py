@@ -254,6 +254,16 @@ def ranks(into: Path, faulty: bool) -> None:
         writer.close()
 
 
+@case("rank-ended", "rank 1")
+def rank_dies(into: Path, faulty: bool) -> None:
+    writers = [RunWriter(into, rank=r, world_size=2) for r in (0, 1)]
+    for rank, writer in enumerate(writers):
+        writer.event("started", value=1000.0 + rank)
+        writer.append("steps", {"step": [0, 1, 2], "loss": [1.0] * 3})
+        ended = ("failed", "ValueError: boom") if rank else ("failed", "RuntimeError: Connection closed by peer")
+        writer.close(*(ended if faulty else ("finished", None)))
+
+
 class Branched(Net):
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,204 @@
+"""The processes of one training beside each other: which is slow, which disagrees, which died and why.
+
+>>> rank_table(run)  # one row per rank: times, skips, memory, how it ended
+>>> rank_spread(run).slowest
+3
+>>> rank_cause(run).in_words()
+'rank 1 failed after step 12: ValueError: boom'
+
+Every rank writes what it saw for itself; nothing here was agreed on between them while they trained. Ranks wait for
+each other where they exchange gradients: in backward, and with FSDP in forward too. So all have nearly the same step
+time, and who is slow shows in the phases in which nobody waits.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis._steps import TIMES, warmup_steps
+from amp_core.run import Run
+
+WAITING = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
+"""Phases in which a rank may wait for others, by how the model is shared; those of DDP where that is not known. With
+FSDP clipping by norm and a scaler's check wait too."""
+
+_LOST_CONNECTION = re.compile(
+    r"connection (closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|nccl|gloo|process ?group|distbackend"
+    r"|diststore|tcpstore|watchdog|remote process|socket",
+    re.IGNORECASE,
+)
+"""What torch says where the process at the other end is gone: a consequence, not a cause."""
+
+NO_END = "it wrote no end: killed, out of memory, or its machine went down"
+NEVER_BEGAN = "it never began to watch"
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one process ended."""
+
+    rank: int
+    status: str
+    """`running`, `finished`, `stopped`, `failed`, or `gone` where it wrote no end."""
+    reason: str
+    last_step: int | None
+    """The last step that it recorded."""
+    ended_s: float
+    """When, seconds since 1970; NaN where not known."""
+
+    def in_words(self) -> str:
+        """For instance `rank 1 failed after step 12: ValueError: boom`."""
+        after = f" after step {self.last_step:,}" if self.last_step is not None else " before its first step"
+        verb = "is gone" if self.status == "gone" else self.status
+        return f"rank {self.rank} {verb}{after}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class RankSpread:
+    """How far ranks are apart in the phases in which they do not wait for each other."""
+
+    slowest: int
+    own_ms: float
+    """Median time per step that the slowest rank spends in these phases."""
+    median_ms: float
+    """The same of the rank in the middle."""
+    frac: float
+    """What the slowest takes more than the one in the middle, over the time of a step: what others wait (0–1)."""
+    phases: tuple[str, ...]
+    """The phases that count, e.g. `data`, `forward`."""
+
+
+def rank_ends(run: Run) -> list[RankEnd]:
+    """How each process ended, by rank."""
+    events = run.table("events")
+    frame = events.filter(pc.is_in(events.column("kind"), pa.array(["started", "ended"]))).to_pandas()
+    steps = run.table("steps").select(["step", "rank"]).to_pandas().groupby("rank")["step"].max()
+    known = {int(r) for r in [*frame["rank"].dropna(), *steps.index]}
+    live = run.is_live
+    ends = []
+    for rank in sorted(known | set(range(run.head.world_size))):
+        rows = frame[frame["rank"] == rank].sort_values("time_s", kind="stable")
+        last_step = int(steps[rank]) if rank in steps.index else None
+        begun, ended = (rows[rows["kind"] == kind] for kind in ("started", "ended"))
+        over = len(ended) and (not len(begun) or ended["time_s"].iloc[-1] >= begun["time_s"].iloc[-1])
+        if over:
+            end = ended.iloc[-1]
+            at = begun["value"].astype(float).iloc[-1] if len(begun) else np.nan
+            at += float(end["time_s"]) - float(begun["time_s"].iloc[-1]) if len(begun) else 0.0
+            ends.append(RankEnd(rank, str(end["name"]), str(end["detail"] or ""), last_step, float(at)))
+        elif live:
+            ends.append(RankEnd(rank, "running", "", last_step, np.nan))
+        else:
+            ends.append(RankEnd(rank, "gone", NO_END if rank in known else NEVER_BEGAN, last_step, np.nan))
+    return ends
+
+
+def rank_cause(run: Run) -> RankEnd | None:
+    """The process whose end ended the run; None where none failed, and for a run of one process.
+
+    One that failed by an error of its own comes first, then one that wrote no end; that a connection was lost, or that
+    torchrun stopped a process, follows from another's end.
+    """
+    if run.head.world_size < 2:
+        return None
+    ends = rank_ends(run)
+    failed = [e for e in ends if e.status == "failed"]
+    own = [e for e in failed if not _LOST_CONNECTION.search(e.reason)]
+    gone = [e for e in ends if e.status == "gone"]
+    for found in (own, gone, failed):
+        if found:
+            return min(found, key=lambda e: (not np.isfinite(e.ended_s), e.ended_s, e.rank))
+    return None
+
+
+def end_in_words(run: Run) -> str | None:
+    """Why the run ended: with several processes, which of them was the cause and what became of the others."""
+    cause = rank_cause(run)
+    if cause is None:
+        return run.end_reason
+    others = [e for e in rank_ends(run) if e.rank != cause.rank]
+    states = {s: [str(e.rank) for e in others if e.status == s] for s in dict.fromkeys(e.status for e in others)}
+    told = [f"{_named(ranks)} {_VERBS[status]}" for status, ranks in states.items()]
+    return f"{cause.in_words()}. Then {'; '.join(told)}"
+
+
+def rank_table(run: Run) -> pd.DataFrame:
+    """One row per rank: rank, steps, last_step, skipped, loss_scale (the last), memory_peak_bytes, the median of each
+    time of a step without the warm-up (step_ms, data_ms, …; NaN where not measured), status, reason."""
+    frame = _rows(run)
+    ends = {e.rank: e for e in rank_ends(run)}
+    times = frame[frame["step"] >= warmup_steps(frame["step"].nunique())]
+    rows = []
+    for rank, end in ends.items():
+        mine = frame[frame["rank"] == rank]
+        steps = mine["step"].nunique()
+        of_rank = times[times["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
+        rows.append(
+            {
+                "rank": rank,
+                "steps": steps,
+                "last_step": end.last_step,
+                "skipped": int(mine.groupby("step")["skipped"].any().sum()),
+                "loss_scale": float(mine["loss_scale"].iloc[-1]) if steps else np.nan,
+                "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if steps else np.nan,
+                **of_rank.median().to_dict(),
+                "status": end.status,
+                "reason": end.reason,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def rank_spread(run: Run) -> RankSpread | None:
+    """Which rank the others wait for, and how long; None where that was not measured or there is one rank only."""
+    table = rank_table(run)
+    waiting = WAITING.get(str(run.head.config.get("parallel")), WAITING["ddp"])
+    phases = [t for t in TIMES if t not in ("step_ms", "watch_ms", *waiting)]
+    table = table.assign(own=table[phases].sum(axis=1, min_count=1)).dropna(subset=["own", "step_ms"])
+    if len(table) < 2:
+        return None
+    slowest = table.nlargest(1, "own").iloc[0]
+    middle, step_ms = float(table["own"].median()), float(table["step_ms"].median())
+    return RankSpread(
+        slowest=int(slowest["rank"]),
+        own_ms=float(slowest["own"]),
+        median_ms=middle,
+        frac=(float(slowest["own"]) - middle) / step_ms if step_ms > 0 else 0.0,
+        phases=tuple(p.removesuffix("_ms") for p in phases),
+    )
+
+
+def rank_scales(run: Run) -> pd.DataFrame:
+    """Where ranks disagree on the loss scale or on skipping: step, rank, loss_scale, skipped, of all ranks at such
+    steps; empty where they agree."""
+    frame = _rows(run)[["step", "rank", "optimizer", "loss_scale", "skipped"]]
+    by = frame.groupby(["step", "optimizer"])
+    apart = (by["loss_scale"].transform("nunique") > 1) | (by["skipped"].transform("nunique") > 1)
+    there: pd.DataFrame = frame.loc[apart, ["step", "rank", "loss_scale", "skipped"]]
+    return there.reset_index(drop=True)
+
+
+_VERBS = {
+    "running": "still running",
+    "finished": "finished",
+    "stopped": "stopped",
+    "failed": "failed too",
+    "gone": "gone without an end",
+}
+
+
+def _named(ranks: list[str]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks[:8])}{', …' if len(ranks) > 8 else ''}"
+
+
+def _rows(run: Run) -> pd.DataFrame:
+    table = run.table("steps")
+    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", *TIMES]
+    frame: pd.DataFrame = table.select(columns).to_pandas().sort_values(["step", "rank", "optimizer"], kind="stable")
+    frame["skipped"] = frame["skipped"].fillna(False).astype(bool)
+    numbers = ["loss_scale", "memory_peak_bytes", *TIMES]
+    return frame.astype(dict.fromkeys(numbers, float))

@@ -1,0 +1,72 @@
+"""The processes of one training beside each other, where there are several."""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import rank_scales, rank_table
+from amp_core.analysis.ranks import RankSpread, rank_spread
+from amp_core.figures import rank_figure
+from pages.parts import charts, loaders, tables, words
+
+NOTABLE = 0.05
+"""Share of the step that ranks wait for the slowest, from which on it is called slow."""
+
+COLUMNS = {
+    "rank": st.column_config.NumberColumn("Rank", pinned=True),
+    "status": st.column_config.TextColumn("State"),
+    "steps": st.column_config.NumberColumn("Steps"),
+    "step_ms": st.column_config.NumberColumn("Step (ms)", format="%.3g"),
+    "data_ms": st.column_config.NumberColumn("Data (ms)", format="%.3g"),
+    "forward_ms": st.column_config.NumberColumn("Forward (ms)", format="%.3g"),
+    "backward_ms": st.column_config.NumberColumn("Backward and waiting (ms)", format="%.3g"),
+    "skipped": st.column_config.NumberColumn("Skipped"),
+    "scale": st.column_config.TextColumn("Loss scale"),
+    "peak": st.column_config.TextColumn("Memory peak"),
+    "reason": st.column_config.TextColumn("Why it ended", width="large"),
+}
+
+
+def show(run: Run) -> None:
+    """Who is slow, who disagrees, who died; nothing for a run of one process."""
+    if run.head.world_size < 2:
+        return
+    table = loaders.analysed(rank_table, run)
+    st.subheader(f"{run.head.world_size} ranks", anchor=False)
+    st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run)), scales(run)) if part))
+    charts.show(rank_figure(table, dark=charts.dark()), "ranks.times")
+    shown = table.assign(
+        scale=[words.scale(value) for value in table["loss_scale"]],
+        peak=[words.size(value) if value == value else words.NONE for value in table["memory_peak_bytes"]],
+    )
+    alt = "Ranks with their times, skips, memory and ends."
+    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
+
+
+def pace(spread: RankSpread | None) -> str:
+    """Whom the others wait for."""
+    if spread is None:
+        return "The ranks' times were not measured."
+    where = " and ".join(spread.phases)
+    if spread.frac < NOTABLE:
+        return f"No rank keeps the others waiting: in {where}, where none waits, they are alike."
+    return (
+        f"**Rank {spread.slowest} is the slowest**: in {where}, where none waits, it takes "
+        f"{words.number(spread.own_ms, 'ms')} against {words.number(spread.median_ms, 'ms')} of the rank in the "
+        f"middle; the others wait for it {words.percent(spread.frac)} of each step."
+    )
+
+
+def scales(run: Run) -> str:
+    """Whether they agree on loss scale and skips; nothing where no scaler is at work."""
+    apart: pd.DataFrame = loaders.analysed(rank_scales, run)
+    if len(apart):
+        first = apart[apart["step"] == apart["step"].iloc[0]]
+        told = "; ".join(
+            f"rank {r.rank} {words.scale(r.loss_scale)}{' (skipped)' if r.skipped else ''}"
+            for r in first.head(8).itertuples()
+        )
+        steps = words.plural(apart["step"].nunique(), "step")
+        at = f"{first['step'].iloc[0]:,}"
+        return f"**They disagree on the loss scale or on skipping at {steps}**, first at step {at}: {told}."
+    return "All agree on loss scale and skips." if run.head.config.get("scaler") else ""
