@@ -57,8 +57,8 @@ def read_parquet(
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file.name} is damaged: {_first_line(error)}") from None
-    return Segment(file, _conform(found, table, file.name))
+        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
+    return Segment(file, conform(found, table, file.name))
 
 
 def _values(metadata: pq.FileMetaData) -> int:
@@ -86,10 +86,10 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -
         for batch in batches:
             batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file.name} is damaged: {_first_line(error)}") from None
+        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
     parts = [before.table] if before is not None and before.table is not None else []
     if batches:
-        parts.append(_conform(pa.Table.from_batches(batches), table, file.name))
+        parts.append(conform(pa.Table.from_batches(batches), table, file.name))
     whole = pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
     return Segment(file, whole, start + end, schema)
 
@@ -139,7 +139,7 @@ def _body_length(metadata: memoryview) -> int:
     return int(length)
 
 
-def _conform(found: pa.Table, table: Table, where: str) -> pa.Table:
+def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
     """`found` with the promised columns, in the promised types and order, then whatever else it had."""
     try:
         given = found.column_names
@@ -157,7 +157,7 @@ def _conform(found: pa.Table, table: Table, where: str) -> pa.Table:
                 except pa.ArrowException as error:
                     raise RunError(
                         f"{where} has column {column.name!r} of type {values.type}, which is no {column.type}: "
-                        f"{_first_line(error)}"
+                        f"{first_line(error)}"
                     ) from None
         elif column.required:
             raise RunError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
@@ -188,5 +188,5 @@ def is_ordered(table: pa.Table, keys: list[str]) -> bool:
     return bool(((rise > 0) | (second[1:] >= second[:-1])).all())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200]

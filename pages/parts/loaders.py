@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import streamlit as st
 
-from amp_core import Run, load_run
+from amp_core import Run
+from amp_core.extract import open_extract
 from pages.parts.library import Entry
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ def open_run(entry: Entry) -> Run:
     opened: dict[str, Run] = st.session_state.setdefault("loaders.runs", {})
     run = opened.pop(str(entry.path), None)
     if run is None:
-        run = load_run(entry.path)
+        run = open_extract(entry.path)
     else:
         run.refresh()
     opened[str(entry.path)] = run  # put last: the first is the one not looked at for longest

@@ -1,0 +1,177 @@
+"""Runs of any length in bounded memory: all of a run but its `tensors`, and of those a bounded number of sampled steps.
+
+    >>> run = open_extract("runs/a")           # a `Run`; short ones are read whole
+    >>> run.table("tensors").num_rows, run.sampled_steps
+    (32000, 10000)
+    >>> run.of_tensor("weight_grad", "head.weight", ["step", "absmax"]).num_rows
+    10000
+
+Kept are whole sampled steps: the first, the last, some between them at equal distances, and, so that no spike
+disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and the first
+with any that is not finite. Where they lie follows from the statistics in the files' footers; the rest is not read.
+A live run's new step costs the same however long the run is.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core._sealed import TENSORS, Sealed
+from amp_core._segments import File, Segment, is_ordered
+from amp_core._source import FolderSource, retried
+from amp_core.run import Run, load_run
+
+MOST_ROWS = 40_000
+"""Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
+
+EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
+"""Columns whose largest value is always among the rows."""
+
+
+def open_extract(path: str | os.PathLike[str], most_rows: int = MOST_ROWS) -> Run:
+    """Open a run folder so that it takes bounded memory. Raises `RunError` as `load_run` does."""
+    folder = Path(path)
+    return Extract(folder, most_rows) if folder.is_dir() else load_run(path)
+
+
+class Extract(Run):
+    """A run of which `tensors` is read in part, where it is large."""
+
+    def __init__(self, folder: Path, most_rows: int = MOST_ROWS) -> None:
+        super().__init__(FolderSource(folder))
+        self._folder = folder
+        self._most = most_rows
+        self._sealed: dict[str, Sealed] = {}
+        self._open: dict[str, Segment] = {}
+        self._steps_of: dict[str, np.ndarray] = {}
+        self._kept: dict[str, tuple[set[int], pa.Table]] = {}
+        self._extract: pa.Table | None = None
+        self.sampled_steps: int | None = None
+        """Sampled steps that the run has, where only some of them are in `tensors`; None where all are."""
+
+    def table(self, name: str) -> pa.Table:
+        if name != "tensors":
+            return super().table(name)
+        if self._extract is None:
+            self._extract = retried(self._extracted, self._folder / "tensors")
+        return self._extract
+
+    def refresh(self) -> bool:
+        before = self._extract
+        files = {stem: s.file for stem, s in (self._sealed | self._open).items()}
+        changed = super().refresh()
+        if before is not None and retried(lambda: self._source.segments("tensors"), self._folder) != files:
+            self._extract = None
+            changed = changed or self.table("tensors") is not before
+        return changed
+
+    def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
+        """Rows of one tensor at every sampled step, these columns only, ordered by step.
+
+        Histograms (`exp_counts`, `capped_counts`) take most of the time: leave them out where the run is large.
+        """
+        self.table("tensors")
+        chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
+        parts = [s.of_tensor(kind, name, columns) for s in self._sealed.values()]
+        parts += [s.table.filter(chosen).select(columns) for s in self._open.values() if s.table is not None]
+        found = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
+        return found.sort_by("step") if "step" in columns else found
+
+    def _extracted(self) -> pa.Table:
+        self._look()
+        rows = sum(s.rows for s in self._sealed.values()) + sum(s.rows for s in self._open.values())
+        self.sampled_steps = None
+        if rows <= self._most:
+            return super().table("tensors")
+        for whole in (self._tables, self._frames, self._segments):
+            whole.pop("tensors", None)
+        steps = self._all_steps()
+        self.sampled_steps = len(steps)
+        found = pa.concat_tables(self._at(self._chosen(steps, rows)), promote_options="default")
+        keys = list(TENSORS.order)
+        return found if is_ordered(found, keys) else found.sort_by([(k, "ascending") for k in keys])
+
+    def _look(self) -> None:
+        """Bring what is known of the segments up to date; forget rows of files that are gone."""
+        listed = self._source.segments("tensors")
+        for stem in [stem for stem in (*self._sealed, *self._open) if stem not in listed]:
+            self._sealed.pop(stem, None)
+            self._open.pop(stem, None)
+        for stem, file in sorted(listed.items()):
+            if file.name.endswith(".parquet"):
+                self._take_sealed(stem, file)
+            elif stem not in self._open or self._open[stem].file != file:
+                read = self._source.read(file, TENSORS, self._open.get(stem))
+                if read.file.name.endswith(".parquet"):  # sealed since it was listed
+                    self._take_sealed(stem, read.file)
+                else:
+                    self._open[stem] = read
+        self._sealed = dict(sorted(self._sealed.items()))
+
+    def _take_sealed(self, stem: str, file: File) -> None:
+        known = self._sealed.get(stem)
+        if known is None or known.file != file:
+            self._sealed[stem] = Sealed(self._folder, file)
+            self._open.pop(stem, None)
+            self._kept.pop(stem, None)
+            self._steps_of.pop(stem, None)
+
+    def _all_steps(self) -> np.ndarray:
+        for stem, sealed in self._sealed.items():
+            if stem not in self._steps_of:
+                found = [sealed.steps(group) for group in sealed.groups]
+                self._steps_of[stem] = np.concatenate([np.zeros(0), *found])
+        live = [pc.unique(s.table.column("step")).to_numpy() for s in self._open.values() if s.table is not None]
+        every = np.concatenate([np.zeros(0), *(self._steps_of[stem] for stem in self._sealed), *live])
+        return np.unique(every[np.isfinite(every)]).astype(np.int64)
+
+    def _chosen(self, steps: np.ndarray, rows: int) -> np.ndarray:
+        """The steps to keep. Distances double as a run grows, so that most of what was kept stays."""
+        room = max(4, self._most * len(steps) // rows)
+        stride = 1 << max(0, int(np.ceil(np.log2(len(steps) / room))))
+        spaced = np.unique([int(steps[0]), int(steps[-1]), *steps[::stride].tolist()])
+        firsts = np.array([g.first for s in self._sealed.values() for g in s.groups], dtype=np.int64)
+        if len(firsts) >= room:  # the first step of a group is read without the rest of it
+            near = firsts[np.clip(np.searchsorted(firsts, spaced[1:-1], side="right") - 1, 0, len(firsts) - 1)]
+            spaced = np.unique([spaced[0], *near.tolist(), spaced[-1]])
+        return np.unique([*spaced.tolist(), *self._extreme()]).astype(np.int64)
+
+    def _extreme(self) -> set[int]:
+        """The step at which each of `EXTREMES` is largest, and the first that holds anything not finite."""
+        found: set[int] = set()
+        groups = [(s, g) for s in self._sealed.values() for g in s.groups]
+        for column in EXTREMES:
+            best = max(groups, key=lambda at: at[1].largest.get(column, 0.0), default=None)
+            top = best[1].largest.get(column, 0.0) if best is not None else 0.0
+            if best is not None and top > 0:
+                steps, values = best[0].values(best[1], "step", column)
+                found.add(int(steps[np.nanargmax(values)]))
+            for segment in self._open.values():
+                if segment.table is not None and segment.rows:
+                    values = pc.fill_null(pc.cast(segment.table.column(column), "float64"), 0.0).to_numpy()
+                    if np.nanmax(values, initial=0.0) > top:
+                        found.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
+        for column in ("inf", "nan"):
+            first = next((at for at in groups if at[1].largest.get(column, 0.0) > 0), None)
+            if first is not None:
+                steps, values = first[0].values(first[1], "step", column)
+                found.add(int(steps[values > 0].min()))
+        return found
+
+    def _at(self, chosen: np.ndarray) -> list[pa.Table]:
+        """The rows of the chosen steps; a sealed segment is read again only for steps that were not chosen before."""
+        kept: dict[str, tuple[set[int], pa.Table]] = {}
+        for stem, sealed in self._sealed.items():
+            wanted = {int(s) for g in sealed.groups for s in chosen[(chosen >= g.first) & (chosen <= g.last)]}
+            known, table = self._kept.get(stem, (set(), None))
+            if table is None or not wanted <= known:
+                known, table = wanted, sealed.at_steps(wanted)
+            kept[stem] = known, table
+        self._kept = kept
+        values = pa.array(chosen, pa.int64())
+        tables = [table for _, table in kept.values()] + [s.table for s in self._open.values() if s.table is not None]
+        return [TENSORS.schema.empty_table(), *(t.filter(pc.is_in(t.column("step"), values)) for t in tables)]
