@@ -5,11 +5,19 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-CONFIG: dict[str, Any] = {
-    "displaylogo": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-    "toImageButtonOptions": {"format": "svg"},
-}
+from pages.parts import tables
+
+_REMOVED = ["select2d", "lasso2d", "autoScale2d"]
+
+
+def config(title: str) -> dict[str, Any]:
+    """Plotly's settings: the camera saves a chart under its title, as the picture that was chosen in `Data`."""
+    picture = {
+        "format": st.session_state.get("charts.picture") or "svg",
+        "filename": tables.file_name(title),
+        "scale": 2,
+    }
+    return {"displaylogo": False, "modeBarButtonsToRemove": _REMOVED, "toImageButtonOptions": picture}
 
 
 def dark() -> bool:
@@ -22,8 +30,10 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
 
     With `clicks` the points that were clicked are given back; see `pages.parts.clicks`.
     """
-    alt = figure.layout.meta["alt"]
+    alt, title = figure.layout.meta["alt"], figure.layout.title.text
+    tables.remember_chart(key, title, figure)
     if clicks:
         figure.update_layout(clickmode="event+select", dragmode="zoom")
-        return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt, on_select="rerun", selection_mode="points")
-    return st.plotly_chart(figure, key=key, config=CONFIG, alt=alt)
+        options = {"on_select": "rerun", "selection_mode": "points"}
+        return st.plotly_chart(figure, key=key, config=config(title), alt=alt, **options)
+    return st.plotly_chart(figure, key=key, config=config(title), alt=alt)

@@ -17,7 +17,7 @@ def test_a_page_offers_each_of_its_tables_twice(home, open_app):
     write(home.runs / "a", "traced-cpu")
     app = open_app("pages/gpu_forecast.py", run="run/a")
     assert not app.exception
-    assert [b.label for b in app.get("download_button")] == ["CSV", "Parquet"]
+    assert [b.label for b in app.get("download_button")] == ["CSV", "CSV", "CSV", "Parquet"]  # two charts and a table
     assert "Forecast by GPU and recipe" in [m.value for m in app.markdown]
 
 
@@ -25,7 +25,8 @@ def test_tables_of_another_page_are_not_offered(home, open_app):
     write(home.runs / "a", "traced-cpu")
     app = open_app("pages/gpu_forecast.py", run="run/a")
     app.switch_page("pages/run_overview.py").run()
-    assert [b.label for b in app.get("download_button")] == ["Report"]
+    assert "Forecast by GPU and recipe" not in [m.value for m in app.markdown]
+    assert [b.label for b in app.get("download_button")] == ["Report", "CSV", "CSV", "CSV"]  # three charts
 
 
 def test_no_page_shows_a_table_that_cannot_be_had():

@@ -1,0 +1,28 @@
+"""The numbers of a figure as a file: what is drawn, under the names of the axes."""
+
+import io
+
+import numpy as np
+import pandas as pd
+
+from amp_core import load_run
+from amp_core.analysis import exponent_shares, scale_trace, skip_episodes
+from amp_core.figures import exponent_heatmap, scale_figure
+from amp_core.figures.data import chart_csv, chart_data
+from tests.synthetic import write
+
+
+def test_a_curves_numbers_are_those_recorded(tmp_path):
+    run = load_run(write(tmp_path / "a", "overflowing"))
+    trace = scale_trace(run)
+    figure = scale_figure(trace, skip_episodes(run))
+    back = pd.read_csv(io.BytesIO(chart_csv(figure)))
+    assert list(back.columns) == ["trace", "step", "loss scale"]
+    assert np.allclose(back.loc[back["trace"] == "loss scale", "loss scale"], trace["loss_scale"])
+    assert (back["trace"] == "skipped step").sum() == trace["skipped"].sum()
+
+
+def test_a_heatmap_has_a_row_for_each_cell_that_is_drawn(tmp_path):
+    shares = exponent_shares(load_run(write(tmp_path / "a", "healthy")), "output_grad")
+    data = chart_data(exponent_heatmap(shares))
+    assert len(data) == (shares["share"] > 0).sum() and set(data["y"]) == set(shares["name"])
