@@ -21,6 +21,7 @@ import warnings
 from pathlib import Path
 
 from amp_core.addresses import Address, asking, filesystem
+from amp_core.schema import RunError
 
 WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
 """Stores in which a file appears when all of it is there. Elsewhere it is written aside and renamed."""
@@ -66,8 +67,11 @@ class Shipment:
 
     def begin(self, head: bytes) -> None:
         """Write the first `run.json`. Raises `RunError` where the address cannot be written."""
-        with asking(self.address, "into", "cannot be written"):
-            self._put("run.json", head)
+        try:
+            with asking(self.address, "into", "cannot be written"):
+                self._put("run.json", head)
+        except FileNotFoundError:  # a bucket is not made by the way: it may be a slip of the pen
+            raise RunError(f"into={str(self.address)!r} cannot be written: there is no such bucket") from None
 
     def send(self, name: str, data: bytes | None = None) -> None:
         """Send the file `name` of the folder, or `data` under that name; never raises."""
@@ -124,13 +128,12 @@ class Shipment:
     def _put(self, name: str, data: bytes) -> None:
         folder, _, file = f"{self._root}/{name}".rpartition("/")
         target = f"{folder}/{file}" if self._whole else f"{folder}/.{file}.tmp"
-        try:
+        if self._whole:
             self._fs.pipe_file(target, data)
-        except FileNotFoundError:  # a store that has real folders
-            self._fs.makedirs(folder, exist_ok=True)
-            self._fs.pipe_file(target, data)
-        if not self._whole:
-            self._fs.mv(target, f"{folder}/{file}")
+            return
+        self._fs.makedirs(folder, exist_ok=True)
+        self._fs.pipe_file(target, data)
+        self._fs.mv(target, f"{folder}/{file}")
 
 
 def main(staging: str, address: str, *names: str) -> int:
