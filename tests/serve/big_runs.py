@@ -135,6 +135,36 @@ async def pages(base: str, run: str) -> dict[str, tuple[float, float | None]]:
     return found
 
 
+async def look_live(base: str, run: str, writer: RunWriter, first: int, looks: int = 12) -> float:
+    """Median seconds of a look at a live run, while steps and a sampled step are added between looks."""
+    took = []
+    async with Viewer(base) as viewer:
+        await viewer.open("", run=run)
+        for look in range(looks):
+            write_steps(writer, first + 10 * look, first + 10 * look + 10)
+            write_tensors(writer, first + 10 * look, 500)
+            took.append((await viewer.tick()).seconds)
+    return float(np.median(took))
+
+
+def live_tail(home: Path, lengths: list[tuple[int, int]]) -> list[float]:
+    """The median look at live runs of these numbers of steps and rows."""
+    found = []
+    with serving(home / "live") as server:
+        for steps, rows in lengths:
+            with big_run(home / "live" / f"of-{steps}", steps, rows) as writer:
+                found.append(asyncio.run(look_live(server.base, f"run/of-{steps}", writer, steps)))
+    return found
+
+
+async def library(base: str) -> tuple[float, float]:
+    """Seconds until the Library is drawn for the first time, and again."""
+    async with Viewer(base) as viewer:
+        first = await viewer.open("library")
+        assert not first.errors, first.errors
+        return first.seconds, (await viewer.again()).seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
@@ -152,6 +182,14 @@ def main() -> None:
             for page, (seconds, chart) in asyncio.run(pages(server.base, "run/big")).items():
                 print(f"{page}: {seconds:.2f} s, first chart {'none' if chart is None else f'{chart:.2f} s'}")
             print(f"server: {server.rss_bytes() / 2**20:.0f} MiB resident")
+        short, long = live_tail(home, [(steps // 50, rows // 50), (steps, rows)])
+        print(f"a look at a live run: {short:.2f} s at {steps // 50:,} steps, {long:.2f} s at {steps:,}")
+        number = 5000 if given.full else 300
+        if not (home / "library").exists():
+            write_library(home / "library", number)
+        with serving(home / "library") as server:
+            first, again = asyncio.run(library(server.base))
+        print(f"library of {number:,} runs: {first:.2f} s in a server that has just begun, {again:.2f} s again")
 
 
 if __name__ == "__main__":
