@@ -37,6 +37,7 @@ import pyarrow.parquet as pq
 from amp_core import _ending
 from amp_core._columns import message
 from amp_core._machine import this_process
+from amp_core._resuming import Earlier, earlier_part
 from amp_core._shipping import Shipment, seal_age_s
 from amp_core.addresses import Address, located
 from amp_core.schema import TABLES, Head, RunError
@@ -54,7 +55,8 @@ class RunWriter:
     """Writes one run folder, or the part of one that process `rank` of `world_size` contributes.
 
     Safe to use from several threads. In a forked child every call does nothing: the run belongs to the process that
-    opened it. Raises `RunError` where the folder cannot be used.
+    opened it. With `resume` a run that is in the folder already is gone on with, else begun. Raises `RunError` where the
+    folder cannot be used.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class RunWriter:
         model: Mapping[str, Any] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        resume: bool = False,
         seal_bytes: int = SEAL_BYTES,
         seal_age_s: float = SEAL_AGE_S,
     ) -> None:
@@ -85,7 +88,9 @@ class RunWriter:
         self._closing_thread: int | None = None
         self._ended = threading.Event()
         self._segments: dict[str, _Segment] = {}
-        self._counts: dict[str, int] = {}
+        self.earlier = self._earlier() if resume else None
+        """What earlier processes wrote of the run that this one goes on with."""
+        self._counts: dict[str, int] = dict(self.earlier.segments) if self.earlier is not None else {}
         self._sealer = _Sealer(self._shipment)
         self.closed = False
         self.before_end: Callable[[], None] | None = None
@@ -100,6 +105,17 @@ class RunWriter:
             world_size=world_size,
             process=this_process(),
         )
+        if self.earlier is not None:
+            before = self.earlier.head
+            self._began -= self.earlier.elapsed_s
+            self.head = dataclasses.replace(
+                self.head,
+                run_id=before.run_id,
+                name=name or before.name,
+                created_at=before.created_at,
+                config={**before.config, **self.head.config},
+                extra=before.extra,
+            )
         self._claim()
 
     # what a run is made of
@@ -155,6 +171,12 @@ class RunWriter:
 
     def _end(self, status: str, end_reason: str | None) -> None:
         try:
+            self._write_end(status, end_reason)
+        finally:
+            self._let_go()
+
+    def _write_end(self, status: str, end_reason: str | None) -> None:
+        try:
             with self._writing():
                 self.closed = True
                 self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
@@ -167,10 +189,13 @@ class RunWriter:
         finally:
             if self._shipment is not None:
                 self._shipment.finish()
-            _ending.release(self)
-            self._closing_thread = _NO_THREAD
-            self._ended.set()
-            _ending.after_write()
+
+    def _let_go(self) -> None:
+        """Leave the process as it was found; to be called where `close` was."""
+        _ending.release(self)
+        self._closing_thread = _NO_THREAD
+        self._ended.set()
+        _ending.after_write()
 
     def __enter__(self) -> "RunWriter":
         return self
@@ -196,7 +221,9 @@ class RunWriter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             present = {p.name for p in self.folder.iterdir()} if self._shipment is None else self._shipment.names()
-            if self.rank == 0:
+            if self.earlier is not None:
+                pass
+            elif self.rank == 0:
                 self._refuse_foreign(present)
             elif any(self.folder.glob(f"*/[0-9]*.r{self.rank}.*")):
                 raise RunError(
@@ -206,7 +233,9 @@ class RunWriter:
             _ending.watch_over(self)  # first, so that no run.json says "running" that nobody would end
             if self._shipment is not None and self.rank == 0:
                 self._shipment.begin(self.head.to_json().encode())  # now, so that what forbids it is said now
-            if self.rank == 0:
+            if self.earlier is not None:
+                self._write_head()
+            elif self.rank == 0:
                 create_file(self.folder / "run.json", self.head.to_json().encode())
         except BaseException as error:
             _ending.release(self)
@@ -217,6 +246,11 @@ class RunWriter:
             if isinstance(error, OSError):
                 raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
             raise
+
+    def _earlier(self) -> Earlier | None:
+        if self._shipment is not None:
+            raise RunError(f"into={str(self.into)!r} is an address, where no run can be resumed; give a folder")
+        return earlier_part(self.folder, self.rank)
 
     def _taken(self) -> RunError:
         return RunError(f"into={str(self.into)!r} already holds a run; give a folder that does not exist yet")
