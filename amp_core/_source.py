@@ -176,7 +176,7 @@ class ZipSource:
             with self._archive.open(str(self._root / name)) as member:
                 return member.read(most)
         except Exception as error:  # zipfile passes on what its decompressors raise, which has no common base
-            raise RunError(f"{self.path}:{name} is damaged: {error}") from None
+            raise RunError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
 
 
 def retried(read: Callable[[], _T], what: Path | Address) -> _T:

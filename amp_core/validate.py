@@ -20,6 +20,8 @@ MAX_TEXT = 100_000
 """Longest text in one cell: a traceback is a few thousand characters."""
 MAX_BINS = 4096
 """Longest exponent histogram: float64 has 2,098 exponents."""
+MAX_COUNT = 2**53
+"""Largest count: up to there a float64 holds each."""
 EXPONENTS = (-1100, 1100)
 """No format of torch has exponents beyond these."""
 
@@ -50,6 +52,8 @@ def validate(run: "Run", full: bool = False) -> None:
 def _check_number(table: str, column: str, values: pa.ChunkedArray) -> None:
     if pc.any(pc.less(values, 0)).as_py():
         raise RunError(f"{table} has a negative {column!r}; it counts from 0")
+    if pa.types.is_integer(values.type) and pc.any(pc.greater(values, MAX_COUNT)).as_py():
+        raise RunError(f"{table} has {column!r} above 2^53; nothing that a training counts comes near that")
     if column.endswith("_frac") and pc.any(pc.greater(values, 1 + _ROUNDING)).as_py():
         raise RunError(f"{table} has {column!r} above 1; it is a share, from 0 to 1")
 

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import torch
 
+from amp_core.record._guard import TrainingWriter
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import environment
@@ -21,7 +22,6 @@ from amp_core.record.gradients import norms
 from amp_core.record.measure import dtype_name, measurable, measure_together
 from amp_core.record.outbox import Outbox
 from amp_core.record.sampling import Sampling
-from amp_core.runlog import RunWriter
 
 RECIPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 """By the dtype that layers compute in, with variables in FP32."""
@@ -64,7 +64,7 @@ class KerasRun:
             "optimizers": [type(getattr(optimizer, "inner_optimizer", optimizer)).__name__],
             "lr": float(optimizer.learning_rate),
         }
-        self._writer = RunWriter(
+        self._writer = TrainingWriter(
             into,
             config={k: v for k, v in settings.items() if v is not None or k != "requested_precision"} | dict(config),
             environment=environment(),

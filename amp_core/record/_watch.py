@@ -10,6 +10,7 @@ import torch
 
 from amp_core.record import ranks
 from amp_core.record import scaler as scaling
+from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
 from amp_core.record.environment import environment, model_summary
 from amp_core.record.gradients import learning_rate, unwrapped
@@ -46,6 +47,7 @@ def watch(
     trace_ops: int | None = None,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
+    resume: bool = False,
 ) -> Recorder:
     """Record the training of `model` into the run folder `into`, from now until `close()`.
 
@@ -56,7 +58,7 @@ def watch(
         optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
             Accelerate and Lightning are seen through.
         scaler: the `torch.amp.GradScaler` of the loop, or None. That of Accelerate is found by itself.
-        into: folder of the run; it must not hold a run yet.
+        into: folder of the run; it must not hold a run yet, unless it is resumed.
         every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
             as a whole is recorded on each.
         kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
@@ -71,6 +73,8 @@ def watch(
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
         name: what people will call the run; the folder's name by default.
         config: settings of yours to keep in the head of the run.
+        resume: go on with the run in `into`, of a training that goes on from a checkpoint: its steps are numbered on
+            from the last one recorded. Where there is no run yet, one begins.
 
     Raises:
         RunError: one sentence naming the argument, the value and what would be right.
@@ -102,7 +106,7 @@ def watch(
     named = [kinds] if isinstance(kinds, str) else list(kinds)
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = ranks.place()
-    if rank:
+    if rank and not resume:
         ranks.refuse_foreign(Path(into))
     settings: dict[str, Any] = {
         "source": "watch",
@@ -119,7 +123,7 @@ def watch(
     }
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
-    writer = RunWriter(
+    writer = TrainingWriter(
         into,
         name=name,
         config=settings | dict(config or {}),
@@ -127,6 +131,7 @@ def watch(
         model=model_summary(unwrapped(model)),
         rank=rank,
         world_size=world_size,
+        resume=resume,
     )
     return Recorder(
         model,
