@@ -73,12 +73,14 @@ class RankSpread:
 
 
 def rank_ends(run: Run) -> list[RankEnd]:
-    """How each process ended, by rank."""
+    """How each process ended, by rank. Of imported traces only those ranks are told of whose traces were given."""
     events = run.table("events")
     frame = events.filter(pc.is_in(events.column("kind"), pa.array(["started", "ended"]))).to_pandas()
     steps = run.table("steps").select(["step", "rank"]).to_pandas().groupby("rank")["step"].max()
     known = {int(r) for r in [*frame["rank"].dropna(), *steps.index]}
     live = run.is_live
+    if run.head.config.get("source") == "import":
+        return [RankEnd(rank, run.status, "", None, np.nan) for rank in sorted(known)]
     ends = []
     for rank in sorted(known | set(range(run.head.world_size))):
         rows = frame[frame["rank"] == rank].sort_values("time_s", kind="stable")

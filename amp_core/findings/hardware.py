@@ -9,7 +9,7 @@ from amp_core.analysis._steps import attempts, recipe, scaler_enabled
 from amp_core.analysis.eligible import matrix_ops
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, on_gpu, orders
-from amp_core.findings.model import Finding
+from amp_core.findings.model import Finding, Severity
 from amp_core.run import Run
 
 IDLE = 0.5
@@ -36,7 +36,11 @@ def tf32_baseline(run: Run) -> list[Finding]:
         share = float(tf32["total_us"].sum() / rows["total_us"].sum())
         where = str(longest["module"]) or str(longest["name"])
         title = f"{share:.0%} of the kernel time of this FP32 run is in TF32 kernels"
-        return [found("tf32-baseline", title, where, value=share, limit=0.0, unit="share of kernel time")]
+        severity: Severity = "warning"
+        if recipe(run) is None:  # a trace does not say what was meant: TF32 may have been the purpose
+            title, severity = f"{share:.0%} of the kernel time is in TF32 kernels: this is no FP32 baseline", "info"
+        unit = "share of kernel time"
+        return [found("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
     flags = facts(run.head.environment, "flags")
     gpu = profiled_gpu(run, "cuda:0")
     if len(rows) or not on_gpu(run) or recipe(run) is None or not gpu.takes("tf32"):

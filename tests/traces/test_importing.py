@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_core import RunError, load_run
+from amp_core import RunError, diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.traces import import_traces, read_trace
 from tests.traces.made import training, write
@@ -47,6 +47,7 @@ def test_a_trace_of_a_later_rank_alone_is_a_run_too(tmp_path):
     run = load_run(import_traces([trace_of(tmp_path, 3)], tmp_path / "run"))
     run.validate(full=True)
     assert set(run.kernels["rank"]) == {3} and run.head.world_size == 4 and run.status == "finished"
+    assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the other ranks' traces were not given
 
 
 def test_ranks_that_are_not_told_follow_the_order(tmp_path):
