@@ -4,10 +4,11 @@
     >>> earlier.next_step, earlier.head.run_id
     (500, '9f0c1d2e3a4b')
 
-Nothing that was written is touched: new rows go into new segments, numbered on from those that are there, and `run.json`
-is replaced, with the run's id, name and creation as they were.
+Nothing that was written is touched: new rows go into new segments, numbered on from those that are there, and
+`run.json` is replaced, with the run's id, name and creation as they were.
 """
 
+import dataclasses
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import pyarrow.compute as pc
 
 from amp_core.run import load_run
 from amp_core.schema import TABLES, Head, RunError
+
+FOUND_ANEW = ("device", "precision", "autocast_dtype")
+"""Settings that `watch` finds out in the first forward; the process that goes on may have others."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ def earlier_part(folder: Path, rank: int) -> Earlier | None:
     if rank == 0 and run.is_live:  # other ranks may find that rank 0 has gone on with it already
         raise RunError(f"into={str(folder)!r} holds a run that is still going; stop it before another goes on with it")
     last = pc.max(run.table("steps").column("step")).as_py()
-    return Earlier(run.head, 0 if last is None else last + 1, _since(run.head.created_at), _numbers(folder, rank))
+    config = {name: value for name, value in run.head.config.items() if name not in FOUND_ANEW}
+    head = dataclasses.replace(run.head, config=config)
+    return Earlier(head, 0 if last is None else last + 1, _since(run.head.created_at), _numbers(folder, rank))
 
 
 def _since(created_at: str) -> float:

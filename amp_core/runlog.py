@@ -55,8 +55,8 @@ class RunWriter:
     """Writes one run folder, or the part of one that process `rank` of `world_size` contributes.
 
     Safe to use from several threads. In a forked child every call does nothing: the run belongs to the process that
-    opened it. With `resume` a run that is in the folder already is gone on with, else begun. Raises `RunError` where the
-    folder cannot be used.
+    opened it. With `resume` a run that is in the folder already is gone on with, else begun. Raises `RunError` where
+    the folder cannot be used.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ KINDS = ("weight_grad", "output_grad", "activation", "weight")
 
 EVENT_KINDS: dict[str, str] = {
     "started": "a process began to watch; value: when, seconds since 1970",
+    "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",
     "skipped": "the scaler found a non-finite gradient; name: the first of them in backward",
     "non-finite": "gradients are not finite and no scaler skipped the step; name: the first of them in backward",
     "phase change": "something about the watching changed",

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.whatif import GRADIENTS
 from amp_core.findings._found import found
-from amp_core.findings._signals import facts, last_step
+from amp_core.findings._signals import facts, last_step, signals
 from amp_core.findings.causes import first_cause
 from amp_core.findings.model import Finding
 from amp_core.formats import FORMATS
@@ -258,15 +258,20 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
     resumed = facts(run.head.config, "resumed")
     if resumed.get("optimizer") is not True or resumed.get("scaler") is not False:
         return []
+    begun = signals(run, "resumed")["step"].dropna()
+    first = int(begun.iloc[-1]) if len(begun) else 0
+    scales = run.table("steps").column("loss_scale").drop_null()
+    if first and len(scales) and resumed.get("first_scale") != scales[0].as_py():
+        return []  # not what this run's scaler begins with: it was loaded, just after its scale had changed
     skips = skip_episodes(run)
-    start = skips[skips["first"] < CALIBRATION_STEPS]["skips"].sum()
+    start = skips[(skips["first"] >= first) & (skips["first"] < first + CALIBRATION_STEPS)]["skips"].sum()
     scale = resumed.get("first_scale")
     return [
         found(
             "scaler-state-not-restored",
             f"Training was resumed with a fresh GradScaler, which skipped {int(start):,} of its first steps",
             "GradScaler",
-            steps=(0, min(CALIBRATION_STEPS, last_step(run) or 0)),
+            steps=(first, min(first + CALIBRATION_STEPS, last_step(run) or 0)),
             value=float(scale) if isinstance(scale, int | float) else None,
             unit="loss scale",
         )

@@ -53,7 +53,19 @@ class StartFacts(Observer):
             "resumed": _resumed(self._optimizers, self._scaler),
         }
         self._writer.update_head(model=dict(head.model) | _model_facts(self._model), config=dict(head.config) | config)
+        if self._writer.earlier is not None:
+            self._tell_resumed(step)
         self._send()
+
+    def _tell_resumed(self, step: int) -> None:
+        brought = max((steps_made(o) for o in self._optimizers), default=0)
+        if not any(_has_stepped(o) for o in self._optimizers):
+            detail = "the optimizer brings nothing of earlier steps: was a checkpoint loaded before the first step?"
+        elif not brought:
+            detail = f"the run holds {step} steps, the optimizer does not count its own"
+        else:
+            detail = f"the run holds {step} steps, the optimizer has made {brought}"
+        self._writer.event("resumed", detail=detail, step=step, value=float(brought) if brought else None)
 
     def step_ended(self, step: int) -> None:
         if self._parcel is not None and self._parcel.ready():
@@ -156,6 +168,12 @@ def _resumed(optimizers: Iterable[torch.optim.Optimizer], scaler: Any) -> dict[s
     used = scaler._scale is not None  # at work before the watching began
     loaded = bool(getattr(scaler, "_init_growth_tracker", 0))
     return {"optimizer": optimizer, "scaler": used or loaded, "first_scale": None if used else scaler._init_scale}
+
+
+def steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """The steps that an optimizer counts in its state; 0 where it keeps no count, as plain SGD does not."""
+    counts = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+    return max((int(float(count)) for count in counts if count is not None), default=0)
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:

@@ -87,7 +87,7 @@ class Recorder:
         self._observers = Observers(writer, observers, lambda: self._auditing or self._phases.present == "watch")
         if self._observers.has("phase_entered"):
             self._phases.changed = functools.partial(self._observers.tell, "phase_entered")
-        self._step = 0
+        self._step = writer.earlier.next_step if writer.earlier is not None else 0
         self._began = False  # whether the present step's begin was seen
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
