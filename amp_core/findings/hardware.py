@@ -291,8 +291,9 @@ def _looked_at_closely(run: Run) -> set[int]:
     """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
     steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
     stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
-    for window in run.windows.dropna(subset=["step", "steps"]).itertuples():  # a trace may mark no steps
-        steps.update(range(int(window.step), min(stop, int(window.step) + int(window.steps))))
+    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps
+    for first, many in windows:
+        steps.update(range(first, min(stop, first + many)))
     return {int(step) + after for step in steps for after in (0, 1)}
 
 
