@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 import amp_core
-from amp_core import _job_end, _jobfile
+from amp_core import _job_end, _jobfile, serving
 from amp_core._machine import this_machine
 from amp_core._nvml import Nvml, NvmlError, visible
 from amp_core._source import STALE_S, console_tail
@@ -91,7 +91,8 @@ class Job:
     def request_stop(self, grace_s: float = GRACE_S) -> None:
         """Ask it to end its step and stop; returns at once. The first `listing` or `find` after `grace_s` seconds
         kills it, with everything that it started, if it has not ended. Asking again changes nothing. Raises `RunError`
-        for a job of another machine."""
+        for a job of another machine, and where a server is read-only."""
+        serving.current().check_change("stop a run")
         _await_process(self.folder)
         with _lock:
             record = _jobfile.read(self.folder)
@@ -128,9 +129,13 @@ def start(
 
     The folder is called `name`, cleaned of what does not belong into a file name, or after the settings; a number is
     added where that is taken. `command` takes the place of `ampscope train`: it is called with `--config FILE --out
-    FOLDER`. Raises `RunError` where the folder cannot be written or the process cannot be started.
+    FOLDER`. Raises `RunError` where the folder cannot be written, the process cannot be started, or a server's rules
+    (`amp_core.serving`) forbid it.
     """
-    folder = _new_folder(Path(runs_dir).resolve(), name, config)
+    runs = Path(runs_dir).resolve()
+    with _lock:  # so that two sessions cannot both take the last place
+        serving.current().check_start(config, runs, sum(1 for _, r in _jobfile.every(runs) if _jobfile.is_alive(r)))
+        folder = _new_folder(runs, name, config)
     config_file = folder / _jobfile.CONFIG_FILE
     train = list(command) if command is not None else [sys.executable, "-m", "amp_core", "train"]
     record = _jobfile.Record(

@@ -13,16 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from amp_core import RunError
 from amp_core.schema import TABLES
+from amp_core.serving import current
 from pages.parts import library
 
 TIME_LIMIT_S = 60
 """A run of 64 MB takes seconds; what takes longer was made to."""
+AT_ONCE = threading.BoundedSemaphore(2)
+"""So many uploads are read at one time, whoever sends them: each may take gigabytes while it is checked."""
 
 
 def take_zip(file_name: str, data: bytes) -> str:
@@ -43,7 +47,8 @@ def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) ->
     folder = library.runs_dir() / library.UPLOADS
     target = _free(folder, _name(wanted))
     known = files[0][0]
-    with tempfile.TemporaryDirectory(prefix="ampscope-upload-") as aside:
+    current().check_upload(library.runs_dir(), sum(len(data) for _, _, data in files))
+    with AT_ONCE, tempfile.TemporaryDirectory(prefix="ampscope-upload-") as aside:
         for _, stored, data in files:
             (Path(aside) / stored).write_bytes(data)
         paths = [str(Path(aside) / stored) for _, stored, _ in files]
