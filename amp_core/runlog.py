@@ -118,6 +118,11 @@ class RunWriter:
             )
         self._claim()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many rows wait to be written that no more should be made than need be. Here none ever wait."""
+        return False
+
     # what a run is made of
 
     def time_s(self) -> float:

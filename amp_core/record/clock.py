@@ -54,6 +54,8 @@ class Phases:
         self.present = "data"
         self.changed: Callable[[str], None] | None = None
         """Called with the phase that was entered, for who wants to follow along."""
+        self.failed: Callable[[Exception], None] | None = None
+        """Called with what `watching` raised, which then goes no further."""
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
 
@@ -67,9 +69,12 @@ class Phases:
         self._spans.append((self.present, self._since, now))
         self._be_in(phase, now)
 
-    def watching(self) -> "_Watching":
-        """While this context lasts the time is watching's own; afterwards the step is in its phase again."""
-        return _Watching(self)
+    def watching(self, *, raises: bool = False) -> "_Watching":
+        """While this context lasts the time is watching's own; afterwards the step is in its phase again.
+
+        What goes wrong in it is told to `failed`, for the loop around it is to go on; with `raises` it is raised.
+        """
+        return _Watching(self, None if raises else self.failed)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -101,8 +106,9 @@ class Phases:
 
 
 class _Watching:
-    def __init__(self, phases: Phases) -> None:
+    def __init__(self, phases: Phases, failed: Callable[[Exception], None] | None) -> None:
         self._phases = phases
+        self._failed = failed
         self._before = ""
 
     def __enter__(self) -> None:
@@ -112,8 +118,12 @@ class _Watching:
             self._phases._spans.append((self._before, self._phases._since, now))
             self._phases._be_in("watch", now)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception) and self._failed is not None:
+            self._failed(error)
+            error = None
         if self._before != "watch":
             now = self._phases.clock.mark()
             self._phases._spans.append(("watch", self._phases._since, now))
             self._phases._be_in(self._before, now)
+        return kind is not None and error is None

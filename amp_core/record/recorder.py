@@ -27,6 +27,7 @@ from amp_core import _ending
 from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
+from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.audit import Replay, audit
 from amp_core.record.clock import CudaClock, HostClock, Phases
@@ -58,6 +59,19 @@ AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LOGGABLE = ("loss", "lr", "samples", "grad_norm")
 
 
+def _borne(hook: Callable[..., None]) -> Callable[..., None]:
+    """What goes wrong in a hook of the recorder does not reach the forward or backward that called it."""
+
+    @functools.wraps(hook)
+    def borne(self: "Recorder", *args: Any) -> None:
+        try:
+            hook(self, *args)
+        except Exception as error:
+            self._stumbled(error)
+
+    return borne
+
+
 class Recorder:
     """What `watch` returns: it holds the hooks, and takes what the loop itself wants to add."""
 
@@ -82,6 +96,8 @@ class Recorder:
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._stumbles = Stumbles(writer)
+        self._phases.failed = self._stumbled
         self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
         self._tensors = Tensors(self._names, kinds, wanted, self._outputs)
         self._observers = Observers(writer, observers, lambda: self._auditing or self._phases.present == "watch")
@@ -142,7 +158,7 @@ class Recorder:
         Between `optimizer.step()` and the next forward it belongs to the step just made, else to the coming one. The
         last value given for a step stands. Tensors are not waited for. Raises `RunError` for another name.
         """
-        with self._phases.watching():
+        with self._phases.watching(raises=True):
             for key, value in values.items():
                 if key not in LOGGABLE:
                     raise RunError(f"{key}={value!r} cannot be logged; choose from {', '.join(LOGGABLE)}")
@@ -170,7 +186,7 @@ class Recorder:
             raise RunError("audit was called before the model's first forward; call it once training has begun")
         if precision is not None and precision not in AUTOCAST:
             raise RunError(f"precision={precision!r} cannot be audited; choose one of {', '.join(AUTOCAST)}")
-        with self._phases.watching():
+        with self._phases.watching(raises=True):
             given = {id(p): p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad}
             named = [(self._names[key], p) for key, p in given.items() if key in self._names]
             scaled = scaling.is_active(self._scaler)
@@ -232,6 +248,7 @@ class Recorder:
         notices_patch.backward.unlisten(self._on_loss)
         notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
 
+    @_borne
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._auditing or in_backward():
             return
@@ -253,6 +270,7 @@ class Recorder:
                 self._outputs.put_on()
             self._begin()
 
+    @_borne
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._auditing or in_backward() or not torch.is_grad_enabled():
             return
@@ -262,6 +280,7 @@ class Recorder:
                 self._gathered.hooked = True
         self._tell("forward_ended", output)
 
+    @_borne
     def _on_backward(self, grad: torch.Tensor) -> None:
         if self._phases.present == "backward" or self.writer.closed:
             return
@@ -273,11 +292,13 @@ class Recorder:
         engine.queue_callback(self._on_backward_end)
         self._tell("backward_began")
 
+    @_borne
     def _on_backward_end(self) -> None:
         self._gathered.ended()
         self._phases.enter("after_backward")
         self._tell("backward_ended")
 
+    @_borne
     def _on_clip(self) -> None:
         if not self._seen:  # clipping elsewhere in the program, before any step of ours began
             return
@@ -390,12 +411,14 @@ class Recorder:
                 self._observe(index)
             self._inside_scaler_step = True
             self._stepping.add(index)
+            found = None
             try:
                 result = original(optimizer, *args, **kwargs)
             finally:
                 self._inside_scaler_step = False
             self._stepping.discard(index)
-            found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
+            with self._phases.watching():
+                found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
             self._attempted(index, found)
             return result
 
@@ -447,11 +470,15 @@ class Recorder:
         Where optimizers take turns, each in a step of its own, every tenth step may always be the same one's turn: who
         has waited for as long as the interval is measured too.
         """
+        if self._stumbles.paused(self._step):
+            return False
         waited = self._step - self._sampled.get(index, -self._sampling.interval)
         return self._sampling.due(self._step) or (len(self._optimizers) > 1 and waited >= self._sampling.interval)
 
     def _may_be_sampled(self) -> bool:
         """The same in a forward, when it is not known yet which optimizer will step. One may have stopped for good."""
+        if self._stumbles.paused(self._step):
+            return False
         waited = [self._step - last for last in self._sampled.values()] if len(self._optimizers) > 1 else []
         interval = self._sampling.interval
         return self._sampling.due(self._step) or any(interval <= steps < 2 * interval for steps in waited)
@@ -491,6 +518,7 @@ class Recorder:
 
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
+        attempt = None
         with self._phases.watching():
             attempt = self._observe(index)  # mostly the one that is open
             del self._open[index]
@@ -504,13 +532,15 @@ class Recorder:
             attempt.time_s = self.writer.time_s()
             attempt.logged = self._logged
             self._logged = {}
-            self._seen.clear()
-            self._stepped.add(index)
             self._pending.append(attempt)
             self._outputs.take_off()
             if not attempt.sampled:
                 self._outputs.take()
-        attempt.spans = self._phases.take()
+        self._seen.clear()
+        self._stepped.add(index)
+        spans = self._phases.take()
+        if attempt is not None:
+            attempt.spans = spans
         self._phases.enter("data")
         if self._scaler is None and len(self._stepped) == len(self._optimizers):
             self._next_number()
@@ -546,6 +576,14 @@ class Recorder:
         self._stepping.clear()
         self._gathered.forget()
         self._outputs.take()
+
+    def _stumbled(self, error: Exception) -> None:
+        """Watching went wrong: the step is looked at no further, and the training goes on."""
+        self._open.clear()
+        self._outputs.take_off()
+        self._outputs.take()
+        if self._stumbles.note(error, self._step):
+            self._remove()
 
     def _look_for_regions_no_more(self) -> None:
         if self._region is not None:
