@@ -1,4 +1,4 @@
-"""`ampscope tune`: find settings by trying them. So far: `--max-batch`, the largest batch that fits.
+"""`ampscope tune`: find settings by trying them: the fastest recipe (`tune_recipe`), or, here, the largest batch.
 
 Each trial is a process of its own, so running out of memory ends a trial and not the search.
 """
@@ -11,6 +11,7 @@ import signal
 import sys
 from types import FrameType
 
+from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig
@@ -35,7 +36,14 @@ _UNITS = {"": 1, "B": 1} | {
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
-    command = subparsers.add_parser("tune", help="find settings by trying them", allow_abbrev=False)
+    command = subparsers.add_parser(
+        "tune",
+        help="find the fastest recipe that keeps the numerics, or the largest batch",
+        description="Tries precisions and options in turns, stops losers early, and prints the code for the fastest "
+        "whose loss is within FP32's own noise from seed to seed. With --max-batch: the largest batch that fits.",
+        allow_abbrev=False,
+    )
+    tune_recipe.add_flags(command)
     command.add_argument("--max-batch", action="store_true", help="search the largest batch that fits in memory")
     command.add_argument(
         "--memory-limit",
@@ -58,7 +66,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Search, telling each trial on standard error, and print the answer; 1 where not even a batch of 1 fits."""
     if not arguments.max_batch:
-        raise RunError("tune was not told what to find; give --max-batch for the largest batch that fits")
+        return tune_recipe.run(arguments)
+    if arguments.task is not None or arguments.out is not None:
+        raise RunError("max_batch=True keeps no runs and takes --workload; leave FILE.py:FUNCTION and --out out")
     config = _with_device(TrainConfig.from_dict(settings(arguments)))
     limit = parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None
     if limit is None and config.device == "cpu":

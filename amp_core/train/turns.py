@@ -3,9 +3,9 @@
     python -m amp_core.train.turns DIR        started by `ampscope compare`, see `amp_core.train.interleave`
 
 Standard input gives first a line of JSON, `{"config": …, "comparison": …, "level": …}`, then a line with a number of
-steps for each turn. A line `ready` on standard output says that the training stands before its first step, `done` that a
-turn is over; what the training itself prints goes to standard error. While it waits the process sleeps, and the device
-has finished what it was given. When standard input ends, so does the run.
+steps for each turn. A line `ready` on standard output says that the training stands before its first step, `done` that
+a turn is over; what the training itself prints goes to standard error. While it waits the process sleeps, and the
+device has finished what it was given. When standard input ends, so does the run.
 """
 
 import json

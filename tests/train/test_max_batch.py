@@ -233,7 +233,7 @@ def test_the_command_says_with_its_exit_code_that_nothing_fits(monkeypatch, caps
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["tune"], "tune was not told what to find; give --max-batch"),
+        (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION and --out out"),
         (["tune", "--max-batch", "--memory-limit", "much"], "memory_limit='much' is no size; give one such as 2GiB"),
         (["tune", "--max-batch", "--device", "cpu", "--most", "none"], "most='none' is not possible"),
         (["tune", "--max-batch", "--device", "cpu", "--timeout", "soon"], "timeout='soon' is not possible"),

@@ -1,0 +1,97 @@
+"""`ampscope tune` without `--max-batch`: the fastest recipe that keeps parity, with the code for it.
+
+ampscope tune --workload text-gpt --size small --budget 600
+ampscope tune my_task.py:build --budget 300 --code lightning
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from amp_core import words
+from amp_core.cli.settings import settings
+from amp_core.recipe_code import FRAMEWORKS, code_for
+from amp_core.schema import RunError
+from amp_core.train.config import TrainConfig, unknown
+from amp_core.train.tune import Ended, tune
+from amp_core.train.tune_result import STAGES, Tuned
+
+BUDGET_S = 300
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """Declare what this search takes beside the settings."""
+    command.add_argument("task", metavar="FILE.py:FUNCTION", nargs="?", help="workload to tune, instead of --workload")
+    command.add_argument(
+        "--budget", metavar="S", default=str(BUDGET_S), help="seconds that the search may take (default %(default)s)"
+    )
+    command.add_argument("--out", metavar="DIR", help="new folder for its runs (default: runs/tune-1, -2, …)")
+    command.add_argument(
+        "--code", metavar="NAME", default="plain", help=f"{', '.join(FRAMEWORKS)}, all (default %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, telling each stage on standard error, then print evidence, answer and code."""
+    if arguments.code not in (*FRAMEWORKS, "all"):
+        raise unknown("code", arguments.code, [*FRAMEWORKS, "all"])
+    given = settings(arguments)
+    if arguments.task is not None:
+        if "workload" in given:
+            raise RunError(f"workload={given['workload']!r} and {arguments.task!r} are both given; give one of them")
+        given["workload"] = arguments.task
+    config = TrainConfig.from_dict({"precision": "fp32"} | given)
+    out = Path(arguments.out) if arguments.out is not None else _free_folder()
+    try:
+        found = tune(config, out, _seconds(arguments.budget), tell=_tell)
+    except Ended as ended:
+        return ended.code
+    texts = {name: code_for(found.config, name, found.answer) for name in FRAMEWORKS}
+    (out / "code").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (out / "code" / f"train_{name}.py").write_text(text, encoding="utf-8")
+    shown = FRAMEWORKS if arguments.code == "all" else (arguments.code,)
+    if arguments.json:
+        record = found.to_json() | {"out": str(out), "code": {name: texts[name] for name in shown}}
+        print(json.dumps(record, indent=1, allow_nan=False))
+    else:
+        print("\n".join([in_words(found), "", *(texts[name] for name in shown)]))
+        _tell(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
+    return 0
+
+
+def in_words(found: Tuned) -> str:
+    """Evidence and answer as text."""
+    lines = []
+    for stage, title in STAGES.items():
+        rows = [row for row in found.tried if row.stage == stage]
+        if not rows:
+            continue
+        lines += [f"{title}:"]
+        width = max(len(row.name) for row in rows)
+        for row in rows:
+            speed = f"{words.number(row.speed_ratio)} ×"
+            spread = f"({words.number(row.speed_ratio_low)}–{words.number(row.speed_ratio_high)})"
+            said = row.out or row.parity or row.note
+            lines.append(f"  {row.name:<{width}}  {speed:>8} {spread:<15} {said}".rstrip())
+    if found.left_out:
+        lines += ["not tried:", *(f"  {what}: {why}" for what, why in found.left_out)]
+    took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)}"
+    return "\n".join([*lines, f"took {took}", "", found.answer, found.why])
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RunError(f"budget={text!r} is not possible; give seconds above 0, e.g. 300") from None
+
+
+def _free_folder() -> Path:
+    return next(p for n in itertools.count(1) if not (p := Path("runs") / f"tune-{n}").exists())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,143 @@
+"""A race between recipes: who leaves it early, and who leads.
+
+    race = Race(names, folders)
+    interleave(members, block, told, race.keep)      # asked after each round
+    race.out                                         # {2: "skipped its last 20 steps"}
+    ranked([[fp32], [bf16], [fp16]])                 # places, fastest first
+
+A recipe leaves where its numbers are broken beyond repair, and where it is surely slower than the fastest. Among those
+that cannot be told apart the simplest, the one named first, goes first: what gains nothing should not be added.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from amp_core import words
+from amp_core.analysis import ratios
+from amp_core.analysis._steps import attempts, scaler_enabled
+from amp_core.run import Run, load_run
+from amp_core.schema import RunError
+
+LAST = 20
+"""Steps in a row without an update after which a scaler will not find a scale any more: it has been divided by 2^20."""
+MOST_SKIPPED = 0.5
+"""Share of skipped steps from which on a recipe does not train."""
+FAR = 1.5
+FAR_BLOCKS = 3
+"""A recipe that needs `FAR` times as long as the fastest in each of its last `FAR_BLOCKS` blocks leaves at once; one
+nearer needs as many blocks as any claim on speed (`ratios.FEW_BLOCKS`)."""
+
+
+class Race:
+    """Watches the runs of a race while they are made. The first is the yardstick: it stays to the end."""
+
+    def __init__(self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool]) -> None:
+        self._names, self._folders, self.over = names, folders, over
+        self.out: dict[int, str] = {}
+        """Who left, and why."""
+
+    def keep(self, done: int) -> set[int]:  # noqa: ARG002
+        """The places that go on."""
+        if self.over():
+            return set()
+        self.judge()
+        if 0 in self.out:  # nothing to hold the others against
+            return set()
+        return {i for i in range(len(self._folders)) if i not in self.out}
+
+    def judge(self) -> None:
+        """See who is to leave."""
+        runs = {i: run for i in range(len(self._folders)) if (run := self.run(i)) is not None}
+        for place, run in runs.items():
+            if place not in self.out and (why := trouble(run)):
+                self.out[place] = why
+        going = [i for i in runs if i not in self.out]
+        order = ranked([[runs[i]] for i in going])
+        if order:
+            lead = going[order[0]]
+            for place in going:
+                if place not in (0, lead) and (why := slower(runs[lead], runs[place], self._names[lead])):
+                    self.out[place] = why
+
+    @property
+    def count(self) -> int:
+        """How many race."""
+        return len(self._folders)
+
+    def run(self, place: int) -> Run | None:
+        """The run of a member; None where it never began."""
+        try:
+            return load_run(self._folders[place])
+        except RunError:
+            return None
+
+
+def trouble(run: Run) -> str:
+    """Why this run does not train; empty where it does, so far."""
+    frame = attempts(run)
+    if run.status == "failed":
+        return f"failed: {run.end_reason or 'no reason given'}"
+    broken = (frame["has_loss"] & ~np.isfinite(frame["loss"])).to_numpy()
+    skipped = frame["skipped"].to_numpy(dtype=bool)
+    if not scaler_enabled(run):
+        return f"the loss is not finite from step {int(broken.argmax())} on" if broken.any() else ""
+    stuck = broken | skipped
+    if len(stuck) >= LAST and stuck[-LAST:].all():
+        what = "the loss is not finite" if broken[-LAST:].any() else "the scaler skipped every step"
+        return f"{what} in its last {LAST} steps"
+    if len(skipped) >= 2 * LAST and skipped.mean() > MOST_SKIPPED:
+        return f"the scaler skipped {words.percent(float(skipped.mean()))} of its steps"
+    return ""
+
+
+def slower(lead: Run, run: Run, name: str) -> str:
+    """Why `run` is surely slower than `lead`, called `name`; empty where that is not sure."""
+    ratio = ratios.speed_ratio([(lead, run)])
+    if ratio.enough and ratio.verdict == "slower":
+        return f"slower than {name}: {_times(ratio.value)} its speed"
+    block = ratios.took_turns(lead, run)
+    if block is None:
+        return ""
+    times = [_series(one) for one in (lead, run)]
+    blocks = ratios.paired_blocks(times[0], times[1], block)[-FAR_BLOCKS:]
+    if len(blocks) == FAR_BLOCKS and (blocks < 1 / FAR).all():
+        return f"slower than {name}: {_times(float(np.median(blocks)))} its speed"
+    return ""
+
+
+def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
+    """Places of recipes, each with its runs in the order of seeds: fastest first, of equally fast ones the first named.
+
+    Runs that were never timed come last.
+    """
+    against_first = [
+        ratios.speed_ratio(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs
+    ]
+    if runs:
+        against_first[0] = 1.0
+    left = [i for i in range(len(runs)) if math.isfinite(against_first[i])]
+    order = []
+    while left:
+        top = max(left, key=lambda i: against_first[i])
+        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i])]
+        order.append(min(alike))
+        left.remove(order[-1])
+    return order + [i for i in range(len(runs)) if i not in order]
+
+
+def _surely_slower(lead: Sequence[Run], other: Sequence[Run]) -> bool:
+    ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
+    return ratio.verdict == "slower"
+
+
+def _series(run: Run) -> "pd.Series[float]":
+    times = ratios.timed(run)
+    return pd.Series(times.step_ms, index=times.step)
+
+
+def _times(ratio: float) -> str:
+    return f"{words.number(ratio)} ×"

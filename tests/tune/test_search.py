@@ -1,0 +1,158 @@
+"""`tune` picks the right recipe of workloads whose right recipe is known, and says why.
+
+The trainings, their losses and the choice are real; how fast a step is on the device is given, see `workloads`.
+"""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import compare
+from amp_core.schema import RunError
+from amp_core.train.interleave import Member
+from amp_core.train.tune import Ended, tune
+from amp_core.train.tune_result import load_tuned
+from tests.tune.workloads import Stopwatch, config
+
+FAST_GPU = {"fp32": 10.0, "bf16": 4.0, "fp16": 4.0, "fp16-islands": 4.5}
+FAST_FP16 = {"fp32": 10.0, "bf16": 14.0, "fp16": 4.0, "fp16-islands": 5.0}
+"""As where BF16 is emulated."""
+FASTEST_FP16 = {"fp32": 10.0, "bf16": 6.0, "fp16": 4.0, "fp16-islands": 8.0}
+SLOW_CPU = {"fp32": 1.0, "bf16": 3.0, "fp16": 20.0, "fp16-islands": 15.0}
+
+
+def search(tmp_path, name, speeds, **more):
+    """Search with controlled speeds, in races as short as they may be."""
+    watch = Stopwatch(speeds)
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("amp_core.train.tune.RACE_STEPS", (60, 60))
+        found = tune(
+            config(name, **more.pop("settings", {})),
+            tmp_path / "tune",
+            **({"budget_s": 600.0} | more),
+            tell=told.append,
+            trainer=watch,
+            clock=watch.clock,
+        )
+    return found, watch, told
+
+
+def rows(found, stage):
+    return {row.name: row for row in found.tried if row.stage == stage}
+
+
+@pytest.fixture(scope="module")
+def on_fast_gpu(tmp_path_factory):
+    """The search of a healthy workload, its folder, and what it said."""
+    folder = tmp_path_factory.mktemp("fast-gpu")
+    found, _, told = search(folder, "healthy", FAST_GPU)
+    return found, folder / "tune", told
+
+
+def test_a_healthy_workload_gets_the_simplest_of_the_fastest(on_fast_gpu):
+    found, _, _ = on_fast_gpu
+    assert found.chosen == "bf16" and found.config["precision"] == "bf16"
+    row = rows(found, "confirm")["bf16"]
+    assert row.parity.startswith(("within noise", "better")) and not row.out
+    assert row.speed_ratio == pytest.approx(2.5, rel=0.02) and len(row.runs) >= 3
+    assert found.answer.startswith("BF16: 2.") and "same loss within noise" in found.answer
+
+
+def test_tiny_gradients_get_a_loss_scale_that_keeps_them(tmp_path):
+    found, _, _ = search(tmp_path, "tiny_gradients", FAST_FP16)
+    assert found.chosen == "fp16"
+    assert found.config["init_scale"] > 2.0**16  # PyTorch's own is at the edge of what these need
+    assert "loss scale from" in rows(found, "race")["fp16"].note
+
+
+def test_tiny_gradients_are_lost_without_a_scale(tmp_path):
+    """The truth that the test above rests on."""
+    runs = []
+    for name in ("fp32", "fp16-unscaled"):
+        member = Member(config("tiny_gradients", precision=name), tmp_path / name)
+        Stopwatch({name: 1.0})([member], 5, lambda done: None)
+        runs.append(load_run(member.folder))
+    assert compare(runs).recipes["parity"].iloc[1].startswith("worse")
+
+
+def test_large_activations_get_bf16_though_fp16_is_faster(tmp_path):
+    found, _, _ = search(tmp_path, "large_activations", FASTEST_FP16)
+    assert found.chosen == "bf16"
+    assert "not finite" in rows(found, "race")["fp16"].out
+    islands = rows(found, "race")["fp16-islands"]
+    assert "loud" in islands.note and "activations too large for FP16" in islands.note
+
+
+def test_islands_let_fp16_train_what_overflows(tmp_path):
+    found, _, _ = search(tmp_path, "large_activations", FAST_FP16)
+    assert found.chosen == "fp16-islands"
+    assert "loud" in found.config["islands"] and "last" not in found.config["islands"]
+
+
+def test_where_16_bits_are_slower_fp32_stays_and_nothing_is_confirmed(tmp_path):
+    found, watch, _ = search(tmp_path, "healthy", SLOW_CPU)
+    assert found.chosen == "fp32" and found.answer == "FP32: stay with it"
+    race = rows(found, "race")
+    assert race["fp16"].out.startswith("slower than fp32") and not rows(found, "confirm")
+    assert not [name for name in watch.trained if "seed" in name]
+
+
+def test_options_that_gain_are_taken_and_others_are_not(tmp_path):
+    found, _, _ = search(tmp_path, "healthy", FAST_GPU | {"+fused": 0.8, "+compile": 1.2})
+    assert found.chosen == "bf16+fused"
+    assert found.config["fused"] and not found.config["compile"]
+    assert rows(found, "options")["bf16+fused"].speed_ratio == pytest.approx(1.25, rel=0.02)
+
+
+def test_what_cannot_work_here_is_left_out_with_its_reason(on_fast_gpu):
+    found, _, _ = on_fast_gpu
+    why = dict(found.left_out)
+    assert "compute capability 8.0" in why["tf32"] and "compute capability 8.9" in why["fp8"]
+    assert why["fp16 with FP32 islands"].startswith("every activation fits FP16")
+    assert why["channels_last"] == "the model has no convolution over images"
+    assert "tensor cores" in why["padding"]
+
+
+def test_a_small_budget_gives_shorter_runs_and_says_what_it_cannot_tell(tmp_path):
+    found, _, _ = search(tmp_path, "healthy", {k: 50 * v for k, v in FAST_GPU.items()}, budget_s=60.0)
+    assert found.chosen == "fp32"  # nothing is claimed of what was not confirmed
+    assert "larger budget" in found.why
+    assert found.seconds < 4 * found.budget_s
+    assert "compile" in dict(found.left_out)
+
+
+def test_the_search_can_be_read_while_it_goes_and_after(on_fast_gpu):
+    found, folder, told = on_fast_gpu
+    again = load_tuned(folder)
+    assert again.to_json() == found.to_json() and again.status == "finished"
+    assert all((folder / run / "run.json").exists() for row in found.tried for run in row.runs)
+    assert any(line.startswith("  bf16: 2.") for line in told)
+
+
+@pytest.mark.parametrize("budget", [0, -1, "long", float("nan"), True])
+def test_a_budget_that_is_none_is_refused(tmp_path, budget):
+    with pytest.raises(RunError, match="budget="):
+        tune(config("healthy"), tmp_path / "tune", budget, tell=print)
+    assert not (tmp_path / "tune").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="is in use"):
+        tune(config("healthy"), tmp_path, 60, tell=print)
+
+
+def test_a_search_that_is_stopped_says_so(tmp_path):
+    def stopped(members, block_steps, told, keep=None):
+        return [130]
+
+    with pytest.raises(Ended) as ended:
+        tune(config("healthy"), tmp_path / "tune", 60, tell=print, trainer=stopped)
+    assert ended.value.code == 130 and load_tuned(tmp_path / "tune").status == "stopped"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 9, "tried": []}', '{"schema": "x"}'])
+def test_a_file_that_is_no_search_is_refused(tmp_path, text):
+    (tmp_path / "tune.json").write_text(text)
+    with pytest.raises(RunError, match=r"tune\.json"):
+        load_tuned(tmp_path)

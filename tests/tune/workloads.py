@@ -1,0 +1,175 @@
+"""Three small workloads whose right recipe is known, and a trainer with controlled speeds.
+
+`healthy` trains in any precision; `tiny_gradients` needs a loss scale in FP16; `large_activations` overflows FP16 and
+not BF16. Losses are those of real trainings; `Stopwatch` puts the times that a device would have taken in the place of
+those that a small, busy CPU took, with a spread of their own from a seed.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from amp_core.train import train
+from amp_core.train.config import TrainConfig
+from amp_core.train.interleave import Member
+
+HERE = Path(__file__)
+
+
+def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same data under every seed, in an order that the seed decides."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 16, 12, generator=g)
+    y = (x @ torch.randn(12, 5, generator=g) + 0.5 * torch.randn(40, 16, 5, generator=g)).argmax(-1)
+    return [(x[i], y[i]) for i in torch.randperm(40)]
+
+
+def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def healthy():
+    """A classifier with nothing unusual in it."""
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 5)), _batches(), _loss
+
+
+def tiny_gradients():
+    """Its loss, and so each gradient, is so small that FP16 rounds nearly all of them to zero unless they are scaled.
+
+    Adam divides by their size, so what is left of them decides.
+    """
+    model, batches, loss = healthy()
+    return model, batches, lambda m, batch: loss(m, batch) * 2.0**-21
+
+
+class Loud(nn.Module):
+    """Has a layer that goes far beyond 65504, the largest number of FP16; the norm after it brings it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 32)
+        self.loud = nn.Linear(32, 32)
+        with torch.no_grad():
+            self.loud.weight.mul_(1e6)
+        self.norm = nn.LayerNorm(32)
+        self.middle = nn.Linear(32, 32)
+        self.last = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.loud(self.first(x)))
+        return self.last(F.relu(self.middle(x)))
+
+
+def large_activations():
+    """Its activations overflow FP16, whatever the loss scale; BF16 and FP32 hold them."""
+    return Loud(), _batches(), _loss
+
+
+class Stopwatch:
+    """Trains in this process, one after the other, and records times as given: milliseconds per step by recipe.
+
+    `speeds` maps a precision, `fp16-islands`, or an option with a plus before it (a factor) to its time.
+    """
+
+    def __init__(self, speeds: Mapping[str, float]) -> None:
+        self.speeds = speeds
+        self.trained: list[str] = []
+        self.now = 0.0
+
+    def clock(self) -> float:
+        """Seconds, in the time of the device."""
+        return self.now
+
+    def __call__(
+        self,
+        members: Sequence[Member],
+        block_steps: int,
+        told: Callable[[int], None],
+        keep: Callable[[int], Collection[int]] | None = None,
+    ) -> list[int]:
+        about = {"id": f"{len(self.trained)}", "block_steps": block_steps}
+        codes = []
+        for member in members:
+            try:
+                config = dataclasses.replace(member.config, compile=False)  # its time is given, not its minute of work
+                train(config, member.folder, also={"comparison": about}, level=member.level)
+                codes.append(0)
+            except RuntimeError:
+                codes.append(1)
+            self.trained.append(member.folder.name)
+            self._set_times(member)
+        told(members[0].config.steps)
+        if keep is not None:
+            keep(members[0].config.steps)
+        return codes
+
+    def step_ms(self, config: TrainConfig) -> float:
+        """The time of a step."""
+        name = config.precision + ("-islands" if config.islands else "")
+        ms = self.speeds[name]
+        for option in ("fused", "channels_last", "pad_to", "compile"):
+            if getattr(config, option):
+                ms *= self.speeds.get(f"+{option}", 1.0)
+        return ms
+
+    def _set_times(self, member: Member) -> None:
+        file = member.folder / "steps" / "00000.parquet"
+        if not file.exists():
+            return
+        table = pq.read_table(file)
+        random = np.random.default_rng([len(self.trained), member.config.seed])
+        ms = self.step_ms(member.config) * random.lognormal(0.0, 0.02, table.num_rows)
+        place = table.schema.get_field_index("step_ms")
+        pq.write_table(table.set_column(place, table.schema.field(place), pa.array(ms)), file)
+        self.now += float(ms.sum()) / 1e3 + 1.0
+
+
+def config(name: str, **more) -> TrainConfig:
+    """The settings of one of these workloads."""
+    given = {"workload": f"{HERE}:{name}", "device": "cpu", "steps": 60, "lr": 5e-3, "precision": "fp32"}
+    return dataclasses.replace(TrainConfig(**given), **more)
+
+
+def _waiting(task, wait_ms: Mapping[str, float]):
+    """The same with a loss that waits: for the real command, on a CPU that cannot give a stable answer of its own."""
+    model, batches, loss = task
+    kinds = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+    def waiting(m: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        name = kinds[torch.get_autocast_dtype("cpu")] if torch.is_autocast_enabled("cpu") else "fp32"
+        islands = any("forward" in vars(part) for part in m.modules())
+        time.sleep(wait_ms[f"{name}-islands" if islands else name] / 1e3)
+        return loss(m, batch)
+
+    return model, batches, waiting
+
+
+WAITS = {
+    "healthy": ({"fp32": 40.0, "bf16": 15.0, "fp16": 15.0, "fp16-islands": 15.0}, "bf16"),
+    "tiny_gradients": ({"fp32": 40.0, "bf16": 60.0, "fp16": 15.0, "fp16-islands": 20.0}, "fp16"),
+    "large_activations": ({"fp32": 40.0, "bf16": 25.0, "fp16": 15.0, "fp16-islands": 35.0}, "bf16"),
+}
+"""For `python -m tests.tune`: how long a step of each waits, and which precision is right then."""
+
+
+def waiting_healthy():
+    """`healthy` on a device where both 16-bit formats are fast: the simpler of them is right."""
+    return _waiting(healthy(), WAITS["healthy"][0])
+
+
+def waiting_tiny_gradients():
+    """`tiny_gradients` on a device that emulates BF16: FP16 with a scale is right."""
+    return _waiting(tiny_gradients(), WAITS["tiny_gradients"][0])
+
+
+def waiting_large_activations():
+    """`large_activations` on a device where FP16 is fastest, and useless: BF16 is right."""
+    return _waiting(large_activations(), WAITS["large_activations"][0])
