@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, picker, tables
+from pages.parts import empty, picker, signin, tables
 
 PARTS = Path(__file__).parent / "pages" / "parts"
 PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
@@ -40,6 +40,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
 page = st.navigation(PAGES, expanded=True)  # folded, the last pages would be looked for in vain
 st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon=PARTS / "icon.svg", layout="wide")
 st.logo(PARTS / "logo.svg", size="large")
+signin.require()
 picker.show()
 
 tables.begin()

@@ -176,3 +176,17 @@ def folder_bytes(folder: Path) -> int:
 def has_sign_in(secrets: Mapping[str, object]) -> bool:
     """Whether Streamlit's secrets set up a sign-in (section `[auth]`, OpenID Connect)."""
     return isinstance(secrets.get("auth"), Mapping)
+
+
+def user_allowed(email: object, verified: object, allowed: object) -> bool:
+    """Whether an account may come in: `allowed` lists addresses and `*@domain`; None lets every account in.
+
+    An address that the provider says is not verified is nobody's.
+    """
+    if allowed is None:
+        return True
+    if not isinstance(email, str) or verified is False or not isinstance(allowed, list):
+        return False
+    known = email.lower()
+    patterns = [a.lower() for a in allowed if isinstance(a, str)]
+    return known in patterns or any(a.startswith("*@") and known.endswith(a[1:]) for a in patterns)

@@ -2,9 +2,12 @@
 
 import streamlit as st
 
-from pages.parts import ablation, form, hardware, head, live, picker, queue
+from amp_core.serving import current
+from pages.parts import ablation, empty, form, hardware, head, live, picker, queue
 
 head.title("Start a run")
+if current().read_only:
+    empty.nothing("This server is read-only: it shows runs and starts none.")
 entry = picker.chosen()
 followed: list[str] = st.session_state.setdefault("start.followed", [])
 if entry is not None and entry.under_way and entry.key not in followed and queue.job_of(entry.path) is not None:
