@@ -12,8 +12,10 @@ Threads are plain Python threads over kernels that release the GIL: numba's own 
 that a forked DataLoader worker cannot survive.
 """
 
+import contextlib
 import itertools
 import os
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -194,9 +196,31 @@ def _count_equal(typingctx: Any, address: Any, length: Any, value: Any) -> Any:
 def kept(function: Any) -> Any:
     """Compile when first called, and keep the code for other processes where a folder can be written for that."""
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # neither beside this file nor in the home folder
         return numba.njit(nogil=True)(function)
+    compiled._cache = _BestEffort(compiled._cache)
+    return compiled
+
+
+class _BestEffort:
+    """A cache that does without, where numba's raises: on a full disk, or over a file that a power cut left empty."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, *of: Any) -> Any:
+        try:
+            return self._cache.load_overload(*of)
+        except Exception:  # whatever unpickling a damaged file may raise
+            return None
+
+    def save_overload(self, *of: Any) -> None:
+        with contextlib.suppress(OSError, EOFError, pickle.PickleError):
+            self._cache.save_overload(*of)
 
 
 # Below, `bits` are unsigned integers of the width of the real numbers they are the bits of; which width that is comes

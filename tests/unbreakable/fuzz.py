@@ -63,7 +63,7 @@ def read(path: Path, number: int) -> str:
             out = path
         run = load_run(out)
         run.validate(full=True)
-        if number % 5 == 0:
+        if number % 3 == 0:
             diagnose(run)
     except RunError as error:
         if "\n" in str(error) or len(str(error)) > 1000:
