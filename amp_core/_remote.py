@@ -10,6 +10,7 @@ round trips and not one for each file.
 
 import datetime
 import time
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -163,3 +164,61 @@ def modified_ns(info: dict[str, Any]) -> int:
         if isinstance(moment, int | float):
             return int(moment * 1e9)
     return 0
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run found below an address: its head, or the sentence that says why it has none that can be read."""
+
+    path: Address
+    head: Head | None
+    status: str
+    sentence: str = ""
+
+
+def runs_below(root: Address, most: int = 2000) -> list[Listed]:
+    """The runs below `root` and one level deeper, as the library shows those of a folder; at most so many folders.
+
+    Raises `RunError` where the address cannot be asked.
+    """
+    fs, path = filesystem(root)
+    with asking(root):
+        first = _folders(fs, path)[:most]
+        heads = _heads(fs, first)
+        inner = [p for folder in first if folder not in heads for p in _folders(fs, folder)][:most]
+        heads |= _heads(fs, inner)
+    found = []
+    for folder in [f for f in (*first, *inner) if f in heads]:
+        below = folder.removeprefix(path).lstrip("/")
+        found.append(_listed(root / below, heads[folder]))
+    return found
+
+
+def _folders(fs: Any, path: str) -> list[str]:
+    try:
+        entries = fs.ls(path, detail=True)
+    except FileNotFoundError:  # nothing is there yet
+        return []
+    names = [entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"]
+    return sorted(n for n in names if n != path and not n.rpartition("/")[2].startswith("."))
+
+
+def _heads(fs: Any, folders: list[str]) -> dict[str, bytes]:
+    """The run.json of those folders that have one, fetched together."""
+    files = [f"{folder}/run.json" for folder in folders]
+    bodies = fs.cat_ranges(files, 0, MAX_HEAD_BYTES + 1, on_error="return") if files else []
+    for body in bodies:
+        if isinstance(body, Exception) and not isinstance(body, FileNotFoundError):
+            raise body
+    return {folder: body for folder, body in zip(folders, bodies, strict=True) if isinstance(body, bytes)}
+
+
+def _listed(path: Address, data: bytes) -> Listed:
+    try:
+        head = read_head(data, path)
+        status = head.status
+        if status == "running":
+            status = "running" if RemoteSource(path).alive(head) else "lost"
+    except RunError as error:
+        return Listed(path, None, "damaged", str(error))
+    return Listed(path, head, status)

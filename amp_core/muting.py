@@ -12,8 +12,10 @@ import json
 import os
 from pathlib import Path
 
+from amp_core.addresses import Address, is_address, located
 from amp_core.runlog import replace_file
 from amp_core.schema import RunError
+from amp_core.serving import current
 
 MOST_BYTES = 2**16
 """A larger file is none of ours."""
@@ -21,6 +23,8 @@ MOST_BYTES = 2**16
 
 def muted(path: str | os.PathLike[str]) -> frozenset[str]:
     """Codes that are muted for the run at `path`; none where the file is not there or cannot be read."""
+    if is_address(path):
+        return frozenset()
     file = _file(path)
     try:
         if file.stat().st_size > MOST_BYTES:
@@ -34,8 +38,9 @@ def muted(path: str | os.PathLike[str]) -> frozenset[str]:
 def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
     """Mute `code` for the run at `path`, or with `on=False` hear of it again.
 
-    Raises `RunError` where the file beside the run cannot be written.
+    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
     """
+    current().check_change("mute findings")
     codes = muted(path) | {code} if on else muted(path) - {code}
     file = _file(path)
     try:
@@ -48,6 +53,8 @@ def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
 
 
 def _file(path: str | os.PathLike[str]) -> Path:
-    where = Path(path)
+    where = located(path)
+    if isinstance(where, Address):
+        raise RunError(f"path={str(path)!r} cannot be muted: findings are muted beside a run on this machine's disks")
     where = where.resolve() if where.name in ("", "..") else where
     return where.with_name(f".{where.name}.muted.json")

@@ -28,6 +28,9 @@ def take(kind: str) -> None:
     st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
 
 
+STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
+
+
 def table_key() -> str:
     """The table is a new one, with its tick on the right row, whenever the picker in the sidebar was used."""
     return f"library.table.{st.session_state.get('picker.turn', 0)}"
@@ -85,7 +88,7 @@ if entries:
                 icon=":material/download:",
                 on_click="ignore",
             )
-        why = "Samples stay." if not entry.mine else "Stop it first." if entry.under_way else None
+        why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
         if st.button("Delete", icon=":material/delete:", disabled=why is not None, help=why):
             shelf.confirm_deletion(entry)
 else:

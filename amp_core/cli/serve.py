@@ -29,6 +29,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser("serve", help="the app, with a server's safety settings", allow_abbrev=False)
     command.add_argument("--runs", metavar="DIR", default="runs", help="folder of runs (default runs)")
+    command.add_argument(
+        "--also",
+        metavar="PLACE",
+        action="append",
+        default=[],
+        help="further folder, or address such as s3://bucket/runs, whose runs are shown; can be given several times",
+    )
     command.add_argument("--read-only", action="store_true", help="no Start, Stop, upload or delete")
     command.add_argument(
         "--scripts",
@@ -91,7 +98,8 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     flags = [f"--{name}={value}" for name, value in options.items()]
     hosts = [f"--server.allowedHosts={name}" for name in rules.hosts]
     command = [sys.executable, "-m", "streamlit", "run", str(app_folder() / "server.py"), *flags, *hosts]
-    return command, rules.environment() | {"AMPSCOPE_RUNS": str(runs)} | _python_path()
+    places = "\n".join([str(runs), *arguments.also, ""])  # one a line: a folder's name may hold a colon
+    return command, rules.environment() | {"AMPSCOPE_RUNS": places} | _python_path()
 
 
 def rules_of(arguments: argparse.Namespace) -> Rules:

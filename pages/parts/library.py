@@ -1,4 +1,5 @@
-"""Which runs there are: samples that came with AMPscope, own runs, uploads, and jobs that have not begun to write yet.
+"""Which runs there are: samples that came with AMPscope, own runs, uploads, jobs that have not begun to write yet, and
+runs in other places that `AMPSCOPE_RUNS` lists, be they folders or addresses such as s3://bucket/runs.
 
     >>> entries = listing()
     >>> entries["sample/fp16-healthy"].path
@@ -8,6 +9,7 @@ joined to a path. A folder that cannot be read is listed with the sentence that 
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from amp_core import RunError, jobs, load_run
+from amp_core.addresses import Address, roots
 from amp_core.schema import TABLES, Head
+from pages.parts import elsewhere
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 """Runs that come with AMPscope."""
@@ -32,9 +36,9 @@ class Entry:
     """One run in the library."""
 
     key: str
-    path: Path
+    path: Path | Address
     origin: str
-    """`sample`, `run` or `upload`."""
+    """`sample`, `run`, `upload`, or `elsewhere` for a run of another place than the one where own runs lie."""
     name: str
     status: str
     """`queued`, `starting`, `running`, `finished`, `stopped`, `failed`, `lost` or `damaged`."""
@@ -56,16 +60,33 @@ class Entry:
     @property
     def mine(self) -> bool:
         """Whether it may be deleted from the app."""
-        return self.origin != "sample"
+        return self.origin in ("run", "upload")
 
 
 def runs_dir() -> Path:
-    """Where own runs lie: the environment variable AMPSCOPE_RUNS, or `runs` in the working directory."""
-    return Path(os.environ.get("AMPSCOPE_RUNS") or "runs")
+    """Where own runs lie: the first folder that the environment variable AMPSCOPE_RUNS lists, or `runs` in the working
+    directory. Runs that the app starts and uploads go there."""
+    return next((root for root in _listed_roots() if isinstance(root, Path)), Path("runs"))
+
+
+def other_roots() -> dict[str, Path | Address]:
+    """The other places that AMPSCOPE_RUNS lists, by what their runs' keys begin with: the place's name."""
+    own, found = runs_dir(), {}
+    for root in _listed_roots():
+        if root == own or root in found.values():
+            continue
+        name = re.sub(r"[^\w.\-]+", "-", root.name).strip("-.") or "root"
+        taken = {"sample", "run", *found}
+        found[next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)] = root
+    return found
+
+
+def _listed_roots() -> list[Path | Address]:
+    return roots(os.environ.get("AMPSCOPE_RUNS", ""))
 
 
 def listing() -> dict[str, Entry]:
-    """All runs by key: samples by name, then own runs and uploads, newest first."""
+    """All runs by key: samples by name, then own runs and uploads, then those of other places, each newest first."""
     samples = [_entry(path, key, "sample") for path, key in _folders(SAMPLES, "sample")]
     own_dir = runs_dir()
     pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
@@ -76,8 +97,32 @@ def listing() -> dict[str, Entry]:
             own.append(_entry(path, key, origin))
         else:
             own.append(Entry(key, path, origin, path.name, pending[path.name]))
-    own.sort(key=lambda e: ("9" if e.under_way else e.created_at, e.name), reverse=True)
-    return {e.key: e for e in (*samples, *own)}
+    others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
+    return {e.key: e for e in (*samples, *_newest_first(own), *others)}
+
+
+def _newest_first(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda e: ("9" if e.under_way else e.created_at, e.name), reverse=True)
+
+
+def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
+    """The runs of another place; where it cannot be looked at, one entry that says why."""
+    if isinstance(root, Path):
+        return [_entry(path, key, "elsewhere") for path, key in _folders(root, name)]
+    try:
+        found = elsewhere.runs_at(root)
+    except RunError as error:
+        return [Entry(name, root, "elsewhere", str(root), "damaged", sentence=str(error))]
+    entries = []
+    for run in found:
+        key = f"{name}/{str(run.path).removeprefix(str(root)).lstrip('/')}"
+        if run.head is None:
+            entries.append(Entry(key, run.path, "elsewhere", run.path.name, "damaged", sentence=run.sentence))
+        else:
+            head = run.head
+            said = head.name or run.path.name
+            entries.append(Entry(key, run.path, "elsewhere", said, run.status, head.created_at, head.config))
+    return entries
 
 
 def preferred(entries: Mapping[str, Entry]) -> str | None:
@@ -140,8 +185,10 @@ def _head(path: str, _mtime_ns: int, _size: int) -> Head:
     return load_run(path).head
 
 
-def size_bytes(path: Path) -> int:
-    """Bytes of the run's files: those directly in its folder and in its tables' folders."""
+def size_bytes(path: Path | Address) -> int:
+    """Bytes that the run takes of this machine's disks: files directly in its folder and in its tables' folders."""
+    if isinstance(path, Address):
+        return 0
     total = 0
     for folder in (path, *_subfolders(path)):
         try:

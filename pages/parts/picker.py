@@ -44,6 +44,8 @@ def label(entry: Entry) -> str:
     place = entry.key.partition("/")[2]
     if entry.origin == "sample":
         return f"{entry.name} · sample" if entry.name == place else f"{entry.name} ({place}) · sample"
+    if entry.origin == "elsewhere":
+        place = entry.key
     return place if entry.name == entry.path.name else f"{entry.name} ({place})"
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.addresses import Address
 from amp_core.jobs import Job
 from pages.parts import library, picker, words
 
 
-def job_of(folder: Path) -> Job | None:
+def job_of(folder: Path | Address) -> Job | None:
     """The job behind a run folder; None for a run that was not started by one."""
+    if isinstance(folder, Address):
+        return None
     try:
         return jobs.find(folder)
     except RunError:
@@ -35,10 +38,10 @@ def stop_button(job: Job, where: str) -> None:
     )
 
 
-def show(found: Sequence[Job], watched: Path | None) -> None:
+def show(found: Sequence[Job], watched: Path | Address | None) -> None:
     """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment."""
     for job in found:
-        if watched is not None and job.folder == watched.absolute():
+        if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
         color, icon = words.STATUS_LOOK[job.state]
         with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import RunError
+from amp_core.addresses import Address
 from amp_core.analysis import overview
 from amp_core.packing import pack
 from pages.parts import library, loaders, words
@@ -33,11 +34,11 @@ def row(entry: Entry) -> dict[str, object]:
         "Steps": None,
         "Loss": None,
         "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
-        "Size (MiB)": library.size_bytes(entry.path) / 2**20,
+        "Size (MiB)": None if isinstance(entry.path, Address) else library.size_bytes(entry.path) / 2**20,
         "Sentence": entry.sentence or None,
-        "Kind": {"sample": "sample", "run": "own run", "upload": "upload"}[entry.origin],
+        "Kind": {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}[entry.origin],
     }
-    if entry.readable:
+    if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
         try:
             about = loaders.analysed(overview, loaders.open_run(entry))
         except RunError as error:

@@ -1,0 +1,119 @@
+"""The library shows runs of several places, one of them an object store."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from amp_core import RunError
+from amp_core._remote import runs_below
+from amp_core.addresses import Address
+from tests.anywhere.conftest import SAMPLES
+from tests.anywhere.test_remote_runs import filesystem, uploaded
+
+pytest.importorskip("streamlit", reason="the app needs streamlit")
+
+from pages.parts import elsewhere, library, picker
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    elsewhere.forget()
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own folder with one run, and another folder, `team`, with two, one of them a level deeper."""
+    for name, into in (("fp32", "own/a"), ("bf16", "team/b"), ("fp16-healthy", "team/cmp/c")):
+        shutil.copytree(SAMPLES / name, tmp_path / into)
+    monkeypatch.setattr(library, "SAMPLES", tmp_path / "no samples")
+    return tmp_path
+
+
+def test_runs_of_all_roots_are_listed(places: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded("fp16-overflow", f"{memory}/fleet")
+    uploaded("fp16-underflow", f"{memory}/fleet/sweep")
+    roots = [str(places / "own"), str(places / "team"), f"{memory}/fleet"]
+    monkeypatch.setenv("AMPSCOPE_RUNS", os.pathsep.join(roots))
+    assert library.runs_dir() == places / "own"
+    entries = library.listing()
+    assert set(entries) == {
+        "run/a", "team/b", "team/cmp/c", "fleet/fp16-overflow", "fleet/sweep/fp16-underflow",
+    }  # fmt: skip
+    assert [key for key, entry in entries.items() if entry.mine] == ["run/a"]  # only these may be deleted in the app
+    assert all(entry.status == "finished" for entry in entries.values())
+    labels = {picker.label(entry) for entry in entries.values()}
+    assert len(labels) == 5 and "fp16-overflow (fleet/fp16-overflow)" not in labels and "fleet/fp16-overflow" in labels
+
+
+def test_the_first_folder_is_the_own_one_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", "s3://bucket/runs\nmine\ntheirs\nmine\n/data/theirs")
+    assert library.runs_dir() == Path("mine")
+    assert library.other_roots() == {
+        "runs": Address("s3://bucket/runs"),
+        "theirs": Path("theirs"),
+        "theirs-2": Path("/data/theirs"),
+    }
+    monkeypatch.setenv("AMPSCOPE_RUNS", "s3://bucket/sample")
+    assert library.runs_dir() == Path("runs") and list(library.other_roots()) == ["sample-2"]
+
+
+def test_a_place_that_cannot_be_asked_says_so_and_hides_nothing(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\nnope://bucket/runs")
+    entries = library.listing()
+    assert list(entries) == ["run/a", "runs"]
+    assert entries["runs"].status == "damaged" and "nope" in entries["runs"].sentence
+
+
+def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Address] = []
+
+    def slow(root: Address) -> list[object]:
+        looked.append(root)
+        time.sleep(0.5)
+        return []
+
+    monkeypatch.setattr(elsewhere, "runs_below", slow)
+    monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.01)
+    root = Address("s3://slow/runs")
+    for _ in range(3):
+        with pytest.raises(RunError, match="has not answered yet"):
+            elsewhere.runs_at(root)
+    monkeypatch.setattr(elsewhere, "PATIENCE_S", 30.0)
+    assert elsewhere.runs_at(root) == elsewhere.runs_at(root) == [] and looked == [root]
+
+
+@pytest.mark.parametrize("store", ["memory", "s3"])
+def test_what_lies_below_an_address(store: str, request: pytest.FixtureRequest) -> None:
+    root = Address(f"{request.getfixturevalue(store)}/fleet")
+    assert runs_below(root) == []
+    uploaded("fp32", str(root))
+    uploaded("bf16", f"{root}/sweep")
+    fs, path = filesystem(str(root))
+    fs.pipe_file(f"{path}/broken/run.json", b"{}")
+    fs.pipe_file(f"{path}/notes/readme.txt", b"hello")
+    found = {str(run.path).removeprefix(f"{root}/"): run for run in runs_below(root)}
+    assert set(found) == {"fp32", "sweep/bf16", "broken"}
+    assert found["fp32"].status == "finished" and found["fp32"].head is not None
+    assert found["broken"].status == "damaged" and "schema" in found["broken"].sentence
+
+
+def test_pages_open_a_run_at_an_address(places: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from streamlit.testing.v1 import AppTest
+
+    uploaded("fp16-overflow", f"{memory}/fleet")
+    monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\n{memory}/fleet")
+    app = AppTest.from_file(str(Path(library.__file__).parents[2] / "app.py"), default_timeout=60)
+    app.query_params["run"] = "fleet/fp16-overflow"
+    app.run()
+    assert not app.exception and app.session_state["run"] == "fleet/fp16-overflow"
+    app.switch_page("pages/loss_scale.py").run()
+    assert not app.exception and app.metric
+    app.switch_page("pages/run_library.py").run()
+    assert not app.exception
+    rows = app.dataframe[0].value
+    assert rows["Kind"].tolist() == ["own run", "another place"]
+    assert app.button[[b.label for b in app.button].index("Delete")].disabled
