@@ -7,7 +7,7 @@
     amp_core.schema.RunError: this server is read-only: it does not start a run
 
 Pages hide what is not allowed; that is a courtesy. What holds is that `jobs`, uploads and deletion ask here first, in
-the server's process. Without `ampscope serve` there are no rules: whoever calls the functions is at home.
+the server's process. Without `ampscope serve` only scripts are refused: the app never runs one that nobody allowed.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class Rules:
 
     read_only: bool = False
     """No Start, Stop, upload or delete."""
-    scripts: tuple[str, ...] | None = None
-    """Absolute folders whose scripts may be run as somebody's own workload; None: of any folder."""
+    scripts: tuple[str, ...] = ()
+    """Absolute folders whose scripts may be run as somebody's own workload; none unless the owner named them."""
     hosts: tuple[str, ...] = LOOPBACK
     """Host names by which the server may be called; `*.example.org` stands for every name below that one."""
     origins: tuple[str, ...] = ()
@@ -100,14 +100,12 @@ class Rules:
             raise RunError(f"the disk of the runs has {max(free, 0) / 2**30:.2f} GiB left; make room on it first")
 
     def _check_script(self, file: Path) -> None:
-        if self.scripts is None:
-            return
         real = file.resolve()  # a link inside of an allowed folder may lead out of it
         if not any(real.is_relative_to(Path(folder).resolve()) for folder in self.scripts):
             allowed = ", ".join(self.scripts) or "none"
             raise RunError(
-                f"workload={str(file)!r} is a script that this server may not run; folders it was allowed with "
-                f"--scripts: {allowed}"
+                f"workload={str(file)!r} is a script that the app may not run; folders that `ampscope serve --scripts` "
+                f"allowed: {allowed}"
             )
 
     def host_allowed(self, host: str | None) -> bool:

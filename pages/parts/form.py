@@ -5,11 +5,13 @@ one that the command line prints, is shown beside the field that it names.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.serving import current
 from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, Size, TrainConfig
 from pages.parts import devices, library, picker, words
 
@@ -41,6 +43,7 @@ AUDIT_HELP = "Every so many steps one batch is replayed in FP32, to measure what
 TRACED_STEP = 2
 """The third: the first ones make what later ones find."""
 TRACE_HELP = "Which operator ran in which precision, and why, in the third step. Precision map shows it."
+OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
 WORTH_SAYING = 2**30
 """Bytes of memory from which a size says what it needs."""
 SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays."
@@ -60,6 +63,8 @@ def show() -> None:
                 help="\n".join(f"- **{w.label}** ({w.name}): {w.description}" for w in WORKLOADS.values()) + FITS,
                 **_keep("what"),
             )
+            if current().scripts:
+                st.text_input("Or your own", placeholder="FILE.py:FUNCTION", help=OWN_HELP, **_keep("own"))
             _refusal(refused, "workload", "size")
         with right:
             st.pills(
@@ -103,9 +108,13 @@ def begin() -> None:
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
+    own = str(state.get("own") or "").strip() if current().scripts else ""
     settings = {name: state[name] for name in (*PLAIN, *ADVANCED)}
     settings |= {"profile": state["profile"] or None, "trace_ops": TRACED_STEP if state["trace_ops"] else None}
-    _check_fits(WORKLOADS[workload].sizes[size], state["device"])
+    if own:  # a relative path is meant from the folder that the owner allowed
+        workload, size = str(Path(current().scripts[0]) / own), None
+    else:
+        _check_fits(WORKLOADS[workload].sizes[size], state["device"])
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
