@@ -71,6 +71,10 @@ class TrainConfig:
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     seed: int = 0
     """Decides initial weights, data order and dropout; precision decides none of them."""
+    nproc: int = 1
+    """Processes that train together, with gradients averaged over all (DDP); each takes batches of its own."""
+    checkpoint_every: int | None = None
+    """Save the training's state every so many steps and where it ends; None never does."""
     every: int = 10
     """Sample number ranges every so many steps."""
     audit_every: int | None = None
@@ -100,10 +104,10 @@ class TrainConfig:
         self._check_workload()
         _one_of("precision", self.precision, RECIPES)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("steps", "accumulate", "growth_interval", "every"):
+        for name in ("steps", "accumulate", "growth_interval", "every", "nproc"):
             _whole(name, getattr(self, name), least=1)
         _whole("seed", self.seed, least=0, most=2**63 - 1)
-        for name in ("batch_size", "audit_every", "pad_to"):
+        for name in ("batch_size", "audit_every", "checkpoint_every", "pad_to"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), least=1)
         if self.trace_ops is not None:
@@ -124,6 +128,8 @@ class TrainConfig:
         self._check_loss_scale()
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise RunError(f"device={self.device!r} is unknown; choose auto, cpu, cuda or cuda:N")
+        if self.nproc > 1 and self.device.startswith("cuda:"):
+            raise RunError(f"device={self.device!r} is one GPU, and nproc={self.nproc} needs one each; choose cuda")
         for name in ("fused", "channels_last", "compile", "fp8", "cudnn_benchmark", "deterministic", "evaluate"):
             if not isinstance(getattr(self, name), bool):
                 raise RunError(f"{name}={getattr(self, name)!r} is not a switch; give true or false")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 from torch.utils._pytree import tree_map
 
@@ -21,8 +22,10 @@ from amp_core.addresses import Address, located
 from amp_core.record import Recorder, watch
 from amp_core.run import load_run
 from amp_core.schema import RunError
+from amp_core.train import checkpoint
 from amp_core.train.config import TrainConfig
 from amp_core.train.model_changes import changed
+from amp_core.train.processes import Team, joined
 from amp_core.train.progress import Progress
 from amp_core.train.recipes import Precision, backend_flags
 from amp_core.train.stopping import stop_on_signals
@@ -54,25 +57,42 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], str | None] | None = None,
     also: Mapping[str, Any] | None = None,
+    resume: bool = False,
     level: str = "standard",
 ) -> Summary:
     """Train as `config` says and record the run in the folder `into`.
 
     `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
     reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings; `level`
-    is how much `watch` looks at. Raises `RunError` for a device that is not there, a workload that cannot be loaded and
-    a folder that cannot be used. What the loop itself raises ends the run as `failed` and is raised again.
+    is how much `watch` looks at. With `resume` the run in `into` goes on from its checkpoint, up to `config.steps` in
+    all. Where torchrun started this process, it trains together with the others. Raises `RunError` for a device that is
+    not there, a workload that cannot be loaded and a folder that cannot be used. What the loop itself raises ends the
+    run as `failed` and is raised again.
     """
-    device = choose_device(config.device)
     config = config.resolved()
-    with backend_flags(config), stop_on_signals() if stop is None else nullcontext(stop) as stop_reason:
+    with (
+        stop_on_signals() if stop is None else nullcontext(stop) as stop_reason,
+        joined(config) as team,
+        backend_flags(config),
+    ):
+        device = choose_device(config.device)
         precision = Precision(config, device)
         workload = build(config)
         raw_model = workload.model = changed(workload.model.to(device=device, dtype=precision.weights), config)
-        model: Any = torch.compile(raw_model) if config.compile else raw_model
+        model: Any = team.shared(raw_model, device)
+        model = torch.compile(model) if config.compile else model
         optimizer = make_optimizer(config, raw_model)
         scaler = precision.scaler
-        batches = endless(workload, device, precision.input_dtype)
+        batches = endless(workload, device, precision.input_dtype, team)
+        done = 0
+        state = checkpoint.read(Path(into)) if resume else None
+        if state is not None:
+            done = state["step"]
+            for _ in range(done * config.accumulate):  # the data that the steps before it took
+                next(batches)
+            checkpoint.restore(state, model=raw_model, optimizer=optimizer, scaler=scaler)
+        if team.size > 1:  # or dropout would be the same in all processes
+            torch.manual_seed(config.seed + done + (team.rank + 1) * 1_000_003)
 
         with watch(
             model,
@@ -86,12 +106,23 @@ def train(
             config=config.to_dict()
             | {"source": "train", "device": str(device), "data": dict(workload.data)}
             | dict(also or {}),
+            resume=resume,
         ) as rec:
+
+            def due(step: int, last: str | None) -> bool:
+                every = config.checkpoint_every
+                return every is not None and team.rank == 0 and (last is not None or step % every == 0)
+
+            def save(step: int) -> None:
+                checkpoint.save(rec.writer.folder, step=step, model=raw_model, optimizer=optimizer, scaler=scaler)
+
             model.train()
             ended_early = None
-            for step in range(config.steps):
+            for step in range(done, config.steps):
                 with rec.paused():
-                    ended_early = stop_reason()
+                    ended_early = team.agreed(stop_reason())
+                    if step > done and due(step, ended_early):
+                        save(step)
                 if ended_early:
                     break
                 audited = config.audit_every is not None and step % config.audit_every == 0
@@ -100,9 +131,11 @@ def train(
                     progress.update(step + 1)
 
             results = {}
+            if not ended_early and due(config.steps, "the end"):
+                save(config.steps)
             if ended_early:
                 rec.close(status="stopped", end_reason=ended_early)
-            elif config.evaluate:
+            elif config.evaluate and team.rank == 0:
                 results = evaluate(workload, precision)
                 if results:
                     rec.writer.update_head(results=results)
@@ -194,11 +227,13 @@ def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.O
     return kind(parameters, lr=config.lr, fused=config.fused)
 
 
-def endless(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> Iterator[Any]:
-    """The workload's batches on `device`, begun again whenever they end."""
+def endless(
+    workload: Workload, device: torch.device, dtype: torch.dtype | None, team: Team | None = None
+) -> Iterator[Any]:
+    """The workload's batches on `device`, begun again whenever they end; of several processes each has its own."""
     while True:
         empty = True
-        for batch in workload.batches:
+        for batch in (team or Team()).part(workload.batches):
             empty = False
             yield to_device(batch, device, dtype)
         if empty:
@@ -245,6 +280,7 @@ def summarise(folder: Path | Address, loss_scale: float, results: Mapping[str, f
     """The summary, read back from the folder: what is said is what was recorded."""
     run = load_run(folder)
     steps = run.table("steps")
+    steps = steps.filter(pc.equal(steps.column("rank"), 0))
     losses = steps["loss"].to_pylist()
     return Summary(
         folder=folder,
