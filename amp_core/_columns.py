@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from amp_core.schema import TABLES, Column, RunError
 
-_FEW = 16
-"""Columns that are not given are kept ready up to this number of rows: most appends are of one step, one event."""
+_FEW = 4096
+"""Columns that are not given are kept ready up to this number of rows: the next append mostly has as many."""
 
 
 def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.RecordBatch:
@@ -123,7 +123,7 @@ def _repeat(kind: pa.DataType, value: Any, rows: int) -> pa.Array:
     return _MAKERS[kind]([value] * rows)
 
 
-_ready = functools.cache(_repeat)
+_ready = functools.lru_cache(maxsize=256)(_repeat)
 
 
 def _maker(

@@ -188,12 +188,13 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
     """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
     keys, packed = _together(attempt.measured, attempt.packed("measured"))
     found, counts = unpack_together(packed, [dtype for _, _, dtype in keys])
+    scales = {kind: attempt.multiplied_by(kind) for kind in {kind for _, kind, _ in keys}}
     rows: dict[str, Any] = {
         "step": np.full(len(keys), attempt.step),
         "name": _texts(tuple(name for name, _, _ in keys)),
         "kind": _texts(tuple(kind for _, kind, _ in keys)),
         "dtype": _texts(tuple(dtype for _, _, dtype in keys)),
-        "loss_scale": np.array([attempt.multiplied_by(kind) for _, kind, _ in keys]),
+        "loss_scale": np.array([scales[kind] for _, kind, _ in keys]),
         "exp_counts": _histograms(counts),
     }
     if attempt.capped:

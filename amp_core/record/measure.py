@@ -171,6 +171,7 @@ def packed_size(dtype: torch.dtype) -> int:
     return packed_length(dtype_name(dtype))
 
 
+@cache
 def packed_length(dtype: str) -> int:
     """The same by the dtype's name, such as `float16`."""
     return LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two
