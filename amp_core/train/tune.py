@@ -44,8 +44,10 @@ RACE_SHARE = 0.3
 OPTIONS_SHARE = 0.25
 CONFIRM_SHARE = 0.8
 """Of what is left of the budget when a stage begins, what the stage is planned to take."""
+STARTS_AT_ONCE = 0.7
+"""A process that starts beside others takes this share of the time of one that starts alone, on few cores."""
 AT_ONCE = 2
-"""Recipes confirmed together."""
+"""Recipes confirmed together, where the budget is enough for it."""
 _SELDOM = 10**6  # every: numbers are not looked at but in step 0, so that watching costs all alike next to nothing
 
 
@@ -133,10 +135,16 @@ class _Search:
         self._leave_out(first.left_out)
         order = self._race("race", first.candidates, RACE_SHARE)
         lead = order[0]
+        plain = first.candidates[0]
         extra = options(lead, look, self._left())
         self._leave_out(extra.left_out)
-        chosen = self._options(lead, extra.candidates)
-        plain = first.candidates[0]
+        names = [lead.name, *(c.name for c in extra.candidates)]
+        kept = SEEDS * self._takes([plain.name, lead.name], min(LEAST_STEPS, self._config.steps))
+        if lead is plain or self._left() - kept > self._takes(names, RACE_STEPS[0]):
+            chosen = self._options(lead, extra.candidates)
+        else:
+            chosen = []
+            self._leave_out([(", ".join(names[1:]), "the budget is needed for confirming; give a larger one")])
         # Options hardly depend on the precision: what the fastest gains by, the next is given too, should that fail.
         ahead = order[: order.index(plain)]
         contenders = [together(c, chosen) for c in (ahead if not chosen else [*ahead, plain])]
@@ -209,7 +217,10 @@ class _Search:
         left = list(contenders)
         unsure: list[Tried] = []
         while left:
-            now, left = left[:AT_ONCE], left[AT_ONCE:]
+            steps = min(LEAST_STEPS, self._config.steps)
+            together_s = SEEDS * self._takes([plain.name, *(c.name for c in left[:AT_ONCE])], steps)
+            count = AT_ONCE if together_s <= CONFIRM_SHARE * self._left() else 1
+            now, left = left[:count], left[count:]
             rows = self._seeds(plain, now)
             sure = [row for row in rows if not row.out]
             if sure:
@@ -349,10 +360,16 @@ class _Search:
     def _affordable(self, names: Sequence[str], share: float, least: int, most: int) -> int:
         """Steps for which all of these can train within a share of what is left. A recipe not seen yet: as fp32."""
         step_s = sum(self._step_s.get(name, self._step_s["fp32"]) for name in names)
-        seconds = share * self._left() - self._start_s * (
-            1 + len(names) / 2
-        )  # the first starts alone, the others at once
+        seconds = share * self._left() - self._starting(len(names))
         return max(least, min(most, int(seconds / max(step_s, 1e-6))))
+
+    def _starting(self, members: int) -> float:
+        """Seconds before the first step of so many: the first starts alone, then the others at once."""
+        return self._start_s * (1 + STARTS_AT_ONCE * (members - 1))
+
+    def _takes(self, names: Sequence[str], steps: int) -> float:
+        """Seconds that these take for so many steps."""
+        return self._starting(len(names)) + steps * sum(self._step_s.get(name, self._step_s["fp32"]) for name in names)
 
     def _left(self) -> float:
         return self.found.budget_s - (self._clock() - self._began)
