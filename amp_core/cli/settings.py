@@ -42,6 +42,7 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "seed": (number, "N", "decides initial weights, data order and dropout"),
     "every": (number, "N", "sample number ranges every N steps"),
     "audit_every": (number, "N", "replay a batch in FP32 every N steps and record what the recipe loses"),
+    "checkpoint_every": (number, "N", "save the training's state every N steps and at the end, for --resume"),
     "profile": (str, "FIRST:STOP", "profile steps FIRST up to, not including, STOP, e.g. 50:53"),
     "islands": (str, "A,B,…", "modules that compute in FP32 inside autocast"),
     "pad_to": (number, "N", "multiply linear layers with sizes rounded up to a multiple of N"),

@@ -1,12 +1,15 @@
 """`ampscope train`: train once and record the run."""
 
 import argparse
+import json
 import os
 import re
 import sys
+import tempfile
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from amp_core.cli.settings import add_settings, settings
+from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig
 from amp_core.train.stopping import stop_on_signals
@@ -20,26 +23,55 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser("train", help="train once and record the run", allow_abbrev=False)
     command.add_argument("--out", metavar="DIR", required=True, help="new folder for the run")
     command.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=", ".join(RECIPES))
+    command.add_argument(
+        "--nproc",
+        metavar="N",
+        type=number,
+        default=argparse.SUPPRESS,
+        help="processes that train together (DDP)",
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="go on with the run in DIR from its checkpoint, up to --steps in all"
+    )
     add_settings(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; 130 where it was asked to stop."""
-    config = TrainConfig.from_dict(settings(arguments))
+    given = settings(arguments)
+    config = TrainConfig.from_dict(given | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {}))
     # Read by OpenMP when torch is loaded. By default its threads spin while they wait, which on a machine that also has
     # a browser or a second job to run makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    rank = int(os.environ.get("RANK", "0"))
+    if config.nproc > 1 and "WORLD_SIZE" not in os.environ:
+        from amp_core.train.launch import launch
+
+        same = ["--resume"] if arguments.resume else []
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            json.dump(config.to_dict(), file)
+            file.flush()
+            command = ["train", "--config", file.name, "--out", arguments.out, *same]
+            code, reason = launch(config.nproc, command, arguments.out)
+        if reason:
+            print(f"ampscope: {reason}", file=sys.stderr)
+        return code
     with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds in which Stop may be pressed
         from amp_core.train.engine import train
         from amp_core.train.progress import Progress
 
-        with Progress(arguments.out, config.steps) as progress:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from amp_core.train.launch import as_member
+
+            train = as_member(train)
+        with Progress(arguments.out, config.steps) if rank == 0 else nullcontext() as progress:
             try:
-                summary = train(config, arguments.out, progress=progress, stop=stop)
+                summary = train(config, arguments.out, progress=progress, stop=stop, resume=arguments.resume)
             except RunError as error:  # the folder is called `into` in Python and `--out` here
                 raise RunError(re.sub("^into=", "out=", str(error))) from error
-    print(in_words(summary))
+    if rank == 0:
+        print(in_words(summary))
     sys.stdout.flush()
     return 130 if summary.status == "stopped" else 0
 

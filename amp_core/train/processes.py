@@ -5,8 +5,8 @@
     ...     for batch in team.part(batches): ...         # every process takes its own
     ...         if reason := team.agreed(stop()): break  # all end at the same step
 
-torchrun starts the processes (`ampscope train --nproc 4` starts torchrun, see `launch`); each writes its own part of the
-run folder. With one process all of this does nothing.
+torchrun starts the processes (`ampscope train --nproc 4` starts torchrun, see `launch`); each writes its own part of
+the run folder. With one process all of this does nothing.
 """
 
 import os
@@ -60,9 +60,8 @@ def joined(config: TrainConfig) -> Iterator[Team]:
     rank, size = place()
     if size == 1:
         if config.nproc > 1:
-            raise RunError(
-                f"nproc={config.nproc} has to be started as processes; use ampscope train --nproc, or torchrun"
-            )
+            how = "start them with ampscope train --nproc, or with torchrun"
+            raise RunError(f"nproc={config.nproc} needs processes, and this is one; {how}")
         yield Team()
         return
     backend = "gloo"
