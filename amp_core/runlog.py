@@ -47,6 +47,9 @@ SEAL_BYTES = 16 * 2**20
 SEAL_AGE_S = 600.0
 """A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
 
+LOOK_S = 1.0
+"""How often it is looked whether the file that is written to was deleted."""
+
 BESIDE = frozenset({"console.log", "job.json", "config.json"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
 
@@ -274,6 +277,7 @@ class RunWriter:
     def _write_head(self) -> None:
         if self.rank == 0:
             data = self.head.to_json().encode()
+            self._still_ours()
             replace_file(self.folder / "run.json", data)
             self._sealer.send_head(data)
 
@@ -376,9 +380,9 @@ class _Segment:
         return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
 
     def removed(self) -> bool:
-        """Whether the file was deleted, so that what is written to it goes nowhere. Looked at once in a second."""
+        """Whether the file was deleted, so that what is written to it goes nowhere."""
         now = time.monotonic()
-        if now - self._looked < 1:
+        if now - self._looked < LOOK_S:
             return False
         self._looked = now
         return os.fstat(self._file.fileno()).st_nlink == 0
@@ -394,7 +398,10 @@ class _Segment:
                 self._file.truncate(self._size)
                 self._file.seek(self._size)
             if self._size:
-                self._put(_END_OF_STREAM)
+                try:
+                    self._put(_END_OF_STREAM)
+                except OSError:  # no room for eight bytes: a reader does without them, but not with a part of them
+                    self._file.truncate(self._size)
 
     def _put(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -115,8 +115,7 @@ class TrainingWriter(RunWriter):
         self.event("ended", name=status, detail=end_reason or "")
         with self._at_hand:
             self._hurry = True
-            if self._dropped:
-                self._report()
+            self._hand_over(_Waiting(self._report))
             self._hand_over(_Waiting(functools.partial(self._stop, status, end_reason)))
         try:
             if not self._stopped.wait(END_S):
@@ -199,7 +198,12 @@ class TrainingWriter(RunWriter):
         one = self._waiting[0]
         failed = False
         try:
-            one.act()
+            try:
+                one.act()
+            except OSError:
+                if not (self._hurry and one.rows):
+                    raise
+                one.act()  # what is wrong may have been the file alone, and the next is a new one
         except Exception as error:
             self._failed(error)
             failed = True
@@ -217,8 +221,8 @@ class TrainingWriter(RunWriter):
             if not self._waiting:
                 self._keeps_up = True
                 if not failed and not self.closed and (self._trouble is not None or self._dropped):
-                    self._report()
-                    self._hand_over(_Waiting(self._write_head))
+                    self._waiting += [_Waiting(self._report), _Waiting(self._write_head)]
+                    self._given += 2
             self._at_hand.notify_all()
         return True
 
@@ -229,14 +233,19 @@ class TrainingWriter(RunWriter):
         self._say(f"{self.folder} cannot be written: {reason}; the training goes on, and rows wait in memory")
 
     def _report(self) -> None:
-        """Say in the run, and in the log, what happened since writing went wrong."""
+        """Say in the run, and in the log, what happened since writing went wrong, if it did."""
+        if self._trouble is None and not self._dropped:
+            return
         reason, since = self._trouble or ("it did not keep up", self.time_s())
-        dropped, self._dropped, self._trouble = self._dropped, Counter(), None
-        lost = ", ".join(f"{count} of {table}" for table, count in sorted(dropped.items()))
+        lost = ", ".join(f"{count} of {table}" for table, count in sorted(self._dropped.items()))
         detail = f"the folder could not be written for {self.time_s() - since:.0f} s: {reason}; "
-        detail += f"rows that found no room in memory: {lost}" if lost else "all rows were kept, and are written now"
+        detail += f"rows lost, for which memory had no room: {lost}" if lost else "all rows were kept, and are written now"
+        kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
+        RunWriter.append(  # here and now: behind what else waits the end may stand already
+            self, "events", {"time_s": [self.time_s()], "kind": [kind], "name": [name], "detail": [detail]}
+        )
+        self._dropped, self._trouble = Counter(), None
         self._say(detail)
-        self.event("warning" if lost else "phase change", "not recorded" if lost else "writing", detail)
 
     def _say(self, what: str) -> None:
         """Once in the log."""

@@ -373,8 +373,8 @@ class Recorder:
 
     def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(outputs: Any) -> Any:
-            self._finish_pending()
             with self._phases.watching():
+                self._finish_pending()
                 self._begin()
             self._tell("called", "scale", None)
             result = original(outputs)
@@ -456,6 +456,7 @@ class Recorder:
             self._began = True
             self._observers.tell("step_began", self._step)
 
+    @_borne
     def _next_number(self) -> None:
         if self._stepped:
             self._tell("step_ended", self._step)
@@ -516,6 +517,7 @@ class Recorder:
         self._open[index] = attempt
         return attempt
 
+    @_borne
     def _attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
         """The optimizer's step is over, made or skipped."""
         attempt = None
