@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from amp_core.run import load_run
 from amp_core.schema import RunError
 
 FILE = "checkpoint.pt"
@@ -40,10 +41,10 @@ def save(
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The state in `folder`; None where no run has begun there. Raises `RunError` where a run has left none."""
+    """The state in `folder`; None where none was saved yet. Raises `RunError` where the run saves none."""
     file = folder / FILE
     if not file.exists():
-        if (folder / "run.json").exists():
+        if (folder / "run.json").exists() and load_run(folder).head.config.get("checkpoint_every") is None:
             raise RunError(f"out={str(folder)!r} holds a run without {FILE}; only one with checkpoint_every can go on")
         return None
     try:

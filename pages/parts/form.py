@@ -19,6 +19,7 @@ ADVANCED = (
     "lr",
     "optimizer",
     "accumulate",
+    "nproc",
     "clip_norm",
     "growth_interval",
     "growth_factor",
@@ -36,6 +37,7 @@ PLAIN = ("steps", "batch_size", "seed", "device")
 WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
 DEFAULTS = TrainConfig()
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
+PROCESSES_HELP = "So many that torchrun starts: they average their gradients (DDP), and on GPUs take one each."
 BY_SIZE = "Empty: what suits the size of the workload."
 FITS = "\n\nA size in GiB is about what FP32 with Adam takes at the default batch size; 16-bit autocast takes less."
 PROFILE_HELP = "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them."
@@ -169,6 +171,7 @@ def _advanced(refused: tuple[str, str] | None) -> None:
     numbers = (
         ("lr", "Learning rate", {"value": None, "format": "%.3g", "placeholder": "default", "help": BY_SIZE}),
         ("accumulate", "Micro-batches per step", {}),
+        ("nproc", "Processes", {"step": 1, "help": PROCESSES_HELP}),
         ("clip_norm", "Clip gradient norm at", {"value": None, "placeholder": "off"}),
         ("growth_interval", "Growth interval, steps", {"help": "Clean steps before a dynamic loss scale grows."}),
         ("growth_factor", "Growth factor", {}),
