@@ -34,7 +34,7 @@ def settle(folder: Path, record: _jobfile.Record, returncode: int | None) -> _jo
     _kill(left_over(record))
     record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
     began = (folder / "run.json").exists()
-    if not began or returncode is not None or record.stop_requested_s is not None:
+    if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
         write_end(folder, record, *verdict(folder, record))
     _jobfile.write(folder, record)
     return record
@@ -43,6 +43,8 @@ def settle(folder: Path, record: _jobfile.Record, returncode: int | None) -> _jo
 def verdict(folder: Path, record: _jobfile.Record) -> tuple[str, str]:
     """Status and reason of a job whose process is gone without having written an end."""
     code = record.returncode
+    if record.makes == "runs" and code == 0:
+        return "finished", ""
     said = [line for line in console_tail(folder / _jobfile.CONSOLE_FILE, 6) if line.strip()]
     if record.stop_requested_s is not None:
         killed = code == -signal.SIGKILL or (code is None and time.time() > kill_due_s(record))
@@ -56,8 +58,13 @@ def verdict(folder: Path, record: _jobfile.Record) -> tuple[str, str]:
         return "failed", said[-1].removeprefix("ampscope: ")
     if code is None:
         status, how = "failed", "it ended before it recorded anything"
+        if record.makes == "runs":
+            status, how = "lost", "nobody saw it end"
+    elif code == 130 and record.makes == "runs":
+        status, how = "stopped", "stopped on request"
     elif code >= 0:
-        status, how = "failed", f"ended with exit code {code} and wrote no end"
+        wrote = "" if record.makes == "runs" else " and wrote no end"
+        status, how = "failed", f"ended with exit code {code}{wrote}"
     elif -code in _ASKED:
         status, how = "stopped", f"stopped by {signal.Signals(-code).name}"
     else:

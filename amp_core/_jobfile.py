@@ -50,6 +50,8 @@ class Record:
     """When its process was first found gone, seconds since 1970."""
     returncode: int | None = None
     """Exit code, or minus the signal, where its parent saw it end."""
+    makes: str = "run"
+    """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in folders below it."""
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +69,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "stop_grace_s": (int, float),
     "ended_s": (int, float, type(None)),
     "returncode": (int, type(None)),
+    "makes": (str,),
 }
 
 

@@ -124,13 +124,14 @@ def start(
     name: str | None = None,
     *,
     command: Sequence[str] | None = None,
+    makes: str = "run",
 ) -> Job:
     """Make a run folder under `runs_dir` and start, or queue, the training of `config` in it.
 
     The folder is called `name`, cleaned of what does not belong into a file name, or after the settings; a number is
     added where that is taken. `command` takes the place of `ampscope train`: it is called with `--config FILE --out
-    FOLDER`. Raises `RunError` where the folder cannot be written, the process cannot be started, or a server's rules
-    (`amp_core.serving`) forbid it.
+    FOLDER`; where that makes several runs, in folders below, `makes` is `runs`. Raises `RunError` where the folder
+    cannot be written, the process cannot be started, or a server's rules (`amp_core.serving`) forbid it.
     """
     runs = Path(runs_dir).resolve()
     with _lock:  # so that two sessions cannot both take the last place
@@ -143,6 +144,7 @@ def start(
         device=device_of(config),
         created_ns=time.time_ns(),
         config=config.to_dict(),
+        makes=makes,
     )
     with _lock:
         try:
@@ -183,6 +185,14 @@ def find(folder: str | os.PathLike[str]) -> Job:
     where = Path(folder).resolve()
     with _lock:
         return _job(where, _upkeep(where, _jobfile.read(where)))
+
+
+def makes_runs(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder is that of a job whose runs lie below it, as of a comparison, so that it is no run itself."""
+    try:
+        return _jobfile.read(Path(folder)).makes == "runs"
+    except RunError:
+        return False
 
 
 def device_of(config: TrainConfig) -> str:
@@ -251,7 +261,7 @@ def _state(
     ahead = _jobfile.ahead_of(folder, record, jobs)
     if ahead:
         return "queued", f"waiting for {record.device}: behind {ahead[-1][0]}", len(ahead)
-    return "starting", None, None
+    return ("running" if record.makes == "runs" else "starting"), None, None
 
 
 def _await_process(folder: Path) -> None:

@@ -7,8 +7,10 @@ ampscope tune my_task.py:build --budget 300 --code lightning
 import argparse
 import itertools
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from amp_core import words
 from amp_core.cli.settings import settings
@@ -44,10 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
         given["workload"] = arguments.task
     config = TrainConfig.from_dict({"precision": "fp32"} | given)
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
+    before = signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: what was found so far stays
     try:
         found = tune(config, out, _seconds(arguments.budget), tell=_tell)
     except Ended as ended:
         return ended.code
+    finally:
+        signal.signal(signal.SIGTERM, before)
     texts = {name: code_for(found.config, name, found.answer) for name in FRAMEWORKS}
     (out / "code").mkdir(exist_ok=True)
     for name, text in texts.items():
@@ -91,6 +96,10 @@ def _seconds(text: str) -> float:
 
 def _free_folder() -> Path:
     return next(p for n in itertools.count(1) if not (p := Path("runs") / f"tune-{n}").exists())
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _tell(line: str) -> None:

@@ -123,6 +123,9 @@ class _Search:
             status = "stopped" if ended.code == 130 else "failed"
             self._save(status=status, why=self.found.why or "The search ended before it had an answer.")
             raise
+        except KeyboardInterrupt:
+            self._save(status="stopped", why=self.found.why or "The search was stopped before it had an answer.")
+            raise
         except RunError as error:
             self._save(status="failed", why=words.sentence(error))
             raise
