@@ -14,10 +14,36 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from amp_core._version import __version__
-from amp_core.cli import compare, diagnose, env, forecast, import_trace, packing, report, serve, train, tune
+from amp_core.cli import (
+    compare,
+    diagnose,
+    env,
+    export,
+    forecast,
+    import_tensorboard,
+    import_trace,
+    packing,
+    report,
+    serve,
+    train,
+    tune,
+)
 from amp_core.schema import RunError
 
-COMMANDS = (train, compare, tune, diagnose, report, forecast, env, serve, packing, import_trace)
+COMMANDS = (
+    train,
+    compare,
+    tune,
+    diagnose,
+    report,
+    forecast,
+    env,
+    serve,
+    packing,
+    import_trace,
+    import_tensorboard,
+    export,
+)
 
 
 class _Parser(argparse.ArgumentParser):

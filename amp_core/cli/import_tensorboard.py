@@ -1,0 +1,56 @@
+"""`ampscope import-tensorboard`: a run folder from a TensorBoard log."""
+
+import argparse
+import sys
+
+from amp_core.schema import RunError
+
+MOST_MEMORY_GIB = 8
+"""What reading may take of a machine; the log may be a stranger's."""
+MOST_TAGS = 12
+"""Tags named on the terminal; the run's head keeps them all."""
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the command."""
+    command = subparsers.add_parser(
+        "import-tensorboard",
+        help="make a run of a TensorBoard log: loss, loss scale, gradient norm, learning rate, histograms",
+        allow_abbrev=False,
+    )
+    command.add_argument("logdir", metavar="LOGDIR", help="the folder that TensorBoard is pointed at, or an event file")
+    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
+    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import, and print what was and what was not understood."""
+    from amp_core.interop import import_tensorboard
+
+    if sys.platform != "win32":
+        import resource
+
+        most = MOST_MEMORY_GIB * 2**30
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
+    except MemoryError:
+        raise RunError(f"logdir={arguments.logdir!r} needs more than {MOST_MEMORY_GIB} GiB to read") from None
+    print(made.folder)
+    for column, tag in made.understood.items():
+        print(f"{column}: {tag}, {made.points[column]:,} values")
+    for kind, tags in made.tensors.items():
+        print(f"{kind}: {len(tags)} histograms, {_few(tags)}")
+    missing = [column for column in ("loss", "loss_scale", "grad_norm", "lr") if column not in made.understood]
+    if missing:
+        print(f"not in the log, and null in the run: {', '.join(missing)}")
+    if made.not_understood:
+        print(f"not understood, and left out: {_few(made.not_understood)}")
+    return 0
+
+
+def _few(tags: list[str]) -> str:
+    more = f", and {len(tags) - MOST_TAGS} more" if len(tags) > MOST_TAGS else ""
+    printable = ["".join(c if c.isprintable() else "?" for c in tag)[:80] for tag in tags[:MOST_TAGS]]
+    return ", ".join(printable) + more

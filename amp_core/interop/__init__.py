@@ -1,0 +1,14 @@
+"""Runs from and to what other tools read: TensorBoard's event files, Parquet and CSV.
+
+>>> import_tensorboard("logs/a", "runs/a").understood
+{'loss': 'train/loss', 'lr': 'train/learning_rate'}
+>>> export(load_run("runs/a"), "csv", "exported")
+[PosixPath('exported/run.json'), PosixPath('exported/steps.csv'), PosixPath('exported/events.csv')]
+
+The tensorboard package is imported where its files are read or written, and nowhere else.
+"""
+
+from amp_core.interop.exporting import FORMS, export
+from amp_core.interop.importing import Imported, import_tensorboard
+
+__all__ = ["FORMS", "Imported", "export", "import_tensorboard"]

@@ -1,0 +1,72 @@
+"""A run's tables for other tools: Parquet, CSV, or a TensorBoard log.
+
+    >>> export(load_run("runs/a"), "parquet", "exported")
+    [PosixPath('exported/run.json'), PosixPath('exported/steps.parquet'), …]
+
+Parquet: one file per table, all types kept; the folder is itself a run. CSV: null is an empty cell, NaN is `nan`, lists
+are JSON; a text that a spreadsheet would take for a formula begins with an apostrophe. TensorBoard: headline scalars,
+and per tensor a histogram of log2 magnitudes.
+"""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from amp_core.interop.importing import new_folder
+from amp_core.run import Run
+from amp_core.runlog import replace_file
+from amp_core.schema import TABLES, RunError
+
+FORMS = ("tensorboard", "parquet", "csv")
+
+_FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
+"""How a cell begins that spreadsheets calculate (OWASP, "CSV Injection"), full-width forms included."""
+
+
+def export(run: Run, to: str, out: str | os.PathLike[str]) -> list[Path]:
+    """Write `run` into the new folder `out` as `to`, one of `FORMS`, and return the files.
+
+    Raises `RunError` for another form, a folder that is there already, and a run that cannot be read.
+    """
+    if to not in FORMS:
+        raise RunError(f"to={to!r} is unknown; choose one of {', '.join(FORMS)}")
+    with new_folder(out) as aside:
+        if to == "tensorboard":
+            from amp_core.interop.to_tensorboard import write_log
+
+            write_log(run, aside)
+        else:
+            replace_file(aside / "run.json", run.head.to_json().encode())
+            for name in TABLES:
+                table = run.table(name)
+                if table.num_rows and to == "parquet":
+                    pq.write_table(table, aside / f"{name}.parquet", compression="zstd")
+                elif table.num_rows:
+                    pyarrow.csv.write_csv(csv_safe(table), aside / f"{name}.csv")
+        names = sorted(file.name for file in aside.iterdir())
+    return [Path(out) / name for name in names]
+
+
+def csv_safe(table: pa.Table) -> pa.Table:
+    """The table with nothing in it that a spreadsheet would calculate, and with lists as JSON text."""
+    columns = [_cells(table.column(i)) for i in range(table.num_columns)]
+    return pa.table(columns, names=[_harmless(name) for name in table.column_names])
+
+
+def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_list(column.type) or pa.types.is_struct(column.type):
+        return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        starts = pc.is_in(pc.utf8_slice_codeunits(column, 0, 1), pa.array(list(_FORMULA), column.type))
+        return pc.if_else(starts, pc.binary_join_element_wise("'", column, ""), column)
+    return column
+
+
+def _harmless(name: str) -> str:
+    return f"'{name}" if name.startswith(tuple(_FORMULA)) else name

@@ -1,0 +1,78 @@
+"""What the tags of a TensorBoard log mean in a run, and what a run's columns are called in other tools.
+
+>>> column_of("train/grad_norm"), column_of("val/loss")
+('grad_norm', None)
+>>> tensor_of("gradients/head.weight")
+('weight_grad', 'head.weight')
+"""
+
+import re
+
+HEADLINES = ("loss", "loss_scale", "skipped", "grad_norm", "lr", "step_ms", "memory_peak_bytes")
+"""Columns of `steps` that other tools are given, each as `amp/<column>`."""
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "loss": ("loss", "train_loss", "training_loss", "total_loss", "loss_total", "lm_loss", "batch_loss"),
+    "loss_scale": (
+        "loss_scale", "grad_scale", "gradient_scale", "amp_scale", "scaler_scale", "scaler", "grad_scaler",
+        "loss_scaler", "scale",
+    ),
+    "grad_norm": ("grad_norm", "gradient_norm", "global_grad_norm", "total_grad_norm", "global_norm", "total_norm"),
+    "lr": ("lr", "learning_rate", "lr_0"),
+}  # fmt: skip
+"""What loops call each column, best known first. `scale` alone counts only below a part that says of what."""
+
+_OF_THE_SCALER = frozenset({"amp", "scaler", "grad_scaler", "gradscaler", "loss_scaler"})
+_HELD_OUT = re.compile(r"(val|valid|validation|eval|evaluation|test|dev|holdout)(_|$)")
+_WRAPPING = frozenset({"train", "training", "step", "iteration", "batch"})
+"""Parts that say where a number is from and not what it is: `loss/train`."""
+
+
+def column_of(tag: str) -> str | None:
+    """The column of `steps` that a scalar of this tag is; None where that is not certain, and for held-out data."""
+    found = _match(tag)
+    return found[0] if found is not None else None
+
+
+def rank_of(tag: str) -> tuple[int, int, str]:
+    """Orders tags of one column, the surest first."""
+    found = _match(tag)
+    return (found[1] if found is not None else 99, tag.count("/"), tag)
+
+
+def _match(tag: str) -> tuple[str, int] | None:
+    if tag.startswith("amp/") and tag.removeprefix("amp/") in HEADLINES:  # our own export
+        return tag.removeprefix("amp/"), 0
+    parts = [re.sub(r"[^a-z0-9]+", "_", part).strip("_") for part in tag.lower().split("/")]
+    if any(_HELD_OUT.match(part) for part in parts) or parts[-1].startswith("epoch_") or parts[-1].endswith("_epoch"):
+        return None
+    while len(parts) > 1 and (parts[-1] in _WRAPPING or re.fullmatch(r"pg\d+", parts[-1])):
+        parts.pop()
+    name = parts[-1].removesuffix("_step")
+    if re.match(r"lr-[^/]+$", tag.rpartition("/pg")[0].lower() or tag.lower()):  # Lightning's monitor: lr-AdamW/pg1
+        return "lr", len(NAMES["lr"])
+    if name == "scale" and not _OF_THE_SCALER & set(parts[:-1]):
+        return None
+    for column, names in NAMES.items():
+        if name in names:
+            return column, names.index(name)
+    return None
+
+
+_TENSORS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?:.*/)?(?:weight_)?grad(?:ient)?s?[/.](?P<name>.+)", re.I), "weight_grad"),
+    (re.compile(r"(?P<name>.+?)[/._](?:grad|gradient|gradients)(?:/histogram)?", re.I), "weight_grad"),
+    (re.compile(r"(?:.*/)?activations?[/.](?P<name>.+)", re.I), "activation"),
+    (re.compile(r"(?:.*/)?(?:param(?:eter)?s|weights)[/.](?P<name>.+)", re.I), "weight"),
+    (re.compile(r"(?P<name>.+[/.](?:weight|bias|kernel|gamma|beta|embeddings))(?:_0)?(?:/histogram)?"), "weight"),
+)
+"""Patterns of histogram tags and the kind of tensor that they name; the first that fits counts."""
+
+
+def tensor_of(tag: str) -> tuple[str, str] | None:
+    """Kind and name of the tensor whose values a histogram of this tag shows; None where that is not certain."""
+    for pattern, kind in _TENSORS:
+        found = pattern.fullmatch(tag)
+        if found is not None:
+            return kind, found["name"]
+    return None

@@ -1,0 +1,80 @@
+"""A run as a TensorBoard log.
+
+>>> write_log(load_run("runs/a"), Path("logs/a"))
+
+Scalars are called `amp/loss`, `amp/loss_scale`, and so on; of further ranks and optimizers `amp/loss/rank1`,
+`amp/loss/optimizer1`. Histograms, `log2_magnitude/weight_grad/NAME`, count nonzero values by floor(log2|x|), which is
+what a run holds: TensorBoard's own axis of values would show a gradient as one bar at zero.
+"""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from amp_core.interop.tags import HEADLINES
+from amp_core.run import Run
+from amp_core.schema import RunError
+
+
+def write_log(run: Run, folder: Path) -> None:
+    """Write the log of `run` into `folder`. Raises `RunError` without tensorboard."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise RunError(
+            "writing TensorBoard's files needs its package; install it with `pip install ampscope[tensorboard]`"
+        ) from None
+    began = _created_s(run)
+    writer = EventFileWriter(str(folder))
+    try:
+        times: dict[int, float] = {}
+        for row in run.table("steps").select(["step", "time_s", "rank", "optimizer", *HEADLINES]).to_pylist():
+            at = times[row["step"]] = began + (row["time_s"] or 0.0)
+            beside = "".join(f"/{key}{row[key]}" for key in ("rank", "optimizer") if row[key])
+            values = [
+                Summary.Value(tag=f"amp/{column}{beside}", simple_value=float(row[column]))
+                for column in HEADLINES
+                if row[column] is not None
+            ]
+            writer.add_event(Event(step=row["step"], wall_time=at, summary=Summary(value=values)))
+        columns = ["step", "name", "kind", "rank", "exp_min", "exp_counts"]
+        for row in run.table("tensors").select(columns).to_pylist():
+            histogram = _histogram(row["exp_min"], row["exp_counts"])
+            if histogram is not None:
+                beside = f"/rank{row['rank']}" if row["rank"] else ""
+                value = Summary.Value(tag=f"log2_magnitude/{row['kind']}/{row['name']}{beside}", histo=histogram)
+                at = times.get(row["step"], began)
+                writer.add_event(Event(step=row["step"], wall_time=at, summary=Summary(value=[value])))
+    finally:
+        writer.close()
+
+
+def _histogram(exp_min: int | None, counts: list[int] | None) -> Any:
+    """Buckets [e, e + 1) of log2 magnitudes; None where the run has no histogram, or only zeros."""
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto
+
+    filled = [i for i, count in enumerate(counts or []) if count]
+    if exp_min is None or counts is None or not filled:
+        return None
+    first, last = filled[0], filled[-1]
+    shown = counts[first : last + 1]
+    limits = [float(exp_min + i + 1) for i in range(first, last + 1)]
+    middles = [limit - 0.5 for limit in limits]
+    return HistogramProto(
+        min=limits[0] - 1,
+        max=limits[-1],
+        num=float(sum(shown)),
+        sum=sum(c * m for c, m in zip(shown, middles, strict=True)),  # of the buckets' middles; it is not drawn
+        sum_squares=sum(c * m * m for c, m in zip(shown, middles, strict=True)),
+        bucket_limit=limits,
+        bucket=[float(count) for count in shown],
+    )
+
+
+def _created_s(run: Run) -> float:
+    try:
+        return datetime.datetime.fromisoformat(run.head.created_at).timestamp()
+    except ValueError:  # another program's run may not say when
+        return 0.0
