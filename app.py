@@ -30,6 +30,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     ],
     "Train": [
         st.Page("pages/start_run.py", title="Start a run", url_path="start"),
+        st.Page("pages/tune_recipe.py", title="Tune", url_path="tune"),
     ],
     "Learn": [
         st.Page("pages/format_lab.py", title="Format lab", url_path="format-lab"),

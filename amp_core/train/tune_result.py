@@ -106,6 +106,8 @@ def load_tuned(folder: str | os.PathLike[str]) -> Tuned:
             raise TypeError
         left_out = tuple((str(what), str(why)) for what, why in record["left_out"])
         return Tuned(tried=tuple(tried), left_out=left_out, **given)
+    except RunError:
+        raise
     except OSError as error:
         raise RunError(f"folder={str(folder)!r} holds no search: {error.strerror}; give one of ampscope tune") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

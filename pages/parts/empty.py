@@ -1,5 +1,7 @@
 """What stands where there is nothing to show: one sentence saying why, and what to do about it."""
 
+from typing import NoReturn
+
 import streamlit as st
 
 from pages.parts import words
@@ -25,6 +27,12 @@ def no_runs() -> None:
 def nothing(sentence: str) -> None:
     """This run has nothing for this page; ends the page."""
     st.info(sentence, icon=":material/info:")
+    st.stop()
+
+
+def sentence(error: object) -> NoReturn:
+    """Something other than a run cannot be read; ends the page."""
+    st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
     st.stop()
 
 

@@ -1,0 +1,170 @@
+"""Searches for a recipe, as `ampscope tune` makes them: which there are, what one found, the form that starts one."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.recipe_code import FRAMEWORKS, LABELS, code_for
+from amp_core.serving import current
+from amp_core.train.config import WORKLOADS, TrainConfig
+from amp_core.train.tune_result import FILE, STAGES, Tried, Tuned, load_tuned
+from pages.parts import devices, library, queue, tables, words
+
+WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
+COLUMNS = {
+    "name": st.column_config.TextColumn("Recipe", pinned=True),
+    "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its 95 % interval"),
+    "memory": st.column_config.TextColumn("Memory", help="Peak, of the reference's"),
+    "learns": st.column_config.TextColumn("Learns", help="Final loss against FP32's own noise from seed to seed"),
+    "out": st.column_config.TextColumn("Left behind because", width="large"),
+    "note": st.column_config.TextColumn("Made from"),
+    "steps": st.column_config.NumberColumn("Steps"),
+    "trainings": st.column_config.NumberColumn("Trainings"),
+}
+BUDGET_HELP = (
+    "Seconds that the search may take. Runs are shortened to fit; too small a budget leaves FP32 as the answer."
+)
+STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same; fewer where the budget asks for it."
+
+
+def listing() -> dict[str, Path]:
+    """Folders of searches by name, newest first."""
+    try:
+        found = [file.parent for file in library.runs_dir().glob(f"*/{FILE}")]
+        found.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
+    except OSError:  # removed since it was listed
+        return {}
+    return {folder.name: folder for folder in found}
+
+
+def choose(found: Mapping[str, Path]) -> Path:
+    """The search to look at; kept in the address."""
+    asked = st.query_params.get("search")
+    names = list(found)
+    if asked in names and asked != st.session_state.get("tune.address"):
+        st.session_state["tune.search"] = asked
+    elif st.session_state.get("tune.search") not in names:
+        st.session_state["tune.search"] = names[0]
+    name = st.selectbox("Search", names, key="tune.search")
+    st.query_params["search"] = st.session_state["tune.address"] = name
+    return found[name]
+
+
+def status(folder: Path, found: Tuned) -> str:
+    """How it stands: a search that was killed could not say so itself."""
+    job = queue.job_of(folder)
+    return job.state if found.status == "running" and job is not None else found.status
+
+
+def follow(folder: Path) -> None:
+    """One that goes on: how far it is, looked at every other second; the page is run again when it has ended."""
+
+    @st.fragment(run_every=2.0)
+    def part() -> None:
+        found = load_tuned(folder)
+        state = status(folder, found)
+        if state not in ("queued", "starting", "running"):
+            st.rerun()
+        job = queue.job_of(folder)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            share = min(1.0, found.seconds / found.budget_s)
+            took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)} at the end of the last stage"
+            st.progress(share, text=took)
+            if job is not None:
+                queue.stop_button(job, "tune")
+        lines = job.console(8) if job is not None else []
+        if lines:
+            st.code("\n".join(lines), language=None, wrap_lines=True)
+        evidence(found, remember=False)
+
+    part()
+
+
+def evidence(found: Tuned, remember: bool = True) -> None:
+    """What was tried, stage by stage, and what was not."""
+    for stage, title in STAGES.items():
+        rows = [row for row in found.tried if row.stage == stage]
+        if rows:
+            st.subheader(f"{title[0].upper()}{title[1:]}", anchor=False)
+            frame = pd.DataFrame([_shown(row) for row in rows])
+            options = {"column_config": COLUMNS, "hide_index": True, "alt": f"Search: {title}."}
+            tables.show(frame, **options) if remember else st.dataframe(frame, **options)
+    if found.left_out:
+        st.subheader("Not tried", anchor=False)
+        st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in found.left_out))
+
+
+def code(found: Tuned) -> None:
+    """The code for the recipe, one tab for each framework."""
+    st.subheader("The code for it", anchor=False)
+    for tab, framework in zip(st.tabs([LABELS[name] for name in FRAMEWORKS]), FRAMEWORKS, strict=True):
+        with tab:
+            text = code_for(found.config, framework, found.answer)
+            file = f"train_{framework}.py"
+            st.download_button(f"Download {file}", text, file, icon=":material/download:", on_click="ignore")
+            st.code(text, language="python")
+
+
+def _shown(row: Tried) -> dict[str, Any]:
+    reference = row.speed_verdict == "reference"
+    spread = f"{words.number(row.speed_ratio_low)}–{words.number(row.speed_ratio_high)}"
+    measured = row.speed_ratio == row.speed_ratio
+    return {
+        "name": row.name,
+        "speed": "reference"
+        if reference
+        else f"{words.number(row.speed_ratio)} × ({spread})"
+        if measured
+        else words.NONE,
+        "memory": f"{words.number(row.memory_ratio)} ×",
+        "learns": row.parity or words.NONE,
+        "out": row.out if row.out != row.parity else "what it learns",
+        "note": row.note,
+        "steps": row.steps,
+        "trainings": len(row.runs),
+    }
+
+
+def form() -> None:
+    """The form that queues a search, with the sentence of a refusal."""
+    with st.form("tune.form"):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            st.selectbox("Workload and size", WHAT, 0, lambda what: " · ".join(what), width=260, key="tune.what")
+            if current().scripts:
+                st.text_input("Or your own", placeholder="FILE.py:FUNCTION", width=260, key="tune.own")
+            found, _ = devices.available()
+            labels = dict(found)
+            st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=220, key="tune.device")
+            st.number_input("Budget, seconds", 10, value=300, step=60, width=160, help=BUDGET_HELP, key="tune.budget")
+            st.number_input("Steps", 20, value=200, step=20, width=140, help=STEPS_HELP, key="tune.steps")
+        if refused := st.session_state.get("tune.refused"):
+            st.error(words.escape(refused))
+        st.form_submit_button("Search", key="tune.go", on_click=begin, type="primary", icon=":material/search:")
+
+
+def begin() -> None:
+    """The form was sent: queue the search, or keep the refusal."""
+    state = st.session_state
+    state["tune.refused"] = None
+    own = str(state.get("tune.own") or "").strip() if current().scripts else ""
+    workload, size = state["tune.what"] if not own else (str(Path(current().scripts[0]) / own), None)
+    try:
+        config = TrainConfig(
+            workload=workload, size=size, precision="fp32", steps=state["tune.steps"], device=state["tune.device"]
+        )
+        command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
+        job = jobs.start(config, library.runs_dir(), f"tune-{_short(config)}", command=command, makes="runs")
+    except RunError as error:
+        state["tune.refused"] = words.sentence(error)
+    else:
+        state["tune.started"] = job.name
+
+
+def _short(config: TrainConfig) -> str:
+    own = config.own
+    return f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.size}"

@@ -1,0 +1,50 @@
+"""Which precision should I ship, and how do I write it?"""
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.train.tune_result import load_tuned
+from pages.parts import empty, head, library, queue, searches, words
+
+HOW = (
+    "A search tries precisions and options on your workload, in turns, stops the losers early, and gives the fastest "
+    "recipe whose loss is within FP32's own noise from seed to seed, with the code for it. On the command line: "
+    "`ampscope tune my_task.py:build --budget 300`."
+)
+
+head.title("Tune")
+found = searches.listing()
+started = st.session_state.get("tune.started")
+waiting = [job for job in queue.alive() if job.name.startswith("tune-") and job.name not in found]
+if started in found:
+    st.session_state["tune.search"] = st.session_state.pop("tune.started")
+with st.expander("Start a search", expanded=not found and not waiting):
+    st.markdown(HOW)
+    searches.form()
+queue.show(waiting, None)
+if waiting:
+    st.button("Read what is new", icon=":material/refresh:", type="tertiary")
+if not found:
+    empty.nothing(f"No search yet in {words.escape(library.runs_dir())}.")
+folder = searches.choose(found)
+try:
+    tuned = load_tuned(folder)
+except RunError as error:
+    empty.sentence(error)
+what = " ".join(part for part in (tuned.workload, tuned.size or "") if part)
+state = searches.status(folder, tuned)
+with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    color, icon = words.STATUS_LOOK.get(state, words.STATUS_LOOK["lost"])
+    st.badge(state, icon=icon, color=color)
+    took = f"{words.duration(tuned.seconds)} of {words.duration(tuned.budget_s)}"
+    st.caption(words.escape(f"{what} on {tuned.device} · {took}"), width="content")
+if state in ("queued", "starting", "running"):
+    searches.follow(folder)
+    st.stop()
+if tuned.answer:
+    head.verdict(words.escape(tuned.answer))
+if tuned.why:
+    st.markdown(words.escape(tuned.why))
+if tuned.config:
+    searches.code(tuned)
+searches.evidence(tuned)

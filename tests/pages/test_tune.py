@@ -1,0 +1,133 @@
+"""The Tune page: what a search found and the code for it, one that goes on, and the form that starts one."""
+
+import dataclasses
+import json
+import time
+
+from amp_core import jobs
+from amp_core.train.config import TrainConfig
+from amp_core.train.tune_result import Tried, Tuned
+from tests.pages.conftest import words
+
+PAGE = "pages/tune_recipe.py"
+BF16 = Tried(
+    "bf16",
+    "confirm",
+    "fp32",
+    ("confirm/bf16/bf16-seed0",),
+    60,
+    2.5,
+    2.4,
+    2.6,
+    "faster",
+    0.7,
+    "within noise (…)",
+    "2.5 ×",
+)
+FOUND = Tuned(
+    status="finished",
+    workload="text-gpt",
+    size="tiny",
+    device="cpu",
+    budget_s=300.0,
+    seconds=124.0,
+    chosen="bf16",
+    config=TrainConfig(precision="bf16", device="cpu").to_dict(),
+    answer="BF16: 2.5 × faster, 30 % less memory, same loss within noise",
+    why="The fastest of those that keep parity: within noise.",
+    tried=(
+        dataclasses.replace(BF16, stage="race", parity=""),
+        Tried("fp16", "race", "fp32", (), 0, out="the loss is not finite in its last 20 steps"),
+        BF16,
+    ),
+    left_out=(("tf32", "needs an NVIDIA GPU of compute capability 8.0 or newer"),),
+)
+
+
+def write(home, name, found=FOUND):
+    folder = home.runs / name
+    folder.mkdir(parents=True)
+    found.save(folder)
+    return folder
+
+
+def test_a_search_shows_answer_evidence_and_code_for_each_framework(home, open_app):
+    write(home, "tune-1")
+    app = open_app(PAGE)
+    assert not app.exception and not app.error
+    said = words(app)
+    assert "BF16: 2.5 × faster, 30 % less memory, same loss within noise" in said
+    assert "needs an NVIDIA GPU of compute capability 8.0" in said
+    assert [tab.label for tab in app.tabs] == ["PyTorch", "Accelerate", "Transformers", "Lightning"]
+    texts = [block.value for block in app.code]
+    assert len(texts) == 4 and all("bf16" in text or "bfloat16" in text for text in texts)
+    race = app.dataframe[0].value
+    assert race["speed"].tolist() == ["2.50 × (2.40–2.60)", "–"]
+    assert race["out"].tolist()[1] == "the loss is not finite in its last 20 steps"
+    assert app.dataframe[1].value["learns"].tolist() == ["within noise (…)"]
+
+
+def test_the_address_says_which_search(home, open_app):
+    write(home, "tune-1", dataclasses.replace(FOUND, answer="FP32: stay with it", chosen="fp32"))
+    write(home, "tune-2")
+    app = open_app(PAGE, search="tune-1")
+    assert "FP32: stay with it" in words(app)
+    app.selectbox(key="tune.search").select("tune-2").run()
+    assert "BF16: 2.5" in words(app) and app.query_params["search"] == "tune-2"
+
+
+def test_without_a_search_the_page_says_how_to_make_one(home, open_app):
+    app = open_app(PAGE)
+    assert not app.exception and "ampscope tune my_task.py:build" in words(app) and "No search yet" in words(app)
+
+
+def test_a_damaged_search_is_one_sentence(home, open_app):
+    folder = write(home, "tune-1")
+    (folder / "tune.json").write_text("{")
+    app = open_app(PAGE)
+    assert not app.exception and len(app.error) == 1 and "is not what ampscope tune writes" in app.error[0].value
+
+
+def test_a_search_of_another_version_is_one_sentence(home, open_app):
+    folder = write(home, "tune-1")
+    record = json.loads((folder / "tune.json").read_text())
+    (folder / "tune.json").write_text(json.dumps(record | {"schema": 9}))
+    app = open_app(PAGE)
+    assert not app.exception and "has schema 9" in app.error[0].value
+
+
+def test_one_that_goes_on_shows_how_far_it_is(home, open_app):
+    write(home, "tune-1", dataclasses.replace(FOUND, status="running", chosen="", config={}, answer="", why=""))
+    app = open_app(PAGE)
+    assert not app.exception and not app.code
+    assert "running" in words(app) or app.get("progress")
+
+
+def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
+    asked = {}
+
+    def start(config, runs_dir, name, *, command, makes):
+        asked.update(config=config, name=name, command=command, makes=makes)
+        return type("Started", (), {"name": name})
+
+    monkeypatch.setattr(jobs, "start", start)
+    app = open_app(PAGE)
+    app.number_input(key="tune.budget").set_value(60)
+    app.button(key="tune.go").click().run()
+    assert not app.exception
+    assert asked["command"][-3:] == ["tune", "--budget", "60"] and asked["makes"] == "runs"
+    assert asked["config"].precision == "fp32" and asked["name"] == "tune-digits-cnn-tiny"
+
+
+def test_a_job_that_makes_runs_is_no_damaged_run(home, open_app):
+    import sys
+
+    command = [sys.executable, "-c", "import sys; print('searching'); sys.exit(0)"]
+    job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
+    until = time.monotonic() + 60
+    while jobs.find(job.folder).alive and time.monotonic() < until:
+        time.sleep(0.1)
+    assert jobs.find(job.folder).state == "finished"
+    assert not (job.folder / "run.json").exists()
+    app = open_app("pages/run_library.py")
+    assert not app.exception and "damaged" not in words(app)
