@@ -161,7 +161,9 @@ def _is_run(path: Path) -> bool:
         names = {p.name for p in path.iterdir()}
     except OSError:
         return False
-    return bool(names & {"run.json", "job.json"}) or len(names & TABLES.keys()) > 1
+    if "job.json" in names and "run.json" not in names:
+        return not jobs.makes_runs(path)
+    return "run.json" in names or len(names & TABLES.keys()) > 1
 
 
 def _entry(path: Path, key: str, origin: str) -> Entry:
