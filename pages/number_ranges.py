@@ -49,6 +49,8 @@ def verdict(shares: pd.DataFrame, kind: str) -> str:
             f"{words.plural(int((bad > 0).sum()), 'tensor')} of {len(shares)} hold infinities or NaN ({label}); "
             f"most of all {words.escape(worst['name'])}, {words.percent(bad.max())} of its elements."
         )
+    if shares["subnormal_frac"].isna().all():  # a run imported from a log that keeps other histograms
+        return f"What was recorded of {label} does not tell how many values are subnormal or lost."
     worst = shares.loc[shares["subnormal_frac"].idxmax()]
     if worst["subnormal_frac"] > 0:
         return (
