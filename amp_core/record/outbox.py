@@ -10,11 +10,15 @@ behind than `MOST_WAITING` steps is waited for.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from amp_core.record.attempt import Attempt, event_rows, step_row, tensor_rows
 from amp_core.record.clock import Phases
 from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
+
+if TYPE_CHECKING:
+    from amp_core.record.mirror import Mirror
 
 MOST_WAITING = 64
 """Steps whose numbers may still be on the device."""
@@ -28,6 +32,8 @@ class Outbox:
         self._phases = phases
         self._sampling = sampling
         self._waiting: deque[Attempt] = deque()
+        self.mirrors: list[Mirror] = []
+        """Trackers that are told of every step too."""
 
     def send(self, attempts: Iterable[Attempt]) -> None:
         """Nothing more will be added to these attempts."""
@@ -43,6 +49,8 @@ class Outbox:
             lost = len(self._waiting)
             detail = f"the last {lost} steps stayed on it: {error}"
             self._writer.event("warning", name="steps lost", detail=detail)
+        for mirror in self.mirrors:
+            mirror.close()
 
     def _take(self, attempts: Iterable[Attempt]) -> None:
         for attempt in attempts:
@@ -54,6 +62,8 @@ class Outbox:
             attempt = self._waiting.popleft()
             row = step_row(attempt, self._phases)
             self._writer.append("steps", row)
+            for mirror in self.mirrors:
+                mirror.take(row)
             if attempt.measured:
                 self._writer.append("tensors", tensor_rows(attempt))
             events = event_rows(attempt)

@@ -202,6 +202,18 @@ class Recorder:
                 self._auditing = False
             self.writer.append("audits", rows)
 
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step from now on to `tracker` too, as `amp/loss`, `amp/loss_scale` and so
+        on: a run of wandb, or anything with `log(dict, step=)`.
+
+        Whatever the tracker does, training goes on: a thread of its own talks to it, and what goes wrong there is an
+        event of this run. Steps are numbered as here. A wandb run takes nothing for a step that it is past: where the
+        loop itself logs to it under other numbers, give this one a run of its own. Raises `RunError` without `log`.
+        """
+        from amp_core.record.mirror import Mirror
+
+        self._outbox.mirrors.append(Mirror(tracker, self.writer))
+
     def paused(self) -> AbstractContextManager[None]:
         """While this context lasts, between two steps, the time belongs to no step: for a loop that has to wait."""
         return self._phases.left_out()
