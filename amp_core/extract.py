@@ -12,7 +12,9 @@ with any that is not finite. Where they lie follows from the statistics in the f
 A live run's new step costs the same however long the run is.
 """
 
+import copy
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ import pyarrow.compute as pc
 from amp_core._sealed import TENSORS, Sealed
 from amp_core._segments import File, Segment, is_ordered
 from amp_core._source import FolderSource, retried
+from amp_core.addresses import Address
 from amp_core.run import Run, load_run
 
 MOST_ROWS = 40_000
@@ -32,10 +35,11 @@ EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 """Columns whose largest value is always among the rows."""
 
 
-def open_extract(path: str | os.PathLike[str], most_rows: int = MOST_ROWS) -> Run:
+def open_extract(path: str | os.PathLike[str] | Address, most_rows: int = MOST_ROWS) -> Run:
     """Open a run folder so that it takes bounded memory. Raises `RunError` as `load_run` does."""
-    folder = Path(path)
-    return Extract(folder, most_rows) if folder.is_dir() else load_run(path)
+    if not isinstance(path, Address) and Path(path).is_dir():
+        return Extract(Path(path), most_rows)
+    return load_run(path)
 
 
 class Extract(Run):
@@ -50,17 +54,33 @@ class Extract(Run):
         self._steps_of: dict[str, np.ndarray] = {}
         self._kept: dict[str, tuple[set[int], pa.Table]] = {}
         self._extract: pa.Table | None = None
+        self._lock = threading.RLock()
         self.sampled_steps: int | None = None
         """Sampled steps that the run has, where only some of them are in `tensors`; None where all are."""
 
     def table(self, name: str) -> pa.Table:
-        if name != "tensors":
-            return super().table(name)
-        if self._extract is None:
-            self._extract = retried(self._extracted, self._folder / "tensors")
-        return self._extract
+        with self._lock:
+            if name != "tensors":
+                return super().table(name)
+            if self._extract is None:
+                self._extract = retried(self._extracted, self._folder / "tensors")
+            return self._extract
+
+    def snapshot(self) -> "Extract":
+        """The run as it is now, for others to read while this one goes on: a `refresh` here changes nothing there."""
+        with self._lock:
+            other = copy.copy(self)
+            other._lock = threading.RLock()
+            for name, value in vars(self).items():
+                if isinstance(value, dict):
+                    setattr(other, name, dict(value))
+            return other
 
     def refresh(self) -> bool:
+        with self._lock:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         before = self._extract
         files = {stem: s.file for stem, s in (self._sealed | self._open).items()}
         changed = super().refresh()
@@ -74,10 +94,12 @@ class Extract(Run):
 
         Histograms (`exp_counts`, `capped_counts`) take most of the time: leave them out where the run is large.
         """
-        self.table("tensors")
+        with self._lock:
+            self.table("tensors")
+            sealed, live = list(self._sealed.values()), list(self._open.values())
         chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
-        parts = [s.of_tensor(kind, name, columns) for s in self._sealed.values()]
-        parts += [s.table.filter(chosen).select(columns) for s in self._open.values() if s.table is not None]
+        parts = [s.of_tensor(kind, name, columns) for s in sealed]
+        parts += [s.table.filter(chosen).select(columns) for s in live if s.table is not None]
         found = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
         return found.sort_by("step") if "step" in columns else found
 

@@ -90,7 +90,7 @@ def live(run: Run) -> None:
     due, found = kept.get(key, (0.0, []))
     if time.monotonic() >= due:
         began = time.monotonic()
-        found = diagnose(run)
+        found = loaders.analysed(diagnose, run)
         now = time.monotonic()
         kept[key] = (now + PATIENCE * (now - began), found)
     silent = muted(run.path)

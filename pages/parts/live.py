@@ -6,6 +6,7 @@ It stands in the page's body, never inside another fragment. Only new rows are r
 begins, the whole page is run again once, so that everything outside the fragment learns of it.
 """
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from amp_core import Run, RunError
@@ -75,7 +76,7 @@ def _numbers(entry: Entry) -> Run | None:
     run = loaders.open_run(entry)
     if entry.under_way and not run.is_live:
         st.rerun()  # once: the next listing knows that it has ended
-    view = overview(run)
+    view = loaders.analysed(overview, run)
     _progress(view)
     if not view.steps_done:
         st.caption("The process is up; its first step is on the way.")
@@ -111,29 +112,35 @@ def _progress(view: Overview) -> None:
 
 
 def _charts(run: Run) -> None:
-    dark = charts.dark()
-    trace = scale_trace(run)
+    drawn = loaders.analysed(_drawn, run, charts.dark())  # once for all sessions that look on
     left, right = st.columns(2)
     with left:
-        charts.show(loss_figure(loss_curves([run], most=POINTS), dark=dark), "live.loss")
+        charts.show(drawn["loss"], "live.loss")
     with right:
-        if scale_summary(run).has_scaler:
-            thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
-            charts.show(scale_figure(thinned, skip_episodes(run), dark=dark), "live.scale")
-        else:
-            charts.show(grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark), "live.norm")
-    _ranges(run, dark)
-    memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
-    charts.show(memory_figure(memory, dark=dark, what=what_memory(run)), "live.memory")
-
-
-def _ranges(run: Run, dark: bool) -> None:
-    kinds = kinds_present(run)
-    if not kinds:
+        beside = "scale" if "scale" in drawn else "norm"
+        charts.show(drawn[beside], f"live.{beside}")
+    if "ranges" in drawn:
+        charts.show(drawn["ranges"], "live.ranges")
+    else:
         st.caption("No number ranges yet: none of the steps so far was sampled.")
-        return
-    kind = "output_grad" if "output_grad" in kinds else kinds[0]
-    step = sampled_steps(run, kind)[-1]
-    title = f"{words.KIND_LABELS[kind]} at step {step:,}"
-    shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
-    charts.show(exponent_heatmap(shares, dark=dark, title=title, classes=classes), "live.ranges")
+    charts.show(drawn["memory"], "live.memory")
+
+
+def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
+    """The figures by what they show."""
+    drawn = {"loss": loss_figure(loss_curves([run], most=POINTS), dark=dark)}
+    trace = scale_trace(run)
+    if scale_summary(run).has_scaler:
+        thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
+        drawn["scale"] = scale_figure(thinned, skip_episodes(run), dark=dark)
+    else:
+        drawn["norm"] = grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark)
+    if kinds := kinds_present(run):
+        kind = "output_grad" if "output_grad" in kinds else kinds[0]
+        step = sampled_steps(run, kind)[-1]
+        title = f"{words.KIND_LABELS[kind]} at step {step:,}"
+        shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
+        drawn["ranges"] = exponent_heatmap(shares, dark=dark, title=title, classes=classes)
+    memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
+    drawn["memory"] = memory_figure(memory, dark=dark, what=what_memory(run))
+    return drawn

@@ -3,17 +3,21 @@
     >>> run = open_run(entry)
     >>> trace = analysed(scale_trace, run)
 
-A `Run` belongs to one session, because it fills itself as it is read; a live one reads only what is new. What an
-analysis made of a run that no longer grows is shared by all sessions, under the fingerprint of the run's files.
+Sessions that look at one run share it: it is read by one of them, and each gets a snapshot that nobody changes. What an
+analysis made of a snapshot is shared like it, and what it made of a run that no longer grows is remembered under the
+fingerprint of the run's files. When the last session that looks at a run closes, all of it is gone.
 """
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import streamlit as st
 
 from amp_core import Run
-from amp_core.extract import open_extract
+from amp_core.extract import Extract, open_extract
 from pages.parts.library import Entry
 
 T = TypeVar("T")
@@ -21,19 +25,48 @@ T = TypeVar("T")
 KEPT = 6
 """Runs that a session keeps open."""
 
+FRESH_S = 0.9
+"""So old may what a session is shown be, where another session has read it. Each session's own looks read anew."""
+
+
+class _Shared:
+    """One run, for all sessions."""
+
+    def __init__(self, run: Extract) -> None:
+        self._lock = threading.Lock()
+        self._read_at = time.monotonic()
+        self._snapshot = run
+
+    def look(self, before: Run | None) -> Run:
+        """The run as it is now; as another session read it a moment ago, where this one has not seen that yet."""
+        with self._lock:
+            if before is self._snapshot or time.monotonic() - self._read_at > FRESH_S:
+                newer = self._snapshot.snapshot()  # holds what sessions have read of the older one
+                if newer.refresh():
+                    self._snapshot = newer
+                self._read_at = time.monotonic()
+            return self._snapshot
+
+
+_shared: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
+_made: WeakKeyDictionary[Run, tuple[threading.RLock, dict[Any, Any]]] = WeakKeyDictionary()
+_opening = threading.Lock()
+
 
 def open_run(entry: Entry) -> Run:
     """The entry's run, up to date and, once it has ended, checked in full: other programs write runs too.
 
     Raises `RunError` where it cannot be read or is not what a run must be.
     """
-    opened: dict[str, Run] = st.session_state.setdefault("loaders.runs", {})
-    run = opened.pop(str(entry.path), None)
-    if run is None:
-        run = open_extract(entry.path)
-    else:
+    opened: dict[str, tuple[_Shared | None, Run]] = st.session_state.setdefault("loaders.runs", {})
+    shared, run = opened.pop(str(entry.path), (None, None))
+    if shared is not None:
+        run = shared.look(run)
+    elif run is not None:
         run.refresh()
-    opened[str(entry.path)] = run  # put last: the first is the one not looked at for longest
+    else:
+        shared, run = _open(entry)
+    opened[str(entry.path)] = shared, run  # put last: the first is the one not looked at for longest
     while len(opened) > KEPT:
         opened.pop(next(iter(opened)))
     if not run.is_live:
@@ -41,20 +74,39 @@ def open_run(entry: Entry) -> Run:
     return run
 
 
+def _open(entry: Entry) -> tuple[_Shared | None, Run]:
+    with _opening:
+        shared = _shared.get(str(entry.path))
+        if shared is None:
+            run = open_extract(entry.path)
+            if not isinstance(run, Extract):  # at an address: each session has its own
+                return None, run
+            shared = _shared[str(entry.path)] = _Shared(run)
+    return shared, shared.look(None)
+
+
 def _check(run: Run) -> None:
     run.validate(full=True)
 
 
 def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **options: Any) -> T:
-    """`function(of, *args, **options)`, remembered where all of its runs have ended."""
+    """`function(of, *args, **options)`, remembered as long as its runs do not change. Do not change what it gives."""
     runs = list(of) if isinstance(of, Sequence) else [of]
-    if any(run.is_live for run in runs):
-        return function(of, *args, **options)
     name = f"{function.__module__}.{function.__qualname__}"
-    files = tuple((str(run.path), run.fingerprint()) for run in runs)
     given = (args, tuple(sorted(options.items())))
-    remembered: T = _remembered(function, of, name, files, given)
-    return remembered
+    if not any(run.is_live for run in runs):
+        files = tuple((str(run.path), run.fingerprint()) for run in runs)
+        remembered: T = _remembered(function, of, name, files, given)
+        return remembered
+    if isinstance(of, Sequence) or not isinstance(of, Extract):
+        return function(of, *args, **options)
+    with _opening:
+        lock, made = _made.setdefault(of, (threading.RLock(), {}))
+    with lock:
+        if (name, given) not in made:
+            made[name, given] = function(of, *args, **options)
+        found: T = made[name, given]
+        return found
 
 
 @st.cache_data(max_entries=512, show_spinner=False)
