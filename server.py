@@ -24,6 +24,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # the address names the run
 }
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1; before the handshake is done, uvicorn answers 403
 TRY_LATER = 1013
 
@@ -41,10 +42,11 @@ class Guard:
             return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        allowed = self.rules.host_allowed(host) and self.rules.origin_allowed(origin, host)
+        doubled = len(headers.getlist("host")) > 1 or len(headers.getlist("origin")) > 1  # which one would count?
+        allowed = not doubled and self.rules.host_allowed(host) and self.rules.origin_allowed(origin, host)
         if scope["type"] == "websocket":
             return await self._session(scope, receive, send, allowed)
-        if not allowed:
+        if not allowed or (self.rules.read_only and scope["method"] not in READING):
             return await PlainTextResponse("not for this server", 403)(scope, receive, send)
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:

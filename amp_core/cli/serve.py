@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Become the server; where a process cannot become another one, start it and wait."""
     command, changes = prepared(arguments)
     environment = os.environ | changes
-    if os.name == "nt":
-        return subprocess.call(command, env=environment)
-    os.execve(command[0], command, environment)  # signals then reach the server itself
+    if os.name != "nt":
+        os.execve(command[0], command, environment)  # signals then reach the server itself
+    return subprocess.call(command, env=environment)
 
 
 def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
@@ -88,6 +88,7 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         "server.enableXsrfProtection": "true",
         "server.maxUploadSize": str(arguments.max_upload),
         "server.enableStaticServing": "false",
+        "server.disconnectedSessionTTL": "30",  # a lost connection may come back; a closed tab leaves nothing
         "server.fileWatcherType": "none",  # nobody edits a server's pages, and watching costs every session
         "browser.gatherUsageStats": "false",
         "client.showErrorDetails": "type",

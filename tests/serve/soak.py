@@ -110,7 +110,9 @@ async def soak(steps: int, seconds: float, home: Path) -> dict[str, object]:
     said = home / "trainer.jsonl"
     command = [sys.executable, "-m", "tests.serve.soak", "--train", str(runs / "soak")]
     with serving(runs) as server, open(said, "wb") as out:
-        trainer = subprocess.Popen([*command, "--steps", str(steps), "--minutes", str(seconds / 60)], cwd=ROOT, stdout=out)
+        trainer = subprocess.Popen(
+            [*command, "--steps", str(steps), "--minutes", str(seconds / 60)], cwd=ROOT, stdout=out
+        )
         try:
             while not (runs / "soak" / "run.json").exists():
                 assert trainer.poll() is None, "the trainer ended before its run began"
@@ -146,12 +148,17 @@ def watching_ms(run: Path) -> tuple[float, float]:
 
 def say(found: dict[str, object]) -> None:
     """Print what was found."""
-    print(f"trainer ended with {found['code']}; {found['ticks']} live looks, {found['opened']} sessions opened and closed")
+    print(
+        f"trainer ended with {found['code']}; {found['ticks']} live looks, {found['opened']} sessions opened and closed"
+    )
     for who in ("trainer", "app"):
         rows = found[who]
         assert isinstance(rows, list)
         grown, last = slope(rows, "rss")
-        print(f"{who}: resident {last / 2**20:.1f} MiB, slope {grown / 2**20:+.2f} MiB/h over {rows[-1]['s'] / 60:.1f} min")
+        print(
+            f"{who}: resident {last / 2**20:.1f} MiB, slope {grown / 2**20:+.2f} MiB/h over {rows[-1]['s'] / 60:.1f}"
+            " minutes"
+        )
         for what in ("handles", "threads"):
             kept = [r[what] for r in rows if r["s"] >= rows[-1]["s"] / 3]
             print(f"  {what}: {min(kept):.0f} to {max(kept):.0f}, slope {slope(rows, what)[0]:+.2f} per hour")

@@ -125,8 +125,9 @@ class Viewer:
                 if kind == "delta":
                     self._draw(message.delta, seen, time.perf_counter() - began)
                 elif kind == "new_session":
-                    self.page_hash = message.new_session.page_script_hash
                     timers = {}
+                elif kind == "navigation":
+                    self.page_hash = message.navigation.page_script_hash
                 elif kind == "auto_rerun":
                     timers[message.auto_rerun.fragment_id] = message.auto_rerun.interval
                 elif kind == "page_info_changed":

@@ -1,0 +1,165 @@
+"""Many sessions at once: fifty on one live run, twenty on runs of their own.
+
+    python -m tests.serve.many_eyes                             # 8 and 4, a few seconds
+    python -m tests.serve.many_eyes --live 50 --own 20 --rounds 2        # the long form, some minutes
+
+Each session is a WebSocket client of its own. Those on the live run look once a second; the others walk through the
+pages of their run, whose name stands in no other: a name where it does not belong is cross-talk. Then all of them
+close, and the server is asked for what is left; a second round shows whether anything has piled up.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tests import synthetic
+from tests.serve.running import Server, serving
+from tests.serve.viewer import Seen, Viewer
+
+PAGES = ("", "loss-scale", "number-ranges", "layer-detail", "memory")
+
+
+def name_of(number: int) -> str:
+    """A run's name that is part of no other."""
+    return f"owner-{number:03d}-of-it"
+
+
+@dataclass
+class Round:
+    """What was found while all sessions were open, and after they had closed."""
+
+    opening_s: list[float] = field(default_factory=list)
+    looks_s: list[float] = field(default_factory=list)
+    pages_s: list[float] = field(default_factory=list)
+    crossed: int = 0
+    errors: list[str] = field(default_factory=list)
+    peak_bytes: int = 0
+    left_bytes: int = 0
+    left_threads: int = 0
+    left_sessions: int = 0
+
+
+async def watcher(server: Server, seconds: float, found: Round) -> None:
+    """One session on the live run."""
+    async with Viewer(server.base) as viewer:
+        seen = await viewer.open("", run="run/live")
+        found.opening_s.append(seen.seconds)
+        check(seen, None, found)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and viewer.fragments:
+            began = time.monotonic()
+            seen = await viewer.tick()
+            found.looks_s.append(seen.seconds)
+            check(seen, None, found)
+            await asyncio.sleep(max(0.0, 1 - (time.monotonic() - began)))
+
+
+async def owner(server: Server, number: int, seconds: float, found: Round) -> None:
+    """One session on a run of its own."""
+    async with Viewer(server.base) as viewer:
+        until, first = time.monotonic() + seconds, True
+        while time.monotonic() < until or first:
+            for page in PAGES:
+                seen = await viewer.open(page, run=f"run/{name_of(number)}")
+                found.pages_s.append(seen.seconds)
+                check(seen, number, found)
+            first = False
+
+
+def check(seen: Seen, number: int | None, found: Round) -> None:
+    """Whether a session was shown its own run and nothing of another's."""
+    found.errors += seen.errors
+    said = seen.words + "".join(chart.spec for chart in seen.of("plotly_chart"))
+    others = said if number is None else said.replace(name_of(number), "")
+    found.crossed += "owner-" in others or (number is not None and name_of(number) not in said)
+
+
+async def one_round(server: Server, live: int, own: int, seconds: float) -> Round:
+    found = Round()
+    tasks = [asyncio.create_task(watcher(server, seconds, found)) for _ in range(live)]
+    tasks += [asyncio.create_task(owner(server, i, seconds, found)) for i in range(own)]
+    while not all(t.done() for t in tasks):
+        found.peak_bytes = max(found.peak_bytes, server.rss_bytes())
+        await asyncio.sleep(0.25)
+    await asyncio.gather(*tasks)
+    return found
+
+
+def sessions(server: Server) -> int:
+    """Sessions that the server still holds, as it counts them itself."""
+    with urllib.request.urlopen(f"{server.base}/_stcore/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("active_sessions")))
+
+
+def settle(server: Server, found: Round, threads: int, patience_s: float) -> None:
+    """Wait until the closed sessions are gone."""
+    give_up = time.monotonic() + patience_s
+    while time.monotonic() < give_up and (sessions(server) > 0 or server.threads() > threads):
+        time.sleep(0.5)
+    found.left_sessions, found.left_threads = sessions(server), server.threads()
+    found.left_bytes = server.rss_bytes()
+
+
+def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tuple[int, list[Round]]:
+    """Everything; threads that the server has with one session behind it, and what each round found."""
+    runs = home / "runs"
+    for i in range(own):
+        synthetic.write(runs / name_of(i), "healthy", steps=60, seed=i)
+    found = []
+    with synthetic.live(runs / "live") as run, serving(runs) as server:
+        run.advance(30)
+        asyncio.run(one_round(server, 1, 1, 0))
+        settle(server, Round(), 0, 5)
+        threads = server.threads()
+        for _ in range(number):
+            stop = threading.Event()
+            pace = threading.Thread(target=train, args=(run, stop))
+            pace.start()
+            try:
+                found.append(asyncio.run(one_round(server, live, own, seconds)))
+            finally:
+                stop.set()
+                pace.join()
+            settle(server, found[-1], threads, 60)
+    return threads, found
+
+
+def train(run: synthetic.SyntheticRun, stop: threading.Event) -> None:
+    """Let the live run grow until told to stop."""
+    while not stop.wait(0.25):
+        run.advance(1)
+
+
+def say(threads: int, found: list[Round]) -> None:
+    print(f"threads with nobody connected: {threads}")
+    for number, r in enumerate(found, 1):
+        print(f"round {number}: {len(r.looks_s)} live looks, {len(r.pages_s)} pages, {r.crossed} of them crossed")
+        for what, values in (("opening live", r.opening_s), ("live look", r.looks_s), ("page", r.pages_s)):
+            if values:
+                half, most = np.percentile(values, [50, 95])
+                print(f"  {what}: median {half:.2f} s, 95 % within {most:.2f} s")
+        print(f"  server: {r.peak_bytes / 2**20:.0f} MiB at most; after all had closed {r.left_bytes / 2**20:.0f} MiB,")
+        print(f"  {r.left_sessions} sessions, {r.left_threads} threads; exceptions shown: {len(r.errors)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--live", type=int, default=8)
+    parser.add_argument("--own", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ampscope-eyes-") as home:
+        say(*rounds(Path(home), given.live, given.own, given.seconds, given.rounds))
+
+
+if __name__ == "__main__":
+    main()
