@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 
+from amp_core._html import Html, join, tag
 from amp_core._version import __version__
 from amp_core.analysis import compare, labelled, overview
 from amp_core.analysis._steps import recipe
 from amp_core.figures.offline import plotly_script
 from amp_core.findings import Finding, diagnose
 from amp_core.report import _charts, _texts
-from amp_core.report._html import Html, join, tag
 from amp_core.run import Run
 from amp_core.schema import RunError
 

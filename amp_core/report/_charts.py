@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from amp_core import figures
+from amp_core._html import Html, join, tag
 from amp_core.analysis import (
     Comparison,
     answer_shares,
@@ -31,7 +32,6 @@ from amp_core.analysis import (
     what_memory,
 )
 from amp_core.figures.offline import figure_json
-from amp_core.report._html import Html, join, tag
 from amp_core.run import Run
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amp_core import words
+from amp_core._html import Html, join, table, tag
 from amp_core.analysis import Comparison, Overview
 from amp_core.findings import Finding
-from amp_core.report._html import Html, join, table, tag
 from amp_core.run import Run
 
 _RECIPES = (
