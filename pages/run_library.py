@@ -1,11 +1,13 @@
-"""Which runs are there, and how do I bring one in or take one away?"""
+"""Which runs are there, how did they fare, and how do I bring one in or take one away?"""
 
-import pandas as pd
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import head, incoming, picker, shelf, tables, words
+from pages.parts import head, incoming, keeping, library, picker, shelf, tables, words
 from pages.parts.library import Entry
+
+MOST = 50
+"""Rows of the table at first."""
 
 
 def take(kind: str) -> None:
@@ -28,20 +30,20 @@ def take(kind: str) -> None:
     st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
 
 
-STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
-
-
 def table_key() -> str:
-    """The table is a new one, with its tick on the right row, whenever the picker in the sidebar was used."""
-    return f"library.table.{st.session_state.get('picker.turn', 0)}"
+    """The table is a new one, with its tick on the right row, whenever the picker or the search was used."""
+    return f"library.table.{st.session_state.get('picker.turn', 0)}.{st.session_state.get('library.search', '')}"
 
 
 def pick() -> None:
-    """A row of the table was clicked: make it the chosen run."""
-    rows = st.session_state[table_key()]["selection"]["rows"]
-    keys = list(st.session_state["entries"])
-    if rows and rows[0] < len(keys):
-        picker.choose(keys[rows[0]])
+    """Rows of the table were ticked: the one that was ticked last becomes the chosen run."""
+    keys: list[str] = st.session_state["library.shown"]
+    ticked = [keys[row] for row in st.session_state[table_key()]["selection"]["rows"] if row < len(keys)]
+    before = st.session_state.get("library.ticked", [])
+    new = [key for key in ticked if key not in before]
+    st.session_state["library.ticked"] = ticked
+    if new or ticked:
+        picker.choose((new or ticked)[-1])
 
 
 head.title("Library")
@@ -51,46 +53,46 @@ if said := st.session_state.pop("library.said", None):
     kind, sentence = said
     (st.success if kind == "success" else st.error)(words.escape(sentence))
 
+answer = st.container()
+keeping.bin_line()
 if entries:
-    table = pd.DataFrame([shelf.row(e) for e in entries.values()])
-    damaged = table[table["Status"] == "damaged"]
-    aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
-    head.verdict(f"{words.plural(len(table), 'run')}{aside}.")
-    st.caption("Click the start of a row to choose a run.")
-    tables.show(
-        table,
-        column_config=shelf.COLUMNS,
-        column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
-        hide_index=True,
-        placeholder=words.NONE,
-        key=table_key(),
-        on_select=pick,
-        selection_mode="single-row",
-        selection_default={"selection": {"rows": [list(entries).index(st.session_state["run"])]}},
-        alt="All runs with status, recipe, workload, steps, last loss, date and size.",
+    asked = st.text_input(
+        "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
     )
-    for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
-        st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
-    entry = head.entry()
-    with st.container(horizontal=True, vertical_alignment="center", border=True):
-        color, icon = words.STATUS_LOOK[entry.status]
-        st.markdown(f"**{words.escape(entry.name)}**", width="content")
-        st.badge(entry.status, icon=icon, color=color)
-        st.space("stretch")
-        if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
-            st.switch_page("pages/run_overview.py")
-        if entry.readable:
-            st.download_button(
-                "Download",
-                lambda: shelf.packed(entry),
-                f"{entry.path.name}.zip",
-                "application/zip",
-                icon=":material/download:",
-                on_click="ignore",
-            )
-        why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
-        if st.button("Delete", icon=":material/delete:", disabled=why is not None, help=why):
-            shelf.confirm_deletion(entry)
+    shown = [entry for entry in entries.values() if shelf.matches(entry, asked)]
+    most = st.session_state.setdefault("library.most", MOST)
+    page, more = shown[:most], max(0, len(shown) - most)
+    st.session_state["library.shown"] = [entry.key for entry in page]
+    table, waiting = shelf.table(page)
+    with answer:
+        damaged = table[table["Status"] == "damaged"] if len(table) else table
+        aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
+        disk = sum(library.size_bytes(entry.path) for entry in entries.values())
+        head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.")
+    if len(table):
+        st.caption("Tick a run to choose it, or several to compare them.")
+        keys = st.session_state["library.shown"]
+        tables.show(
+            table,
+            column_config=shelf.COLUMNS,
+            column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
+            hide_index=True,
+            placeholder=words.NONE,
+            key=table_key(),
+            on_select=pick,
+            selection_mode="multi-row",
+            selection_default={"selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}},
+            alt="All runs with verdict, status, recipe, loss, speed, workload, steps, date and size.",
+        )
+        shelf.look_on(waiting)
+        if more and st.button(f"Show {min(more, MOST)} more"):
+            st.session_state["library.most"] = most + MOST
+            st.rerun()
+        for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
+            st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
+    else:
+        st.info("No run has all of these words.", icon=":material/info:")
+    keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
 else:
     st.write("No runs yet. Bring one in below, or start one.")
     st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")

@@ -18,6 +18,7 @@ from typing import Any
 
 from amp_core import RunError, jobs, load_run
 from amp_core.addresses import Address, roots
+from amp_core.labels import label_of
 from amp_core.schema import TABLES, Head
 from pages.parts import elsewhere
 
@@ -46,6 +47,9 @@ class Entry:
     config: Mapping[str, Any] | None = None
     sentence: str = ""
     """Why a damaged run cannot be opened."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    """What somebody noted on it."""
 
     @property
     def readable(self) -> bool:
@@ -175,7 +179,9 @@ def _entry(path: Path, key: str, origin: str) -> Entry:
         return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
     except (RunError, OSError) as error:
         return _damaged(path, key, origin, str(error))
-    return Entry(key, path, origin, head.name or path.name, status, head.created_at, head.config)
+    label = label_of(path)
+    name = label.name or head.name or path.name
+    return Entry(key, path, origin, name, status, head.created_at, head.config, tags=label.tags, note=label.note)
 
 
 def _damaged(path: Path, key: str, origin: str, sentence: str) -> Entry:

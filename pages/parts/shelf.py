@@ -1,71 +1,145 @@
-"""One run of the library: its row in the table, its zip, its deletion."""
+"""The library's table: a row per run, what each row says of it, and the zip of one.
 
-import shutil
+Opening and diagnosing a run takes tens of milliseconds, so a pass does that for as many as `PATIENCE_S` allows and
+`look_on` goes on until every row is full. What a row says of a run that has ended is kept for the session.
+"""
+
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from amp_core import RunError
+from amp_core import Finding, RunError, diagnose
 from amp_core.addresses import Address
-from amp_core.analysis import overview
+from amp_core.analysis import overview, sparkline
+from amp_core.muting import muted
 from amp_core.packing import pack
 from pages.parts import library, loaders, words
 from pages.parts.library import Entry
 
+PATIENCE_S = 0.25
+"""So long one pass looks into runs that it has not looked into yet."""
+TICK_S = 0.5
+UNREAD = "…"
+
 COLUMNS = {
     "Name": st.column_config.TextColumn(pinned=True, width="medium"),
-    "Loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
+    "Verdict": st.column_config.TextColumn(help="Errors and warnings that were found, each with what follows from it"),
+    "Loss": st.column_config.LineChartColumn(help="From the first step to the last", width="small"),
+    "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
     "Steps": st.column_config.TextColumn(help="Steps done of steps planned"),
+    "Samples/s": st.column_config.NumberColumn(format="%.3g", help="Median, warm-up left out"),
+    "Skipped": st.column_config.TextColumn(help="Of the steps attempted"),
+    "Tags": st.column_config.ListColumn(),
     "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
     "Size (MiB)": st.column_config.NumberColumn(format="%.2f", help="Bytes on disk; 1 MiB is 1,048,576 bytes"),
 }
+KINDS = {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}
 
 
-def row(entry: Entry) -> dict[str, object]:
-    """What the table says of one run; a damaged one gives its sentence."""
+def matches(entry: Entry, asked: str) -> bool:
+    """Whether every word that was asked for stands in what is known of the run."""
     config = entry.config or {}
-    found: dict[str, object] = {
-        "Name": entry.name,
+    facts = [entry.name, entry.key, entry.status, KINDS[entry.origin], entry.note, *entry.tags]
+    facts += [str(config.get(name) or "") for name in ("precision", "workload", "size", "device")]
+    text = " ".join(facts).lower()
+    return all(word in text for word in asked.lower().split())
+
+
+def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
+    """A row per run, and how many rows still wait for a look into their run."""
+    known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("shelf.known", {})
+    began, waiting, rows = time.monotonic(), 0, []
+    for entry in entries:
+        found = _about(entry)
+        if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
+            stamp = _stamp(entry)
+            kept = known.get(entry.key)
+            if (kept is None or kept[0] != stamp) and time.monotonic() - began < PATIENCE_S:
+                kept = known[entry.key] = (stamp, look_into(entry))
+            if kept is None:
+                waiting += 1
+            found |= kept[1] if kept is not None else {"Verdict": UNREAD}
+        rows.append(found)
+    return pd.DataFrame(rows), waiting
+
+
+def look_on(waiting: int) -> None:
+    """Where rows wait: run the page again soon."""
+    if waiting:
+        st.fragment(_look_on, run_every=TICK_S)(st.session_state.get("shelf.pass", 0))
+
+
+def _look_on(first: int) -> None:
+    """The first run of this fragment belongs to the page's own pass; the next one is the tick."""
+    if st.session_state.get("shelf.ticked") == first:
+        st.session_state["shelf.pass"] = first + 1
+        st.rerun()
+    st.session_state["shelf.ticked"] = first
+
+
+def _about(entry: Entry) -> dict[str, Any]:
+    """What the listing alone says of a run; a damaged one gives its sentence."""
+    config: Mapping[str, Any] = entry.config or {}
+    place = entry.key.partition("/")[2]
+    known = entry.name in (place, entry.path.name) and "/" not in place.removeprefix("uploads/")
+    return {
+        "Name": entry.name if known else f"{entry.name} ({place})",
         "Status": entry.status,
+        "Verdict": None,
         "Recipe": config.get("precision"),
+        "Loss": None,
+        "Last loss": None,
+        "Samples/s": None,
+        "Skipped": None,
         "Workload": " ".join(str(config[k]) for k in ("workload", "size") if config.get(k)) or None,
         "Steps": None,
-        "Loss": None,
+        "Tags": list(entry.tags) or None,
         "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
         "Size (MiB)": None if isinstance(entry.path, Address) else library.size_bytes(entry.path) / 2**20,
         "Sentence": entry.sentence or None,
-        "Kind": {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}[entry.origin],
+        "Kind": KINDS[entry.origin],
     }
-    if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
-        try:
-            about = loaders.analysed(overview, loaders.open_run(entry))
-        except RunError as error:
-            return found | {"Status": "damaged", "Sentence": str(error)}
-        planned = f" of {about.steps_planned:,}" if about.steps_planned else ""
-        found |= {"Steps": f"{about.steps_done:,}{planned}", "Loss": about.loss_last}
-    return found
 
 
-def delete(entry: Entry) -> None:
-    """Remove a run's folder for good."""
+def look_into(entry: Entry) -> dict[str, Any]:
+    """What only the run itself says."""
     try:
-        shutil.rmtree(entry.path)
-    except OSError as error:
-        st.session_state["library.said"] = ("error", f"{entry.path} cannot be removed: {error.strerror or error}.")
+        run = loaders.open_run(entry)
+        view = loaders.analysed(overview, run)
+        found = loaders.analysed(diagnose, run)
+    except RunError as error:
+        return {"Status": "damaged", "Sentence": str(error)}
+    planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    return {
+        "Verdict": verdict(found, muted(run.path)),
+        "Loss": sparkline(run.steps["loss"].astype(float)) or None,
+        "Last loss": view.loss_last,
+        "Samples/s": view.speed.samples_per_s,
+        "Skipped": words.percent(view.scale.skip_frac),
+        "Steps": f"{view.steps_done:,}{planned}",
+    }
 
 
-@st.dialog("Delete this run?")
-def confirm_deletion(entry: Entry) -> None:
-    """Ask before anything is removed."""
-    st.write(f"**{words.escape(entry.name)}** and its files in `{entry.path}` will be gone for good.")
-    with st.container(horizontal=True):
-        options = {"type": "primary", "icon": ":material/delete:", "on_click": delete, "args": (entry,)}
-        if st.button("Delete", key="library.delete.yes", **options):
-            st.rerun()  # closes the dialog
-        if st.button("Keep", key="library.delete.no"):
-            st.rerun()
+def verdict(found: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
+    """How many errors and warnings, in words."""
+    grave = [f.severity for f in found if f.severity != "info" and f.code not in silent]
+    parts = [words.plural(n, kind) for kind in ("error", "warning") if (n := grave.count(kind))]
+    return ", ".join(parts) or "nothing wrong"
+
+
+def _stamp(entry: Entry) -> object:
+    """Changes whenever what a row says of the run may have."""
+    assert isinstance(entry.path, Path)
+    try:
+        head = (entry.path / "run.json").stat().st_mtime_ns
+    except OSError:
+        head = 0
+    return (head, entry.status, library.size_bytes(entry.path) if entry.under_way else 0, muted(entry.path))
 
 
 def packed(entry: Entry) -> bytes:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
+from amp_core.muting import mute
 from amp_core.packing import pack
 from pages.parts import incoming
 from tests.pages.conftest import words
@@ -36,12 +37,13 @@ def test_table_tells_what_there_is(home, open_app):
     write(home.runs / "mine", "stopped")
     write(home.runs / "cmp" / "fp32", "fp32")
     table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
-    assert set(table.index) == {"fp16-healthy", "mine", "fp32"}
+    assert set(table.index) == {"fp16-healthy", "mine", "fp32 (cmp/fp32)"}
     assert table.loc["fp16-healthy", "Kind"] == "sample"
     assert table.loc["mine", "Status"] == "stopped"
     assert table.loc["mine", "Steps"] == "37 of 37"
-    assert table.loc["fp32", "Recipe"] == "fp32"
-    assert table.loc["mine", "Loss"] == pytest.approx(load_run(home.runs / "mine").steps["loss"].iloc[-1])
+    assert table.loc["fp32 (cmp/fp32)", "Recipe"] == "fp32"
+    assert table.loc["mine", "Last loss"] == pytest.approx(load_run(home.runs / "mine").steps["loss"].iloc[-1])
+    assert len(table.loc["mine", "Loss"]) > 10 and table.loc["mine", "Verdict"] == "nothing wrong"
     assert 0 < table.loc["mine", "Size (MiB)"] < 1
 
 
@@ -53,20 +55,81 @@ def test_folders_that_are_no_runs_are_passed_over(home, open_app):
     assert list(open_app(LIBRARY).dataframe[0].value["Name"]) == ["a"]
 
 
-def test_delete_asks_first_and_samples_stay(home, open_app):
+def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     write(home.samples / "s", "healthy")
     write(home.runs / "a", "healthy")
     app = open_app(LIBRARY, run="sample/s")
     assert button(app, "Delete").disabled
     app.sidebar.selectbox[0].select("run/a").run()
+    mute(home.runs / "a", "watch-overhead")
+    before = files_below(home.runs)
     button(app, "Delete").click().run()
-    assert (home.runs / "a").exists()
-    button(app, "Keep").click().run()
-    assert (home.runs / "a").exists()
+    assert not (home.runs / "a").exists() and "**a** was deleted." in words(app)
+    button(app, "Undo").click().run()
+    assert files_below(home.runs / "a") and app.session_state["run"] == "run/a"
+    assert [f for f in files_below(home.runs) if not f.startswith(".deleted")] == before
     button(app, "Delete").click().run()
-    next(b for b in app.button if b.key == "library.delete.yes").click().run()
-    assert not (home.runs / "a").exists()
-    assert not app.exception
+    again = open_app(LIBRARY)  # another session knows nothing of the deletion but what lies in the bin
+    button(again, "Restore a").click().run()
+    assert (home.runs / "a" / "run.json").exists()
+    button(again, "Delete").click().run()
+    button(again, "Remove all for good").click().run()
+    assert not again.exception and files_below(home.runs) == []
+
+
+def test_a_place_that_was_taken_meanwhile_is_not_overwritten(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(LIBRARY, run="run/a")
+    button(app, "Delete").click().run()
+    write(home.runs / "a", "fp32")
+    button(app, "Undo").click().run()
+    assert "is taken by another run" in words(app) and load_run(home.runs / "a").head.config["precision"] == "fp32"
+
+
+def test_name_tags_and_note_are_kept_and_searched(home, open_app):
+    write(home.runs / "a", "healthy")
+    write(home.runs / "b", "fp32")
+    app = open_app(LIBRARY, run="run/a")
+    for name, text in (("name", "the good one"), ("tags", "paper, lstm ,, paper"), ("note", "as in table 2")):
+        next(t for t in (*app.text_input, *app.text_area) if t.key == f"library.{name}.run/a").set_value(text)
+    button(app, "Save").click().run()
+    table = app.dataframe[0].value.set_index("Name")
+    assert list(table.loc["the good one (a)", "Tags"]) == ["paper", "lstm"] and "as in table 2" in words(app)
+    assert load_run(home.runs / "a").head.name == "a"  # the run itself is as it was
+    for asked, found in (("PAPER good", ["the good one (a)"]), ("fp32", ["b"])):
+        next(t for t in app.text_input if t.key == "library.search").set_value(asked).run()
+        assert list(app.dataframe[0].value["Name"]) == found
+    next(t for t in app.text_input if t.key == "library.search").set_value("nowhere").run()
+    assert "No run has all of these words." in words(app)
+
+
+def test_ticked_runs_are_compared(home, open_app):
+    for name in ("a", "b", "c"):
+        write(home.runs / name, "healthy")
+    app = open_app(LIBRARY, run="run/a")
+    app.session_state["library.ticked"] = ["run/b", "run/a"]
+    app.run()
+    button(app, "Compare these 2").click().run()
+    assert app.title[0].value == "Compare" and app.query_params["with"] == ["run/b", "run/a"]
+
+
+def test_a_run_is_begun_again_with_its_own_settings(home, open_app):
+    folder = write(home.runs / "a", "healthy")
+    head = json.loads((folder / "run.json").read_text())
+    head["config"] |= {
+        "workload": "text-lstm",
+        "size": "logistic",
+        "precision": "fp16",
+        "steps": 77,
+        "loss_scale": 128.0,
+    }
+    (folder / "run.json").write_text(json.dumps(head))
+    app = open_app(LIBRARY, run="run/a")
+    button(app, "Run again").click().run()
+    assert app.title[0].value == "Start a run" and not app.exception
+    state = app.session_state
+    assert (state["start.what"], state["start.precisions"]) == (("text-lstm", "logistic"), ["fp16"])
+    assert (state["start.steps"], state["start.scaling"], state["start.scale"]) == (77, "static", 128.0)
 
 
 def test_run_under_way_cannot_be_deleted(home, open_app):

@@ -1,0 +1,79 @@
+"""What people call a run and note on it afterwards: a name, tags, a note.
+
+    >>> write_label("runs/a", Label(name="final", tags=("lstm", "paper"), note="as in table 2"))
+    >>> label_of("runs/a").tags
+    ('lstm', 'paper')
+
+Kept in a small JSON file beside the run, `.a.label.json` beside `a`, as mutings are: a run, once written, is not
+changed, and a packed one cannot be.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_core.runlog import replace_file
+from amp_core.schema import RunError
+
+MOST_BYTES = 2**16
+"""A larger file is none of ours."""
+MOST_NAME, MOST_TAGS, MOST_NOTE = 120, 20, 2000
+"""Characters of a name or tag, tags, characters of a note; what is longer is cut."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A run's label; empty where nobody gave it one."""
+
+    name: str = ""
+    """Instead of the name that it was recorded under."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def label_of(path: str | os.PathLike[str]) -> Label:
+    """The label of the run at `path`; an empty one where the file is not there or cannot be read."""
+    file = label_file(path)
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            return Label()
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return Label()
+    if not isinstance(found, dict):
+        return Label()
+    tags = found.get("tags")
+    words = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return tidied(Label(_text(found.get("name")), tuple(words), _text(found.get("note"))))
+
+
+def write_label(path: str | os.PathLike[str], label: Label) -> None:
+    """Give the run at `path` this label. Raises `RunError` where the file beside the run cannot be written."""
+    label, file = tidied(label), label_file(path)
+    try:
+        if label == Label():
+            file.unlink(missing_ok=True)
+        else:
+            replace_file(file, json.dumps(dataclasses.asdict(label)).encode())
+    except OSError as error:
+        raise RunError(f"path={str(path)!r} cannot be labelled: {file} ({error.strerror or error})") from error
+
+
+def tidied(label: Label) -> Label:
+    """The label without empty or double tags and room at the ends, and no longer than it may be."""
+    tags = dict.fromkeys(" ".join(tag.split())[:MOST_NAME] for tag in label.tags)
+    name = " ".join(label.name.split())[:MOST_NAME]
+    return Label(name, tuple(tag for tag in tags if tag)[:MOST_TAGS], label.note.strip()[:MOST_NOTE])
+
+
+def label_file(path: str | os.PathLike[str]) -> Path:
+    """Where the label of the run at `path` is kept."""
+    where = Path(path)
+    where = where.resolve() if where.name in ("", "..") else where
+    return where.with_name(f".{where.name}.label.json")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

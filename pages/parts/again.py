@@ -1,0 +1,61 @@
+"""Run a training again: its settings become those of the form on Start a run, where they can be changed.
+
+if again.possible(entry):
+    again.fill(entry)
+    st.switch_page("pages/start_run.py")
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
+from pages.parts import devices
+from pages.parts.library import Entry
+
+TAKEN = (
+    "steps",
+    "batch_size",
+    "seed",
+    "lr",
+    "optimizer",
+    "accumulate",
+    "clip_norm",
+    "growth_interval",
+    "growth_factor",
+)
+TAKEN += ("backoff_factor", "every", "audit_every", "compile", "deterministic", "fused", "channels_last")
+
+
+def possible(entry: Entry) -> bool:
+    """Whether the run is of a workload that comes with AMPscope, with a recipe that the form has."""
+    config = entry.config or {}
+    workload = WORKLOADS.get(str(config.get("workload")))
+    return workload is not None and config.get("size") in workload.sizes and config.get("precision") in RECIPES
+
+
+def fill(entry: Entry) -> None:
+    """Put the run's settings into the form. For a pass in which the form was not drawn yet."""
+    for name, value in settings(entry.config or {}).items():
+        st.session_state[f"start.{name}"] = value
+    st.session_state["start.again"] = entry.name
+
+
+def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The form's fields for a recorded configuration; what it does not say is as the form has it at first."""
+    default = TrainConfig()
+    found = {name: config.get(name, getattr(default, name)) for name in TAKEN}
+    device = str(config.get("device") or "")
+    static = isinstance(config.get("loss_scale"), int | float)
+    window = config.get("profile")
+    return found | {
+        "what": (config["workload"], config["size"]),
+        "precisions": [config["precision"]],
+        "device": device if device in dict(devices.available()[0]) else devices.available()[0][0][0],
+        "scaling": "static" if static else "dynamic",
+        "scale": float(config["loss_scale"] if static else config.get("init_scale") or default.init_scale),
+        "profile": f"{window[0]}:{window[1]}" if isinstance(window, list | tuple) and len(window) == 2 else "",
+        "trace_ops": config.get("trace_ops") is not None,
+        "name": "",
+    }

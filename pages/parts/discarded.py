@@ -1,0 +1,93 @@
+"""Deleted runs: set aside in the runs folder until the bin is emptied, so that a deletion can be undone.
+
+    >>> kept = discard(entry)
+    >>> restore(kept)
+    'run/a'
+
+A run `cmp/fp32` goes to `.deleted/<time>/cmp/fp32`, with the small files beside it: a folder whose name begins with a
+dot is no part of the library. Each function raises `RunError` where the disk, or a read-only server, refuses.
+"""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_core import RunError
+from amp_core.serving import current
+from pages.parts import library
+from pages.parts.library import Entry
+
+BIN = ".deleted"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A deleted run."""
+
+    stamp: str
+    """Name of its folder in the bin: when it was deleted, in nanoseconds."""
+    key: str
+    """Its key in the library before, and after it was restored."""
+    path: Path
+    """Where it lies now."""
+
+
+def discard(entry: Entry) -> Kept:
+    """Move a run into the bin."""
+    current().check_change("delete a run")
+    place = entry.key.removeprefix("run/")
+    stamp = str(time.time_ns())
+    target = library.runs_dir() / BIN / stamp / place
+    _move(entry.path, target)
+    return Kept(stamp, entry.key, target)
+
+
+def kept() -> list[Kept]:
+    """What lies in the bin, the latest first."""
+    root = library.runs_dir() / BIN
+    found = []
+    for stamp in sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True) if root.is_dir() else []:
+        runs = [p.parent for p in (*stamp.glob("*/run.json"), *stamp.glob("*/*/run.json"))]
+        runs = runs or [p for p in stamp.iterdir() if p.is_dir()]
+        found += [Kept(stamp.name, f"run/{run.relative_to(stamp).as_posix()}", run) for run in runs[:1]]
+    return found
+
+
+def restore(run: Kept) -> str:
+    """Move a run back to where it was; gives its key. Raises `RunError` where another has taken its place."""
+    current().check_change("restore a run")
+    target = library.runs_dir() / run.key.removeprefix("run/")
+    if target.exists():
+        raise RunError(f"{target} is taken by another run; rename or delete that first")
+    _move(run.path, target)
+    shutil.rmtree(library.runs_dir() / BIN / run.stamp, ignore_errors=True)
+    return run.key
+
+
+def size_bytes() -> int:
+    """Bytes on disk of everything in the bin."""
+    return sum(library.size_bytes(run.path) for run in kept())
+
+
+def empty() -> None:
+    """Remove everything in the bin for good."""
+    current().check_change("delete runs")
+    try:
+        shutil.rmtree(library.runs_dir() / BIN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"the deleted runs cannot be removed: {error.strerror or error}") from error
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a run with the hidden files that stand beside it for it."""
+    beside = [p for p in source.parent.glob(f".{source.name}.*.json") if p.is_file()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        for file in beside:
+            file.rename(target.with_name(file.name))
+    except OSError as error:
+        raise RunError(f"{source} cannot be moved to {target}: {error.strerror or error}") from error

@@ -1,0 +1,124 @@
+"""What can be done with the runs of the library: open, compare, pack, label, run again, delete and get back.
+
+keeping.actions(entry, ticked_keys)
+keeping.bin_line()
+"""
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.labels import Label, write_label
+from amp_core.serving import current
+from pages.parts import again, discarded, picker, shelf, words
+from pages.parts.library import Entry
+
+STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
+
+
+def remove(entry: Entry) -> None:
+    """Delete was pressed: into the bin, and say how to get it back."""
+    try:
+        st.session_state["library.undo"] = discarded.discard(entry)
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def bring_back(run: discarded.Kept) -> None:
+    """Undo was pressed."""
+    st.session_state.pop("library.undo", None)
+    try:
+        picker.choose(discarded.restore(run))
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def empty_bin() -> None:
+    """The deleted runs go for good."""
+    st.session_state.pop("library.undo", None)
+    try:
+        discarded.empty()
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def save_label(entry: Entry) -> None:
+    """Name, tags and note were changed."""
+    typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
+    name = "" if typed["name"] == entry.path.name else typed["name"]
+    try:
+        current().check_change("label a run")
+        write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def bin_line() -> None:
+    """What was just deleted, and what lies in the bin."""
+    undo: discarded.Kept | None = st.session_state.get("library.undo")
+    runs = discarded.kept()
+    if not runs:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", key="library.bin"):
+        if undo is not None and undo in runs:
+            st.markdown(f"**{words.escape(undo.path.name)}** was deleted.", width="content")
+            st.button("Undo", key="library.undo.now", icon=":material/undo:", on_click=bring_back, args=(undo,))
+        size = words.size(discarded.size_bytes())
+        with st.popover(f"Deleted: {words.plural(len(runs), 'run')}, {size}", icon=":material/delete:"):
+            for run in runs[:20]:
+                st.button(
+                    f"Restore {words.escape(run.path.name)}",
+                    key=f"library.restore.{run.stamp}",
+                    icon=":material/undo:",
+                    on_click=bring_back,
+                    args=(run,),
+                )
+            st.button("Remove all for good", key="library.empty", type="primary", on_click=empty_bin)
+
+
+def label_form(entry: Entry) -> None:
+    """Name, tags and note of a run."""
+    with st.popover("Label", icon=":material/label:"), st.form(f"library.label.{entry.key}", border=False):
+        st.text_input("Name", entry.name, max_chars=120, key=f"library.name.{entry.key}")
+        st.text_input("Tags, with commas between", ", ".join(entry.tags), key=f"library.tags.{entry.key}")
+        st.text_area("Note", entry.note, max_chars=2000, key=f"library.note.{entry.key}")
+        st.form_submit_button("Save", on_click=save_label, args=(entry,))
+
+
+def actions(entry: Entry, ticked: list[str]) -> None:
+    """What can be done with the chosen run, and with those that are ticked."""
+    with st.container(horizontal=True, vertical_alignment="center", border=True, key="library.actions"):
+        color, icon = words.STATUS_LOOK[entry.status]
+        st.markdown(f"**{words.escape(entry.name)}**", width="content")
+        st.badge(entry.status, icon=icon, color=color)
+        st.space("stretch")
+        if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
+            st.switch_page("pages/run_overview.py")
+        together = list(dict.fromkeys([*ticked, entry.key]))
+        if len(together) > 1 and st.button(f"Compare these {len(together)}", icon=":material/compare_arrows:"):
+            st.switch_page("pages/compare_runs.py", query_params={"with": together})
+        if entry.readable:
+            st.download_button(
+                "Download",
+                lambda: shelf.packed(entry),
+                f"{entry.path.name}.zip",
+                "application/zip",
+                icon=":material/download:",
+                on_click="ignore",
+                help="One file for a colleague, who drops it into this page.",
+            )
+        if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
+            again.fill(entry)
+            st.switch_page("pages/start_run.py")
+        if entry.mine:
+            label_form(entry)
+        why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
+        st.button(
+            "Delete",
+            icon=":material/delete:",
+            disabled=why is not None,
+            help=why or "It can be undone until the bin is emptied.",
+            on_click=remove,
+            args=(entry,),
+        )
+    if entry.note:
+        st.caption(f"Note: {words.escape(entry.note)}")
