@@ -1,14 +1,14 @@
-"""Find the fastest recipe that keeps FP32's learning: look, race, add options, confirm.
+"""Find the fastest recipe that keeps FP32's learning: look, race, confirm, add options.
 
     >>> found = tune(TrainConfig(workload="text-gpt", steps=200), Path("runs/tune-1"), budget_s=300, tell=print)
     >>> found.answer, found.config["precision"]
 
 1. A short FP32 run is watched in full: from it follow the loss scale for FP16, its FP32 islands, and what cannot work.
 2. The precisions race in turns, a block of steps each. Who breaks, or is surely slower, leaves (`tune_race`).
-3. Options race the fastest of them; those that are surely faster are put together.
-4. FP32 and the two fastest train over several seeds, in turns again. The fastest that is surely faster than FP32 and
+3. FP32 and the two fastest train over several seeds, in turns again. The fastest that is surely faster than FP32 and
    whose loss is within FP32's own noise from seed to seed, or better, is the answer; where those two fail, the next two
    are asked; where none is left, FP32 is the answer.
+4. Options race that recipe; those that are surely faster are put together and confirmed as in 3.
 
 Runs are shortened to what the budget allows. What ends a search early leaves what was found so far. No torch: the
 trainings are processes of their own.
@@ -42,7 +42,7 @@ MOST_SEEDS = 6
 """Seeds up to which recipes of which nothing is sure yet are trained, as long as the budget lasts."""
 RACE_SHARE = 0.3
 OPTIONS_SHARE = 0.25
-CONFIRM_SHARE = 0.8
+CONFIRM_SHARE = 0.6
 """Of what is left of the budget when a stage begins, what the stage is planned to take."""
 STARTS_AT_ONCE = 0.7
 """A process that starts beside others takes this share of the time of one that starts alone, on few cores."""
@@ -111,6 +111,8 @@ class _Search:
         self._began = clock()
         self._start_s = 0.0  # of one training, before its first step
         self._step_s: dict[str, float] = {}  # by recipe
+        self._unsure: list[Tried] = []  # of which nothing could be told
+        self._unasked = ""  # what could not be confirmed any more
         settled = config.resolved()
         self.found = Tuned("running", settled.workload, settled.size, config.device, budget_s, 0.0)
 
@@ -137,21 +139,13 @@ class _Search:
         first = precisions(self._config, look)
         self._leave_out(first.left_out)
         order = self._race("race", first.candidates, RACE_SHARE)
-        lead = order[0]
         plain = first.candidates[0]
-        extra = options(lead, look, self._left())
+        base = self._confirm(plain, order[: order.index(plain)])
+        extra = options(base, look, self._left(), self._start_s)
         self._leave_out(extra.left_out)
-        names = [lead.name, *(c.name for c in extra.candidates)]
-        kept = SEEDS * self._takes([plain.name, lead.name], min(LEAST_STEPS, self._config.steps))
-        if lead is plain or self._left() - kept > self._takes(names, RACE_STEPS[0]):
-            chosen = self._options(lead, extra.candidates)
-        else:
-            chosen = []
-            self._leave_out([(", ".join(names[1:]), "the budget is needed for confirming; give a larger one")])
-        # Options hardly depend on the precision: what the fastest gains by, the next is given too, should that fail.
-        ahead = order[: order.index(plain)]
-        contenders = [together(c, chosen) for c in (ahead if not chosen else [*ahead, plain])]
-        self._confirm(plain, contenders)
+        chosen = self._options(plain, base, extra.candidates)
+        if chosen:
+            self._confirm(plain, [together(base, chosen)], base)
 
     def _look(self) -> Run:
         """A short FP32 run, watched in full."""
@@ -202,12 +196,18 @@ class _Search:
         order = ranked([[run] for i in usable if (run := runs[i]) is not None])
         return [candidates[usable[i]] for i in order]
 
-    def _options(self, lead: Candidate, extra: Sequence[Candidate]) -> list[Candidate]:
-        """Those of them that make `lead` surely faster."""
-        if not extra or self._left() <= 0:
+    def _options(self, plain: Candidate, base: Candidate, extra: Sequence[Candidate]) -> list[Candidate]:
+        """Those of them that make `base` surely faster, where there is time to find that out and to confirm it."""
+        if not extra:
             return []
-        named = [dataclasses.replace(c, name=f"{lead.name}+{c.name}") for c in extra]
-        self._race("options", [lead, *named], OPTIONS_SHARE)
+        names = [base.name, *(c.name for c in extra)]
+        confirming = SEEDS * self._takes([plain.name, base.name], min(LEAST_STEPS, self._config.steps))
+        if self._left() < self._takes(names, RACE_STEPS[0]) + confirming:
+            why = "too little of the budget is left to race and confirm them; give a larger one"
+            self._leave_out([(", ".join(names[1:]), why)])
+            return []
+        named = [dataclasses.replace(c, name=f"{base.name}+{c.name}") for c in extra]
+        self._race("options", [base, *named], OPTIONS_SHARE)
         rows = {row.name: row for row in self.found.tried if row.stage == "options"}
         return [
             c
@@ -215,26 +215,31 @@ class _Search:
             if rows[n.name].speed_verdict == "faster" and not rows[n.name].out
         ]
 
-    def _confirm(self, plain: Candidate, contenders: Sequence[Candidate]) -> None:
-        """Train FP32 and contenders over seeds, two at a time, until one can be shipped."""
+    def _confirm(self, plain: Candidate, contenders: Sequence[Candidate], so_far: Candidate | None = None) -> Candidate:
+        """Train FP32 and contenders over seeds, two at a time, until one can be shipped, which becomes the answer.
+
+        Where none can, `so_far` stays the answer or, without one, FP32.
+        """
         left = list(contenders)
-        unsure: list[Tried] = []
         while left:
             steps = min(LEAST_STEPS, self._config.steps)
-            together_s = SEEDS * self._takes([plain.name, *(c.name for c in left[:AT_ONCE])], steps)
-            count = AT_ONCE if together_s <= CONFIRM_SHARE * self._left() else 1
+            both_s = SEEDS * self._takes([plain.name, *(c.name for c in left[:AT_ONCE])], steps)
+            count = AT_ONCE if both_s <= CONFIRM_SHARE * self._left() else 1
             now, left = left[:count], left[count:]
-            rows = self._seeds(plain, now)
-            sure = [row for row in rows if not row.out]
-            if sure:
-                chosen = next(c for c in now if c.name == sure[0].name)
-                return self._choose(chosen, sure[0], unsure)
-            unsure += [row for row in rows if row.parity.startswith("cannot tell")]
-            if self._left() <= 0 and left:
-                names = ", ".join(c.name for c in left)
-                self._leave_out([(names, "the budget was used up before their turn; give a larger one")])
+            if self._left() <= 0:
+                names = ", ".join(c.name for c in (*now, *left))
+                self._unasked = f" The budget was used up before {names} could be confirmed: a larger budget may."
                 break
-        return self._choose(plain, None, unsure)
+            rows = self._seeds(plain, now)
+            sure = next((row for row in rows if not row.out), None)
+            if sure is not None:
+                chosen = next(c for c in now if c.name == sure.name)
+                self._choose(chosen, sure)
+                return chosen
+            self._unsure += [row for row in rows if row.parity.startswith("cannot tell")]
+        if so_far is None:
+            self._choose(plain, None)
+        return so_far or plain
 
     def _seeds(self, plain: Candidate, contenders: Sequence[Candidate]) -> list[Tried]:
         """Rows of the contenders, fastest first; those to be left behind say why in `out`."""
@@ -329,18 +334,18 @@ class _Search:
         answer = next(iter(comparison.answers.values())).partition(": ")[2]
         return dataclasses.replace(row, parity=str(found["parity"]), answer=answer)
 
-    def _choose(self, chosen: Candidate, row: Tried | None, unsure: Sequence[Tried]) -> None:
+    def _choose(self, chosen: Candidate, row: Tried | None) -> None:
         """The answer, in words."""
         undecided = "".join(
             f" {one.name} may be {words.number(one.speed_ratio)} × as fast, but whether it learns the same cannot be "
             "told from so few steps and seeds: a larger budget may."
-            for one in unsure
+            for one in self._unsure
             if one.speed_verdict == "faster"
         )
         config = dataclasses.replace(chosen.config, steps=self._config.steps, every=self._config.every).to_dict()
         if row is None:
             answer = f"{chosen.name.upper()}: stay with it"
-            why = "No recipe that was tried is surely faster and learns the same." + undecided
+            why = "No recipe that was tried is surely faster and learns the same." + undecided + self._unasked
         else:
             name = chosen.name.upper() if chosen.name.isalnum() else chosen.name
             answer = f"{name}: {row.answer}"

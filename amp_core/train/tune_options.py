@@ -22,8 +22,10 @@ from amp_core.run import Run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 
-COMPILE_S = 120.0
+COMPILE_S = 180.0
 """Seconds that must be left for torch.compile to be tried: it compiles forward and backward, which takes a minute."""
+COMPILE_STARTS = 20.0
+"""The same on a slow machine, in times that a training takes to start."""
 TILE = 8
 """Multiple that tensor cores want of the sizes of a 16-bit matrix product (NVIDIA, "Matrix Multiplication Background
 User's Guide", section 2.2: 16 bytes)."""
@@ -83,8 +85,8 @@ def precisions(base: TrainConfig, look: Run) -> Found:
     return found
 
 
-def options(lead: Candidate, look: Run, seconds_left: float) -> Found:
-    """Options to race against `lead`, one by one."""
+def options(lead: Candidate, look: Run, seconds_left: float, start_s: float = 0.0) -> Found:
+    """Options to race against `lead`, one by one; a training takes `start_s` to start here."""
     found, gpu, config = Found(), _gpu(look), lead.config
     shapes = {name: shape for name, shape in _facts(look, "shapes").items() if isinstance(shape, list)}
     if not config.fused:
@@ -104,7 +106,7 @@ def options(lead: Candidate, look: Run, seconds_left: float) -> Found:
         found.add("padding", dataclasses.replace(config, pad_to=TILE), f"for {words.plural(len(odd), 'linear layer')}")
     if why := _cannot_compile(gpu):
         found.leave_out("compile", why)
-    elif seconds_left < COMPILE_S:
+    elif seconds_left < max(COMPILE_S, COMPILE_STARTS * start_s):
         said = words.duration(max(seconds_left, 0.0))
         found.leave_out("compile", f"takes a minute or more, and {said} of the budget are left; give a larger one")
     elif not config.compile:

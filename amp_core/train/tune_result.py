@@ -24,8 +24,8 @@ FILE = "tune.json"
 SCHEMA = 1
 STAGES = {
     "race": "precisions race each other",
-    "options": "options race the fastest precision",
     "confirm": "the fastest, against FP32 over several seeds",
+    "options": "options race the recipe that was confirmed",
 }
 
 
