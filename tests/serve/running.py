@@ -42,16 +42,21 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(runs: Path, *flags: str, program: tuple[str, ...] = (sys.executable, "-m", "amp_core")) -> Iterator[Server]:
-    """Start `ampscope serve` with `flags` on a free port, and stop that process, and no other, at the end."""
+def serving(runs: Path, *flags: str, program: Path | None = None) -> Iterator[Server]:
+    """Start `ampscope serve` with `flags` on a free port, and stop that process, and no other, at the end.
+
+    `program` is an installed `ampscope`, which has to find everything by itself.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     runs.parent.mkdir(parents=True, exist_ok=True)
     log = runs.parent / f"server-{port}.log"
-    command = [*program, "serve", "--runs", str(runs), "--port", str(port), "--no-browser", *flags]
+    start = [sys.executable, "-m", "amp_core"] if program is None else [str(program)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (_path() if program is None else {})
+    command = [*start, "serve", "--runs", str(runs), "--port", str(port), "--no-browser", *flags]
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, cwd=runs.parent, env=os.environ | _path(), stdout=out, stderr=out)
+        process = subprocess.Popen(command, cwd=runs.parent, env=environment, stdout=out, stderr=out)
     try:
         give_up = time.monotonic() + 60
         while not answers(f"http://127.0.0.1:{port}/_stcore/health"):

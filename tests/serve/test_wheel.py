@@ -1,0 +1,61 @@
+"""A wheel, built and installed into a fresh environment: `ampscope serve` finds its pages and its samples there."""
+
+import asyncio
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.serve.running import ROOT, serving
+from tests.serve.viewer import Seen, Viewer
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel; building it asks the index for hatchling."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--quiet", "--wheel-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode and any(said in done.stderr for said in ("No matching distribution", "No module named pip")):
+        pytest.skip("no hatchling to be had here, and the wheel cannot be built without it")
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("*.whl"))
+
+
+def test_wheel_holds_the_app_and_nothing_private(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tracked = subprocess.run(
+        ["git", "ls-files", "pages", "app.py", "server.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    if tracked.returncode == 0:
+        assert {f"amp_core/_app/{name}" for name in tracked.stdout.split()} <= set(names)
+    assert "amp_core/_app/.streamlit/config.toml" in names
+    assert any(name.startswith("amp_core/_app/sample_runs/") and name.endswith("run.json") for name in names)
+    assert not [n for n in names if "secrets" in n or "__pycache__" in n or n.startswith(("tests/", "runs/"))]
+
+
+def test_installed_ampscope_serves_its_pages(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")], check=True, timeout=120)
+    python = tmp_path / "fresh" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True, timeout=300)
+    where = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
+    ).stdout.strip()
+    # The packages that AMPscope needs come from here, gigabytes that need not be installed twice; itself it does not.
+    (Path(where) / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    with serving(tmp_path / "home" / "runs", program=tmp_path / "fresh" / "bin" / "ampscope") as server:
+        command = Path(f"/proc/{server.process.pid}/cmdline")
+        if command.exists():
+            assert str(Path(where) / "amp_core" / "_app" / "server.py") in command.read_text()
+
+        async def look() -> list[Seen]:
+            async with Viewer(server.base) as viewer:
+                return [await viewer.open(page) for page in ("", "loss-scale", "library", "start", "format-lab")]
+
+        for seen in asyncio.run(look()):
+            assert seen.errors == []
+            assert seen.words
