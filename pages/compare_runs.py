@@ -1,9 +1,11 @@
 """What does one recipe buy against another, and what does it cost?"""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import streamlit as st
 
-from amp_core import Run, RunError
+from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis import (
     Comparison,
     compare,
@@ -24,7 +26,7 @@ from amp_core.figures import (
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, comparison, empty, head, loaders, picker, report, tables, words
+from pages.parts import charts, comparison, empty, findings, head, loaders, picker, report, tables, words
 from pages.parts.library import Entry
 
 MOST = 15
@@ -152,6 +154,22 @@ def difference(changes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Run", "Part", "First", "Now", "Why"])
 
 
+def findings_beside(runs: list[Run]) -> None:
+    """What shows of a run only beside the reference."""
+    first = first_runs(runs)
+    for run in first[1:]:
+        alone = {(f.code, f.where) for f in loaders.analysed(diagnose, run)}
+        beside = loaders.analysed(diagnosed_beside, [first[0], run])
+        for finding in [f for f in beside if (f.code, f.where) not in alone]:
+            st.caption(f"{words.escape(run.name)}, beside {words.escape(first[0].name)}:")
+            findings.card(finding)
+
+
+def diagnosed_beside(pair: Sequence[Run]) -> list[Finding]:
+    """What the rules find in the second of two runs with the first as its baseline."""
+    return diagnose(pair[1], pair[0])
+
+
 head.title("Compare")
 runs = opened(pick())
 if len(runs) < 2:
@@ -161,6 +179,7 @@ found = loaders.analysed(compare, runs)
 comparison.verdict(found)
 comparison.settings(found)
 comparison.tables(found)
+findings_beside(runs)
 losses(runs, found)
 costs(runs, found)
 report.button(runs, "compare")

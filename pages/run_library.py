@@ -6,8 +6,7 @@ from amp_core import RunError
 from pages.parts import head, incoming, keeping, library, picker, shelf, tables, words
 from pages.parts.library import Entry
 
-MOST = 50
-"""Rows of the table at first."""
+MOST = 50  # rows of the table at first
 
 
 def take(kind: str) -> None:

@@ -109,7 +109,8 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
         st.caption(" · ".join(evidence(finding)))
         own = finding.advice == GUIDE[finding.code].advice  # else it holds words of the run
-        st.markdown(finding.advice if own else words.escape(finding.advice))
+        advice = words.raised(finding.advice)
+        st.markdown(advice if own else words.escape(advice))
         if following:
             said = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
             st.markdown(f"Follows from it: {said}.")

@@ -89,6 +89,6 @@ def advise(found: Sequence[Finding]) -> None:
     if not grave:
         st.markdown("Nothing has to change.")
         return
-    st.markdown(words.escape(grave[0].advice))
+    st.markdown(words.escape(words.raised(grave[0].advice)))
     if len(grave) > 1:
         st.caption(f"{words.plural(len(grave) - 1, 'more finding')} below.")

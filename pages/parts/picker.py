@@ -41,11 +41,12 @@ def label(entry: Entry) -> str:
 
     The browser knows a choice by its label alone, so nothing that changes, such as the status, may be in it.
     """
-    place = entry.key.partition("/")[2]
-    if entry.origin == "sample":
-        return f"{entry.name} · sample" if entry.name == place else f"{entry.name} ({place}) · sample"
-    if entry.origin == "elsewhere":
-        place = entry.key
+    return f"{placed(entry)} · sample" if entry.origin == "sample" else placed(entry)
+
+
+def placed(entry: Entry) -> str:
+    """The run's place in the library, with its name before it where that is another."""
+    place = entry.key if entry.origin == "elsewhere" else entry.key.partition("/")[2]
     return place if entry.name == entry.path.name else f"{entry.name} ({place})"
 
 

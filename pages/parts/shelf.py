@@ -18,7 +18,7 @@ from amp_core.addresses import Address
 from amp_core.analysis import overview, sparkline
 from amp_core.muting import muted
 from amp_core.packing import pack
-from pages.parts import library, loaders, words
+from pages.parts import library, loaders, picker, words
 from pages.parts.library import Entry
 
 PATIENCE_S = 0.25
@@ -85,10 +85,8 @@ def _look_on(first: int) -> None:
 def _about(entry: Entry) -> dict[str, Any]:
     """What the listing alone says of a run; a damaged one gives its sentence."""
     config: Mapping[str, Any] = entry.config or {}
-    place = entry.key.partition("/")[2]
-    known = entry.name in (place, entry.path.name) and "/" not in place.removeprefix("uploads/")
     return {
-        "Name": entry.name if known else f"{entry.name} ({place})",
+        "Name": picker.placed(entry),
         "Status": entry.status,
         "Verdict": None,
         "Recipe": config.get("precision"),

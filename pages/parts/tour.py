@@ -35,20 +35,16 @@ def show(entry: Entry) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown("**New here? Three steps**", width="stretch")
             st.button("Put away", key="tour.away.now", type="tertiary", on_click=_put_away)
-        columns = st.columns(3)
-        for column, (title, text, links) in zip(columns, STEPS, strict=False):
-            with column:
-                st.markdown(f"**{title}**")
-                st.caption(text)
+        for title, text, links in STEPS:
+            st.markdown(f"**{title}.** {text}")
+            with st.container(horizontal=True, vertical_alignment="center"):
                 for key, label in links:
                     if key == entry.key:
-                        st.markdown(":material/check: You are looking at it.")
+                        st.markdown(":material/check: You are looking at it.", width="content")
                     elif key in entries:
                         st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params={"run": key})
-        with columns[2]:
-            st.markdown("**3 · Your own**")
-            st.caption("Train one of the workloads that come along, or add one line to your own loop:")
-            st.page_link(START, label="Start a run", icon=":material/play_circle:")
+        st.markdown("**3 · Your own.** Train one of the workloads that come along, or add one line to your own loop:")
+        st.page_link(START, label="Start a run", icon=":material/play_circle:")
         st.code(code(), language="python")
 
 

@@ -37,11 +37,11 @@ def test_table_tells_what_there_is(home, open_app):
     write(home.runs / "mine", "stopped")
     write(home.runs / "cmp" / "fp32", "fp32")
     table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
-    assert set(table.index) == {"fp16-healthy", "mine", "fp32 (cmp/fp32)"}
+    assert set(table.index) == {"fp16-healthy", "mine", "cmp/fp32"}
     assert table.loc["fp16-healthy", "Kind"] == "sample"
     assert table.loc["mine", "Status"] == "stopped"
     assert table.loc["mine", "Steps"] == "37 of 37"
-    assert table.loc["fp32 (cmp/fp32)", "Recipe"] == "fp32"
+    assert table.loc["cmp/fp32", "Recipe"] == "fp32"
     assert table.loc["mine", "Last loss"] == pytest.approx(load_run(home.runs / "mine").steps["loss"].iloc[-1])
     assert len(table.loc["mine", "Loss"]) > 10 and table.loc["mine", "Verdict"] == "nothing wrong"
     assert 0 < table.loc["mine", "Size (MiB)"] < 1

@@ -1,0 +1,45 @@
+"""Make the README's picture: the app on a sample run, as a browser shows it.
+
+    python docs/picture.py            # writes docs/loss-scale.png
+
+Needs the test extra (Playwright) and Chromium; starts the app on a free port of this machine and stops it again.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.browser.conftest import FLAGS, serve  # noqa: E402 - found only once the path is set
+
+PICTURE = ROOT / "docs" / "loss-scale.png"
+ADDRESS = "/loss-scale?run=sample/fp16-overflow"
+MOST_BYTES = 300_000
+
+
+def take(base: str) -> None:
+    """Photograph the page at `base`."""
+    with sync_playwright() as playwright:
+        executable = shutil.which("chromium") or shutil.which("chromium-browser")
+        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 1280, "height": 840}, color_scheme="light")
+        page.goto(base)
+        page.wait_for_selector('[data-testid="stMetric"]', timeout=60_000)
+        page.goto(base + ADDRESS)
+        page.wait_for_selector(".js-plotly-plot .main-svg", timeout=60_000)
+        page.wait_for_timeout(2000)
+        page.screenshot(path=str(PICTURE))
+        browser.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="ampscope-picture-") as aside, serve(Path(aside) / "runs") as server:
+        take(server.base)
+    size = PICTURE.stat().st_size
+    sys.stdout.write(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB\n")
+    sys.exit(size > MOST_BYTES)
