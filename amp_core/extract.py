@@ -67,7 +67,8 @@ class Extract(Run):
             return self._extract
 
     def snapshot(self) -> "Extract":
-        """The run as it is now, for others to read while this one goes on: a `refresh` here changes nothing there."""
+        """The run with what was read of it so far, for others to read while this one goes on: a `refresh` here changes
+        nothing there."""
         with self._lock:
             other = copy.copy(self)
             other._lock = threading.RLock()

@@ -15,7 +15,7 @@ import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -166,6 +166,11 @@ class Run:
             self._tables[name] = self._read(TABLES[name])
         return self._tables[name]
 
+    def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
+        """Rows of one tensor at every sampled step, these columns only, ordered by step."""
+        chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
+        return self.table("tensors").filter(chosen).select(columns)
+
     def thinned(self, steps: Sequence[int]) -> "Run":
         """The same run with only these sampled steps in `tensors`: for questions that a part of them answers."""
         whole = self.table("tensors")
@@ -191,6 +196,21 @@ class Run:
                 self._frames.pop(name, None)
                 changed = True
         return changed
+
+    def plot(self, name: str, dark: bool = False) -> Any:
+        """One of the app's figures, by name: `loss`, `loss_scale`, `grad_norm`, `ranges`, …; see `amp_core.notebook`.
+
+        Raises `RunError` for an unknown name, with those there are, and where plotly is missing.
+        """
+        from amp_core.notebook import plot
+
+        return plot(self, name, dark)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from amp_core.notebook import run_html
+
+        return run_html(self)
 
     def validate(self, full: bool = False) -> None:
         """Raise `RunError` where the run is not what it claims to be; see `amp_core.validate`.

@@ -59,8 +59,9 @@ def layer_trace(run: Run, kind: str, name: str) -> pd.DataFrame:
     normal_frac, inf_frac, nan_frac (of all elements); subnormal_nonzero_frac (of the finite nonzero ones); absmax, rms
     (of the finite values, as stored; NaN where none is or not recorded). Raises `RunError` for an unknown tensor.
     """
-    table = _of_tensor(run, kind, name)
-    columns = {c: _floats(table, c) for c in ("step", "loss_scale", "numel", "absmax", "rms", *CLASSES)}
+    numbers = ("step", "loss_scale", "numel", "absmax", "rms", *CLASSES)
+    table = _of_tensor(run, kind, name, (*numbers, "dtype"))
+    columns = {c: _floats(table, c) for c in numbers}
     frame = pd.DataFrame(columns).astype({"step": np.int64})
     finite = frame["zero"] + frame["subnormal"] + frame["normal"]
     frame["squares"] = frame["rms"] ** 2 * finite
@@ -127,9 +128,13 @@ def layer_exponents(
     return summed[["step", "exponent", "share", "count"]]
 
 
-def _of_tensor(run: Run, kind: str, name: str) -> pa.Table:
+def _of_tensor(run: Run, kind: str, name: str, columns: tuple[str, ...] | None = None) -> pa.Table:
+    """Rows of one tensor. With `columns` those of every sampled step, else of the steps that `run.table` holds."""
     table = _rows(run, kind, None)
-    table = table.filter(pc.equal(table.column("name"), name))
+    if columns is not None:
+        table = run.of_tensor(kind, name, columns)
+    else:
+        table = table.filter(pc.equal(table.column("name"), name))
     if not table.num_rows:
         raise RunError(f"name={name!r} was not sampled as {kind} in this run")
     return table

@@ -95,8 +95,8 @@ def write_tensors(writer: RunWriter, step: int, tensors: int, spike: bool = Fals
 
 
 @contextlib.contextmanager
-def big_run(folder: Path, steps: int, rows: int, tensors: int = 500) -> Iterator[RunWriter]:
-    """A run of that many steps and rows, still open; one spike stands in the middle."""
+def big_run(folder: Path, steps: int, rows: int, tensors: int = 500, **options: int) -> Iterator[RunWriter]:
+    """A run of that many steps and rows, still open; one spike stands in the middle. `options` are `RunWriter`'s."""
     sampled = max(1, rows // (tensors * len(KINDS)))
     every = max(1, steps // sampled)
     layers = {f"blocks.{i:03d}.linear": "Linear" for i in range(tensors)}
@@ -105,6 +105,7 @@ def big_run(folder: Path, steps: int, rows: int, tensors: int = 500) -> Iterator
         folder,
         config={"precision": "fp16", "workload": "made up", "steps": steps, "autocast_dtype": "float16"},
         model={"class": "Model", "layers": layers, "shapes": shapes, "parameters": tensors * 65536},
+        **options,  # type: ignore[arg-type]
     ) as writer:
         for first in range(0, steps, every):
             write_steps(writer, first, min(steps, first + every))

@@ -1,0 +1,94 @@
+"""Runs of any length in bounded memory: what an extract holds, and that no spike disappears from it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import RunError, load_run
+from amp_core.analysis import class_shares, sampled_steps
+from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
+from amp_core.extract import Extract, open_extract
+from tests import synthetic
+from tests.serve.big_runs import SPIKE, big_run, write_steps, write_tensors
+
+TENSORS, SAMPLED = 5, 400
+ROWS = SAMPLED * TENSORS * 2
+SPIKED = f"blocks.{SPIKE:03d}.linear.weight"
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400 sampled steps in segments of some tens, one spike in the middle."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    with big_run(folder, SAMPLED, ROWS, TENSORS, seal_bytes=60_000):
+        pass
+    assert len(list((folder / "tensors").glob("*.parquet"))) > 10
+    return folder
+
+
+def test_short_runs_are_read_whole(tmp_path: Path) -> None:
+    path = synthetic.write(tmp_path / "a", "healthy")
+    whole, part = load_run(path), open_extract(path)
+    assert part.table("tensors").equals(whole.table("tensors")) and part.steps.equals(whole.steps)
+    assert isinstance(part, Extract) and part.sampled_steps is None
+
+
+def test_an_extract_is_bounded_and_of_whole_steps(long: Path) -> None:
+    run, whole = Extract(long, most_rows=300), load_run(long)
+    table = run.table("tensors")
+    assert 100 <= table.num_rows <= 400 and run.sampled_steps == SAMPLED
+    steps = sampled_steps(run, "weight_grad")
+    assert steps[0] == 0 and steps[-1] == SAMPLED - 1
+    assert table.equals(whole.thinned(steps).table("tensors"))
+    assert max(np.diff(steps)) <= 3 * SAMPLED / len(steps)  # spread over the run
+    assert run.steps.equals(whole.steps)  # steps are whole
+
+
+@pytest.mark.parametrize("most", [20, 100, 300, 1000])
+def test_no_spike_disappears(long: Path, most: int) -> None:
+    run = Extract(long, most_rows=most)
+    shares = class_shares(run, "weight_grad").set_index("name")
+    assert list(shares.index[shares["inf_frac"] > 0]) == [SPIKED]
+    health = layer_health(layer_trace(run, "weight_grad", SPIKED))
+    assert health.first_nonfinite == SAMPLED // 2 and health.nonfinite_samples == 1
+    assert health.samples == SAMPLED
+    assert SAMPLED // 2 in set(layer_exponents(run, "weight_grad", SPIKED)["step"])
+
+
+def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:
+    columns = ["step", "absmax", "inf", "dtype"]
+    found = Extract(long, most_rows=100).of_tensor("output_grad", SPIKED, columns)
+    whole = load_run(long).tensors(kind="output_grad", name=SPIKED)[columns]
+    assert found.to_pandas().equals(whole.reset_index(drop=True))
+    assert Extract(long, most_rows=100).of_tensor("activation", SPIKED, columns).num_rows == 0
+
+
+@pytest.mark.parametrize("most", [60, 10_000])
+def test_a_live_run_grows_in_its_extract(tmp_path: Path, most: int) -> None:
+    with big_run(tmp_path / "run", 40, 400, TENSORS, seal_bytes=20_000) as writer:
+        run = Extract(tmp_path / "run", most_rows=most)
+        assert sampled_steps(run, "weight_grad")[-1] == 39 and len(run.steps) == 40 and not run.refresh()
+        before = run.snapshot()
+        for step in range(40, 90):
+            write_steps(writer, step, step + 1)
+            write_tensors(writer, step, TENSORS, spike=step == 60)
+            assert run.refresh()
+            assert sampled_steps(run, "weight_grad")[-1] == step and len(run.steps) == step + 1
+            assert run.table("tensors").num_rows <= max(most, 60) * 3 or most == 10_000
+        assert sampled_steps(before, "weight_grad")[-1] == 39 and len(before.steps) == 40
+    run.refresh()
+    assert 60 in sampled_steps(run, "weight_grad") and run.status == "finished"
+    assert Extract(tmp_path / "run", most).table("tensors").num_rows == run.table("tensors").num_rows
+
+
+def test_a_damaged_segment_is_one_sentence(long: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(long, tmp_path / "run")
+    victim = sorted((folder / "tensors").glob("*.parquet"))[3]
+    data = victim.read_bytes()
+    for damaged in (data[: len(data) // 2], b"", data[:-8] + b"\x00" * 8):
+        victim.write_bytes(damaged)
+        with pytest.raises(RunError, match="is damaged"):
+            Extract(folder, most_rows=100).table("tensors")
