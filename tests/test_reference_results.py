@@ -1,0 +1,122 @@
+"""The README's reference results: each figure is that of a run in `sample_runs/`, computed here again.
+
+`python -m tests.test_reference_results` prints the table as it has to stand there.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from amp_core import Run, load_run
+from amp_core.__main__ import parser
+from amp_core.analysis import compare
+from amp_core.analysis._counts import true_counts
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "sample_runs"
+NOT_YET = "not measured yet"
+ABLATION = ("fp32", "fp16-unscaled", "fp16-static-128", "fp16-dynamic")
+
+
+def sample(name: str) -> Run:
+    return load_run(SAMPLES / name)
+
+
+def on_gpu() -> list[str]:
+    """Samples that were trained on a GPU."""
+    folders = [file.parent for file in SAMPLES.rglob("run.json")]
+    return [f.name for f in folders if str(load_run(f).head.config.get("device")).startswith("cuda")]
+
+
+def losses_of_ablation() -> str:
+    """Final losses of the LSTM, and what they are of FP32's."""
+    table = compare([sample(f"ablation/{name}") for name in ABLATION]).recipes
+    first = table["loss_final"].iloc[0]
+    changes = [f"{value:.3g} ({100 * (value / first - 1):+.1f} %)" for value in table["loss_final"].iloc[1:]]
+    return f"final loss {first:.3g} in FP32; {changes[0]} unscaled, {changes[1]} with 128, {changes[2]} dynamic"
+
+
+def held_out() -> str:
+    """Losses of the same GPT on text that it has not seen; one seed each, which settles nothing."""
+    losses = [sample(name).head.results["eval_loss"] for name in ("fp32", "bf16", "fp16-healthy")]
+    fp32, bf16, fp16 = (f"{loss:.3f}" for loss in losses)
+    return f"held-out loss {fp32} in FP32, {bf16} in BF16, {fp16} in FP16; of one seed, so no verdict"
+
+
+def in_the_band() -> str:
+    """Share of the LSTM's FP32 output gradients from 2^-27 up to 2^-24, by number and by size."""
+    found = true_counts(sample("ablation/fp32"), "output_grad")
+    band = (found.exponents >= -27) & (found.exponents < -24)
+    counts, sizes = (values[:, band].sum() / values.sum() for values in (found.counts, found.magnitudes))
+    return (
+        f"{100 * counts:.0f} % of the LSTM's nonzero output gradients lie there, with {100 * sizes:.0f} % of their size"
+    )
+
+
+def on_this_cpu() -> str:
+    """Where it does not pay: a CPU without FP16 instructions, and a model too small."""
+    table = compare([sample(name) for name in ("fp32", "bf16", "fp16-healthy")]).recipes
+    bf16, fp16 = (f"{1 / ratio:.2g}" for ratio in table["speed_ratio"].iloc[1:])
+    return f"not on this CPU: BF16 {bf16} × slower, FP16 {fp16} × slower"
+
+
+LSTM = "ampscope train --workload text-lstm --size logistic --steps 120"
+GPT = "ampscope train --workload text-gpt --size tiny --steps 400 --seed 1"
+BERT = "ampscope compare --workload text-bert --size large --precisions fp32,tf32,bf16,fp16"
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Claim, what was measured, and with which command."""
+    return [
+        (
+            "Over 2.5 × faster than conventional training",
+            NOT_YET,
+            "ampscope compare --workload image-resnet --size resnet50 --precisions fp32,tf32,bf16,fp16",
+        ),
+        ("1.5–5.5 × faster on NVIDIA GPUs", NOT_YET, "ampscope compare --workload text-gpt --size small"),
+        ("BERT-large near 6 × faster", NOT_YET, BERT),
+        ("Less memory, hence larger batches", NOT_YET, "ampscope tune --max-batch --workload text-bert --size large"),
+        ("The same final quality", held_out(), f"{GPT} --precision bf16"),
+        (
+            "An LSTM fails without loss scaling, and with 128 or a dynamic scale matches FP32",
+            losses_of_ablation(),
+            f"{LSTM} --precision fp16 --loss-scale 128",
+        ),
+        ("Gradients from 2⁻²⁷ to 2⁻²⁴ matter", in_the_band(), f"{LSTM} --precision fp32"),
+        ("Should always be used", on_this_cpu(), f"{GPT} --precision fp16"),
+    ]
+
+
+def table() -> str:
+    lines = [f"| {claim} | {measured} | `{command}` |" for claim, measured, command in rows()]
+    return "\n".join(["| said | measured | with |", "|---|---|---|", *lines])
+
+
+def section() -> str:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return readme.split("## Reference results\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_table_is_what_the_sample_runs_say() -> None:
+    found = re.search(r"\| said .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
+    assert found is not None and found[0].strip() == table()
+
+
+def test_what_was_not_measured_is_so_because_no_sample_is_of_a_gpu() -> None:
+    assert section().count(NOT_YET) >= 4
+    assert on_gpu() == [], "there are runs of a GPU now: put their figures into the table"
+
+
+def test_each_command_is_one() -> None:
+    for _, _, command in rows():
+        words = shlex.split(command)[1:]
+        parser().parse_args(words if words[0] == "tune" else [*words, "--out", "x"])
+
+
+def test_the_ablation_bears_the_claim_out() -> None:
+    first, unscaled, static, dynamic = compare([sample(f"ablation/{n}") for n in ABLATION]).recipes["loss_final"]
+    assert unscaled > 2 * first and abs(static / first - 1) < 0.02 and abs(dynamic / first - 1) < 0.02
+
+
+if __name__ == "__main__":
+    print(table())
