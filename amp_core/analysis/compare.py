@@ -52,6 +52,12 @@ class Comparison:
     notes: tuple[str, ...]
     """What a reader must know of the comparison: what was left out, what is not alike."""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from amp_core.notebook import comparison_html
+
+        return comparison_html(self)
+
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Hold `runs` against the first of them. Raises `RunError` where there is none.

@@ -41,3 +41,9 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from amp_core.notebook import finding_html
+
+        return finding_html(self)

@@ -1,0 +1,13 @@
+"""Runs, findings and comparisons as a notebook shows them.
+
+    run                        # at the end of a cell: a table with a small chart
+    run.plot("loss_scale")     # the figure of the app's page, to zoom and hover in
+
+Tables are HTML made of escaped parts, for names in a run may be a stranger's; their charts are inline SVG in the colour
+of the text, so that they suit a light and a dark notebook. They need nothing but pandas; figures need plotly.
+"""
+
+from amp_core.notebook.plots import PLOTS, plot
+from amp_core.notebook.shown import comparison_html, finding_html, run_html
+
+__all__ = ["PLOTS", "comparison_html", "finding_html", "plot", "run_html"]
