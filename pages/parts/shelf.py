@@ -71,15 +71,14 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
 def look_on(waiting: int) -> None:
     """Where rows wait: run the page again soon."""
     if waiting:
-        st.fragment(_look_on, run_every=TICK_S)(st.session_state.get("shelf.pass", 0))
+        st.session_state["shelf.drawn"] = True
+        st.fragment(_look_on, run_every=TICK_S)()
 
 
-def _look_on(first: int) -> None:
-    """The first run of this fragment belongs to the page's own pass; the next one is the tick."""
-    if st.session_state.get("shelf.ticked") == first:
-        st.session_state["shelf.pass"] = first + 1
+def _look_on() -> None:
+    """Run first as a part of the page's own pass, which may hold somebody's click; from then on by the tick alone."""
+    if not st.session_state.pop("shelf.drawn", False):
         st.rerun()
-    st.session_state["shelf.ticked"] = first
 
 
 def _about(entry: Entry) -> dict[str, Any]:
