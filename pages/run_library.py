@@ -3,6 +3,7 @@
 import streamlit as st
 
 from amp_core import RunError
+from amp_core.serving import current
 from pages.parts import head, incoming, keeping, library, picker, shelf, tables, words
 from pages.parts.library import Entry
 
@@ -43,6 +44,40 @@ def pick() -> None:
     st.session_state["library.ticked"] = ticked
     if new or ticked:
         picker.choose((new or ticked)[-1])
+
+
+def uploads() -> None:
+    """Bring in a packed run, traces or a folder."""
+    st.subheader("Bring in a run", anchor=False)
+    turn = st.session_state["library.turn"]
+    left, middle, right = st.columns(3)
+    left.file_uploader(
+        "A packed run (.zip, up to 64 MB)",
+        type=["zip"],
+        key=f"library.zip.{turn}",
+        on_change=take,
+        args=("zip",),
+        help="`ampscope pack RUN` or the Download button makes one.",
+    )
+    middle.file_uploader(
+        "Profiler traces (.json, .json.gz, up to 64 MB a file)",
+        type=["json", "gz"],
+        accept_multiple_files=True,
+        key=f"library.trace.{turn}",
+        on_change=take,
+        args=("trace",),
+        help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps become "
+        "a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
+    )
+    right.file_uploader(
+        "A run folder (up to 64 MB a file)",
+        type=["json", "parquet", "arrows", "log"],
+        accept_multiple_files="directory",
+        key=f"library.folder.{turn}",
+        on_change=take,
+        args=("folder",),
+        help="Choose the folder that directly contains run.json.",
+    )
 
 
 head.title("Library")
@@ -96,33 +131,5 @@ else:
     st.write("No runs yet. Bring one in below, or start one.")
     st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
 
-st.subheader("Bring in a run", anchor=False)
-turn = st.session_state["library.turn"]
-left, middle, right = st.columns(3)
-left.file_uploader(
-    "A packed run (.zip, up to 64 MB)",
-    type=["zip"],
-    key=f"library.zip.{turn}",
-    on_change=take,
-    args=("zip",),
-    help="`ampscope pack RUN` or the Download button makes one.",
-)
-middle.file_uploader(
-    "Profiler traces (.json, .json.gz, up to 64 MB a file)",
-    type=["json", "gz"],
-    accept_multiple_files=True,
-    key=f"library.trace.{turn}",
-    on_change=take,
-    args=("trace",),
-    help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps become a "
-    "run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
-)
-right.file_uploader(
-    "A run folder (up to 64 MB a file)",
-    type=["json", "parquet", "arrows", "log"],
-    accept_multiple_files="directory",
-    key=f"library.folder.{turn}",
-    on_change=take,
-    args=("folder",),
-    help="Choose the folder that directly contains run.json.",
-)
+if not current().read_only:
+    uploads()

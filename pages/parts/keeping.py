@@ -56,7 +56,7 @@ def bin_line() -> None:
     """What was just deleted, and what lies in the bin."""
     undo: discarded.Kept | None = st.session_state.get("library.undo")
     runs = discarded.kept()
-    if not runs:
+    if not runs or current().read_only:
         return
     with st.container(horizontal=True, vertical_alignment="center", key="library.bin"):
         if undo is not None and undo in runs:
@@ -106,19 +106,25 @@ def actions(entry: Entry, ticked: list[str]) -> None:
                 on_click="ignore",
                 help="One file for a colleague, who drops it into this page.",
             )
-        if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
-            again.fill(entry)
-            st.switch_page("pages/start_run.py")
-        if entry.mine:
-            label_form(entry)
-        why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
-        st.button(
-            "Delete",
-            icon=":material/delete:",
-            disabled=why is not None,
-            help=why or "It can be undone until the bin is emptied.",
-            on_click=remove,
-            args=(entry,),
-        )
+        if not current().read_only:
+            changes(entry)
     if entry.note:
         st.caption(f"Note: {words.escape(entry.note)}")
+
+
+def changes(entry: Entry) -> None:
+    """What a read-only server does not offer: run again, label, delete."""
+    if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
+        again.fill(entry)
+        st.switch_page("pages/start_run.py")
+    if entry.mine:
+        label_form(entry)
+    why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
+    st.button(
+        "Delete",
+        icon=":material/delete:",
+        disabled=why is not None,
+        help=why or "It can be undone until the bin is emptied.",
+        on_click=remove,
+        args=(entry,),
+    )

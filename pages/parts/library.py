@@ -28,7 +28,7 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 UPLOADS = "uploads"
 """Folder of the runs directory into which uploads are unpacked."""
 
-MOST = 2000
+MOST = 20_000
 """So many folders are looked at; a runs directory pointed at something else must not hang the app."""
 
 
@@ -188,7 +188,7 @@ def _damaged(path: Path, key: str, origin: str, sentence: str) -> Entry:
     return Entry(key, path, origin, path.name, "damaged", sentence=sentence)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=MOST)
 def _head(path: str, _mtime_ns: int, _size: int) -> Head:
     return load_run(path).head
 

@@ -8,6 +8,7 @@ import streamlit as st
 from amp_core import RunError, jobs
 from amp_core.addresses import Address
 from amp_core.jobs import Job
+from amp_core.serving import current
 from pages.parts import library, picker, words
 
 
@@ -28,7 +29,9 @@ def alive() -> list[Job]:
 
 
 def stop_button(job: Job, where: str) -> None:
-    """Stop `job`; while it ends its step the button says so."""
+    """Stop `job`; while it ends its step the button says so. A read-only server has none."""
+    if current().read_only:
+        return
     st.button(
         "Stopping" if job.stop_requested else "Stop",
         key=f"{where}.stop.{job.name}",
@@ -51,6 +54,9 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
             st.caption(place, width="content")
             st.space("stretch")
             key = f"run/{job.name}"
+            if jobs.makes_runs(job.folder):  # no run itself: those below it are in the library
+                stop_button(job, "queue")
+                continue
             if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
                 st.rerun()  # from inside a fragment: the whole page turns to that run
             stop_button(job, "queue")
