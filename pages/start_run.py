@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.serving import current
-from pages.parts import ablation, empty, form, hardware, head, live, picker, queue
+from pages.parts import ablation, comparisons, empty, form, hardware, head, live, picker, queue
 
 head.title("Start a run")
 if current().read_only:
@@ -26,6 +26,7 @@ if entry is not None and entry.key in followed:
                 icon=":material/compare_arrows:",
                 query_params={"with": together} if len(together) > 1 else None,
             )
+    comparisons.show_latest()
     live.show(entry, with_queue=True)
 else:
     st.markdown(
@@ -33,6 +34,7 @@ else:
         "Runs for one device wait for each other in a queue."
     )
     form.show()
+    comparisons.show_latest()
     hardware.here()
     ablation.show()
     live.show(None, with_queue=True)

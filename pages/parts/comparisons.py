@@ -1,0 +1,48 @@
+"""A comparison in turns, queued from the app: one job that makes a run for each precision."""
+
+import sys
+from collections.abc import Sequence
+
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.train.config import TrainConfig
+from pages.parts import library
+
+
+def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
+    """Queue `ampscope compare` for the precisions of `configs`, which agree in all else; gives the folder's name.
+
+    Raises `RunError` for fewer than two of them, and as `jobs.start` does.
+    """
+    if len(configs) < 2:
+        given = configs[0].precision if configs else None
+        raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
+    # The comparison takes a fixed loss scale from the one that has it, and leaves it from those without a scaler.
+    shared = next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
+    command = [sys.executable, "-m", "amp_core", "compare", "--precisions", ",".join(c.precision for c in configs)]
+    workload = shared.own[1] if shared.own is not None else f"{shared.workload}-{shared.resolved().size}"
+    job = jobs.start(shared, library.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
+    return job.name
+
+
+def show_latest() -> None:
+    """How the comparison stands that this session queued last, and the way to its runs."""
+    name = st.session_state.get("start.comparison")
+    if name is None:
+        return
+    entries = st.session_state["entries"]
+    keys = sorted((key for key in entries if key.startswith(f"run/{name}/")), key=lambda key: "fp32" not in key)
+    try:
+        job = jobs.find(library.runs_dir() / name)
+    except RunError:  # removed meanwhile
+        return
+    if job.state in ("failed", "lost"):
+        st.error(f"The comparison {job.state}: {job.reason}", icon=":material/error:")
+    if keys:
+        st.page_link(
+            "pages/compare_runs.py",
+            label="Compare the runs that take turns" if job.alive else "Compare the runs that took turns",
+            icon=":material/compare_arrows:",
+            query_params={"with": keys},
+        )
