@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from amp_core import _ending
 from amp_core._columns import message
 from amp_core.runlog import RunWriter
 
@@ -69,6 +70,7 @@ class TrainingWriter(RunWriter):
         self._keeps_up = True
         self._hurry = False
         self._stopped = threading.Event()
+        self._handing: set[int] = set()  # threads that are about to give the thread something to do
         self._trouble: tuple[str, float] | None = None
         self._dropped: Counter[str] = Counter()
         self._said: set[str] = set()
@@ -79,6 +81,11 @@ class TrainingWriter(RunWriter):
     def crowded(self) -> bool:
         """Whether so much waits to be written that nothing should be sampled."""
         return self._held > MOST_BYTES // 4
+
+    @property
+    def written(self) -> bool:
+        """Whether every row appended is with the operating system, so that the death of the process loses none."""
+        return not self._waiting
 
     def append(self, table: str, columns: Mapping[str, Any]) -> None:
         """`RunWriter.append`, but never longer than `SLOW_S` for a file system that answers, or `PATIENCE_S` for one
@@ -123,6 +130,10 @@ class TrainingWriter(RunWriter):
         finally:
             self._let_go()
 
+    def busy(self) -> bool:
+        """See `RunWriter.busy`."""
+        return super().busy() or threading.get_ident() in self._handing
+
     # inside
 
     def _tried(self, write: Callable[[], None]) -> bool:
@@ -131,14 +142,13 @@ class TrainingWriter(RunWriter):
         if not self._lock.acquire(timeout=PATIENCE_S):
             self._direct = False
             return False
+        self._lock.release()  # not held on to: a signal that comes now has the thread write the end
         try:
             write()
         except OSError as error:
             self._failed(error)
             self._direct = False
             return False
-        finally:
-            self._lock.release()
         if time.monotonic() - began > SLOW_S:
             self._direct = False
             self._say(f"writing to {self.folder} is slow; from now on it is done in the background")
@@ -157,21 +167,31 @@ class TrainingWriter(RunWriter):
 
     def _hand_over(self, one: "_Waiting") -> None:
         """Let the thread do it, and wait a little for that."""
-        with self._at_hand:
-            room = MOST_BYTES if one.table in KEPT_LONGEST else MOST_BYTES // 2
-            if one.size and self._held + one.size > room:
-                self._dropped[one.table] += one.rows
-                return
-            self._waiting.append(one)
-            self._held += one.size
-            self._given += 1
-            mine = self._given
-            if not self._has_thread():
-                return
-            self._at_hand.notify_all()
-            if self._keeps_up and not self._hurry and threading.current_thread() is not self._thread:
-                done = self._at_hand.wait_for(lambda: self._done >= mine or not self._keeps_up, PATIENCE_S)
-                self._keeps_up = self._keeps_up and done
+        me = threading.get_ident()
+        self._handing.add(me)
+        try:
+            with self._at_hand:
+                self._put_in_line(one)
+        finally:
+            self._handing.discard(me)
+        if self._closing_thread != me:
+            _ending.after_write()
+
+    def _put_in_line(self, one: "_Waiting") -> None:
+        room = MOST_BYTES if one.table in KEPT_LONGEST else MOST_BYTES // 2
+        if one.size and self._held + one.size > room:
+            self._dropped[one.table] += one.rows
+            return
+        self._waiting.append(one)
+        self._held += one.size
+        self._given += 1
+        mine = self._given
+        if not self._has_thread():
+            return
+        self._at_hand.notify_all()
+        if self._keeps_up and not self._hurry and threading.current_thread() is not self._thread:
+            done = self._at_hand.wait_for(lambda: self._done >= mine or not self._keeps_up, PATIENCE_S)
+            self._keeps_up = self._keeps_up and done
 
     def _has_thread(self) -> bool:
         if self._thread is None:
@@ -239,7 +259,9 @@ class TrainingWriter(RunWriter):
         reason, since = self._trouble or ("it did not keep up", self.time_s())
         lost = ", ".join(f"{count} of {table}" for table, count in sorted(self._dropped.items()))
         detail = f"the folder could not be written for {self.time_s() - since:.0f} s: {reason}; "
-        detail += f"rows lost, for which memory had no room: {lost}" if lost else "all rows were kept, and are written now"
+        detail += (
+            f"rows lost, for which memory had no room: {lost}" if lost else "all rows were kept, and are written now"
+        )
         kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
         RunWriter.append(  # here and now: behind what else waits the end may stand already
             self, "events", {"time_s": [self.time_s()], "kind": [kind], "name": [name], "detail": [detail]}

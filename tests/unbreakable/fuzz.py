@@ -125,6 +125,8 @@ def fuzz(first: int, inputs: int, every: int = 0) -> Found:
             if wrong or took > LONGEST_S:
                 found.wrong.append(f"input {number} ({kind}): {wrong or f'took {took:.1f} s'}")
             number += 1
+            if every and (wrong or took > LONGEST_S):
+                print(found.wrong[-1], flush=True)
             if every and (number - first) % every == 0:
                 print(f"{number - first} inputs, {len(found.wrong)} went wrong", flush=True)
         if number < stop:  # it died or hangs: the next one goes on behind that input
