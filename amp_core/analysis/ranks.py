@@ -111,6 +111,8 @@ def rank_cause(run: Run) -> RankEnd | None:
     failed = [e for e in ends if e.status == "failed"]
     own = [e for e in failed if not _LOST_CONNECTION.search(e.reason)]
     gone = [e for e in ends if e.status == "gone"]
+    if len(gone) == len(ends):  # the machine went down, or somebody killed them all: none was the cause
+        return None
     for found in (own, gone, failed):
         if found:
             return min(found, key=lambda e: (not np.isfinite(e.ended_s), e.ended_s, e.rank))

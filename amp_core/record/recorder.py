@@ -30,6 +30,7 @@ from amp_core.record._patch import Patches
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.audit import Replay, audit
+from amp_core.record.captures import UNSEEN, capturing, unless_capturing
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.entries import Entries
 from amp_core.record.environment import recipe_found
@@ -98,9 +99,9 @@ class Recorder:
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
         self._stumbles = Stumbles(writer)
         self._phases.failed = self._stumbled
-        self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing)
+        self._outputs = Outputs(unwrapped(model), wanted, kinds, self._phases, lambda: self._auditing or capturing())
         self._tensors = Tensors(self._names, kinds, wanted, self._outputs)
-        self._observers = Observers(writer, observers, lambda: self._auditing or self._phases.present == "watch")
+        self._observers = Observers(writer, observers, self._at_own_work)
         if self._observers.has("phase_entered"):
             self._phases.changed = functools.partial(self._observers.tell, "phase_entered")
         self._step = writer.earlier.next_step if writer.earlier is not None else 0
@@ -119,6 +120,7 @@ class Recorder:
         self._described = False
         self._region: RegionSeen | None = None  # until the first backward
         self._auditing = False
+        self._met_capture = False
         self._autocast_dtype: torch.dtype | None = None
         self._patches = Patches()
         self._handles: list[Any] = []
@@ -228,11 +230,12 @@ class Recorder:
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
     def _install(self, model: torch.nn.Module) -> None:
-        self._entries = Entries(model, self._on_forward, self._on_forward_end)
+        unless = functools.partial(unless_capturing, met=self._on_capture)
+        self._entries = Entries(model, unless(self._on_forward), unless(self._on_forward_end))
         for index, optimizer in enumerate(self._optimizers):
             self._handles += [
-                optimizer.register_step_pre_hook(self._before_optimizer(index)),
-                optimizer.register_step_post_hook(self._after_optimizer(index)),
+                optimizer.register_step_pre_hook(unless(self._before_optimizer(index))),
+                optimizer.register_step_post_hook(unless(self._after_optimizer(index))),
             ]
         if self._scaler is not None:
             for name, around in (
@@ -241,10 +244,23 @@ class Recorder:
                 ("step", self._around_step),
                 ("update", self._around_update),
             ):
-                self._patches.wrap(self._scaler, name, around)
+                self._patches.wrap(self._scaler, name, self._around_outside_captures(around))
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def _around_outside_captures(
+        self, around: Callable[..., Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda original: unless_capturing(around(original), self._on_capture, original)
+
+    def _on_capture(self) -> None:
+        if not self._met_capture:
+            self._met_capture = True
+            self.writer.event("warning", name="not recorded", detail=UNSEEN, step=self._step)
+
+    def _at_own_work(self) -> bool:
+        return self._auditing or self._phases.present == "watch" or capturing()
 
     def _remove(self) -> None:
         if not self._handles:
@@ -294,7 +310,7 @@ class Recorder:
 
     @_borne
     def _on_backward(self, grad: torch.Tensor) -> None:
-        if self._phases.present == "backward" or self.writer.closed:
+        if self._phases.present == "backward" or self.writer.closed or capturing():
             return
         self._phases.enter("backward")
         self._seen.add("backward")
@@ -312,7 +328,7 @@ class Recorder:
 
     @_borne
     def _on_clip(self) -> None:
-        if not self._seen:  # clipping elsewhere in the program, before any step of ours began
+        if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
             return
         self._phases.enter("optimizer")
         self._tell("called", "clip", None)
@@ -321,7 +337,7 @@ class Recorder:
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
         by_value = sys._getframe(2).f_code.co_name == "clip_grad_value_"  # 1 is the wrapper around what was called
-        if by_value and self._seen and not self._auditing:
+        if by_value and self._seen and not self._auditing and not capturing():
             self._look_before_clipping()
 
     def _look_before_clipping(self) -> None:
@@ -332,7 +348,7 @@ class Recorder:
 
     def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Backward is called. What the scaler did not see it starts from is the loss."""
-        if self._repeating or self._auditing or in_backward() or "forward" not in self._seen:
+        if self._repeating or self._auditing or in_backward() or "forward" not in self._seen or capturing():
             return
         roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
         weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
