@@ -161,4 +161,13 @@ def _bars(values: Sequence[float], longest: float, what: str) -> Html | None:
 
 def _svg(alt: str, height: int, *parts: Html) -> Html:
     box = f"0 0 {WIDTH} {height}"
-    return tag("svg", *parts, role="img", aria_label=alt, width=WIDTH, height=height, viewBox=box)
+    return tag(
+        "svg",
+        *parts,
+        role="img",
+        aria_label=alt,
+        width=WIDTH,
+        height=height,
+        viewBox=box,
+        style="vertical-align:middle",
+    )
