@@ -1,6 +1,7 @@
 """What a training process could run on here, asked of the driver and of the package list: torch is never imported."""
 
 import os
+import shutil
 from importlib import metadata
 
 import psutil
@@ -50,3 +51,10 @@ def memory_bytes(device: str) -> int | None:
     except NvmlError:  # `available` says why
         return None
     return found[number].memory_bytes if number < len(found) else None
+
+
+def no_compiler() -> str | None:
+    """Why `torch.compile` cannot work here: it needs a C++ compiler; None where there is one."""
+    if any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")):
+        return None
+    return "There is no C++ compiler here, which torch.compile needs (Debian: `apt-get install g++`)."

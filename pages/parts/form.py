@@ -11,9 +11,10 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
+from amp_core.labels import Label, write_label
 from amp_core.serving import current
 from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, Size, TrainConfig
-from pages.parts import devices, library, picker, words
+from pages.parts import comparisons, devices, estimate, library, picker, words
 
 ADVANCED = (
     "lr",
@@ -33,9 +34,27 @@ ADVANCED = (
     "fused",
     "channels_last",
 )
+PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "against": (
+        "FP32 against AMP",
+        "The same training in FP32, BF16 and FP16, one after another, audited: Compare then says what each buys.",
+        {"precisions": ["fp32", "bf16", "fp16"], "steps": 200, "audit_every": 100, "scaling": "dynamic"},
+    ),
+    "unscaled": (
+        "Do I need a loss scale?",
+        "FP16 with and without one beside FP32, on the LSTM whose gradients are below FP16's smallest number.",
+        {"what": ("text-lstm", "logistic"), "precisions": ["fp32", "fp16-unscaled", "fp16"], "steps": 120},
+    ),
+}
+"""By name: what the button says, why one would press it, and the fields that it fills."""
+OWN_SCRIPT = "def build():\n    return model, loader, lambda model, batch: loss_fn(model(batch[0]), batch[1])"
 PLAIN = ("steps", "batch_size", "seed", "device")
 WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
 DEFAULTS = TrainConfig()
+TURNS_HELP = (
+    "A fair comparison, as ampscope compare makes it: the precisions train a block of steps each by turns, so that "
+    "what slows the machine down slows all of them alike. Takes two or more."
+)
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 PROCESSES_HELP = "So many that torchrun starts: they average their gradients (DDP), and on GPUs take one each."
 BY_SIZE = "Empty: what suits the size of the workload."
@@ -54,7 +73,8 @@ SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays.
 def show() -> None:
     """Draw the form, with the sentence of a refusal beside its field."""
     refused: tuple[str, str] | None = st.session_state.get("start.refused")
-    with st.form("start.form"):
+    _presets()
+    with st.container(border=True, key="start.form"):
         left, right = st.columns([2, 3])
         with left:
             st.selectbox(
@@ -79,24 +99,59 @@ def show() -> None:
                 help="\n".join(f"- **{r.label}** ({r.name}): {r.description}" for r in RECIPES.values()),
                 **_keep("precisions"),
             )
+            if not any(name.startswith("cuda") for name, _ in devices.available()[0]):
+                st.caption("TF32 is FP32 here: only NVIDIA GPUs from Ampere on have it.")
             _refusal(refused, "precision")
         _sizes_and_scale(refused)
         with st.expander("More settings", expanded=refused is not None and refused[0] in ADVANCED, key="form.more"):
             _advanced(refused)
         _refusal(refused, "")
+        estimate.show({k: st.session_state[f"start.{k}"] for k in ("what", "precisions", "device", *PLAIN)})
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.form_submit_button("Start", key="start.go", on_click=begin, type="primary", icon=":material/play_arrow:")
+            st.button("Start", key="start.go", on_click=begin, type="primary", icon=":material/play_arrow:")
+            st.button(
+                "Start in turns",
+                key="start.turns",
+                on_click=begin,
+                args=(True,),
+                icon=":material/compare_arrows:",
+                help=TURNS_HELP,
+            )
             st.caption("Trains in a process of its own; closing the browser does not stop it.", width="content")
 
 
-def begin() -> None:
-    """The form was sent: start a job for each precision and choose the first, or keep the refusal."""
+def _presets() -> None:
+    """Buttons that fill the form with a question people ask; the fields then say what was filled in."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for name, (label, why, fields) in PRESETS.items():
+            st.button(label, key=f"preset.{name}", help=why, on_click=_fill, args=(fields,))
+        st.page_link("pages/tune_recipe.py", label="Find the fastest recipe", icon=":material/tune:")
+        with st.popover("My own script", icon=":material/code:"):
+            st.markdown("A function that returns model, batches and loss, in a file of yours:")
+            st.code(OWN_SCRIPT, language="python")
+            st.code("ampscope train --workload my_task.py:build --precision bf16 --steps 500 --out runs/mine")
+            st.code("ampscope tune --max-batch --workload my_task.py:build --precision bf16   # the largest batch")
+    if again := st.session_state.pop("start.again", None):
+        st.info(f"Filled with the settings of {words.escape(again)}: change what you like.", icon=":material/replay:")
+
+
+def _fill(fields: Mapping[str, Any]) -> None:
+    st.session_state.update({f"start.{name}": value for name, value in fields.items()})
+
+
+def begin(in_turns: bool = False) -> None:
+    """The form was sent: start a job for each precision, or one in which they take turns, or keep the refusal."""
     state = {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
     st.session_state["start.refused"] = None
     started: list[str] = []
     try:
-        for config in configs(state):
+        wanted = configs(state)
+        if in_turns:
+            st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
+        for config in () if in_turns else wanted:
             job = jobs.start(config, library.runs_dir(), state["name"] or None)
+            if state.get("tags") or state.get("note"):
+                write_label(job.folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
             started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
     except RunError as error:
         argument = str(error).split("=", 1)[0]
@@ -185,9 +240,12 @@ def _advanced(refused: tuple[str, str] | None) -> None:
         st.text_input("Profile steps", "20:23", placeholder="none", width=190, help=PROFILE_HELP, **_keep("profile"))
         st.selectbox("Optimizer", OPTIMIZERS, width=190, **_keep("optimizer"))
         st.text_input("Name", placeholder="made from the settings", width=190, **_keep("name"))
+        st.text_input("Tags", placeholder="with commas between", width=190, **_keep("tags"))
+        st.text_input("Note", placeholder="what this run is for", width=390, max_chars=2000, **_keep("note"))
     with st.container(horizontal=True):
         st.toggle("Trace operators", value=True, help=TRACE_HELP, **_keep("trace_ops"))
-        st.toggle("torch.compile", **_keep("compile"))
+        why_not = devices.no_compiler()
+        st.toggle("torch.compile", disabled=why_not is not None, help=why_not, **_keep("compile"))
         st.toggle("Deterministic algorithms", **_keep("deterministic"))
         st.toggle("Fused optimizer", **_keep("fused"))
         st.toggle("Channels last", help="For convolutions, which tensor cores read so.", **_keep("channels_last"))

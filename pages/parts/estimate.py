@@ -1,0 +1,54 @@
+"""What a training would take, said before it starts: memory from the model's size, time from runs like it.
+
+estimate.show(state)        # below the form; `state` as in `form.begin`
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.analysis import overview
+from amp_core.train.config import RECIPES, WORKLOADS
+from pages.parts import devices, loaders, words
+from pages.parts.library import Entry
+
+
+def show(state: Mapping[str, Any]) -> None:
+    """One line: memory, and time for each precision that was chosen."""
+    workload, name = state["what"]
+    size = WORKLOADS[workload].sizes[name]
+    batch = size.batch_size if state["batch_size"] is None else state["batch_size"]
+    if not isinstance(batch, int) or batch < 1:
+        return  # Start says what is wrong with it
+    needed, there = size.memory_bytes(batch), devices.memory_bytes(state["device"])
+    said = [f"about {words.size(needed)} for FP32 with Adam, 16 bits take less"]
+    if there is not None:
+        said[0] += f"; {state['device']} has {words.size(there)}" + (": too little" if needed > there else "")
+    for precision in state["precisions"]:
+        step_ms = measured(workload, name, batch, precision, state["device"])
+        label = RECIPES[precision].label
+        if step_ms is None or not isinstance(state["steps"], int):
+            said.append(f"{label}: time not known, nothing like it was trained here")
+        else:
+            said.append(
+                f"{label}: {words.about(step_ms * state['steps'] / 1000)} at {words.number(step_ms, 'ms')} a step"
+            )
+    st.caption(f"Estimate: {'. '.join(said)}.")
+
+
+def measured(workload: str, size: str, batch: int, precision: str, device: str) -> float | None:
+    """Median step time in ms of the newest ended run of the same workload, size, batch, recipe and device; None without
+    one. Samples are
+    left out: they were recorded on another machine."""
+    asked = {"workload": workload, "size": size, "batch_size": batch, "precision": precision, "device": device}
+    entries: dict[str, Entry] = st.session_state["entries"]
+    for entry in entries.values():
+        config = entry.config or {}
+        if entry.mine and entry.status == "finished" and all(config.get(k) == v for k, v in asked.items()):
+            try:
+                return loaders.analysed(overview, loaders.open_run(entry)).speed.step_ms
+            except RunError:  # damaged: Library says so
+                continue
+    return None
