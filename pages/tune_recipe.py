@@ -3,6 +3,7 @@
 import streamlit as st
 
 from amp_core import RunError
+from amp_core.serving import current
 from amp_core.train.tune_result import load_tuned
 from pages.parts import empty, head, library, queue, searches, words
 
@@ -18,9 +19,10 @@ started = st.session_state.get("tune.started")
 waiting = [job for job in queue.alive() if job.name.startswith("tune-") and job.name not in found]
 if started in found:
     st.session_state["tune.search"] = st.session_state.pop("tune.started")
-with st.expander("Start a search", expanded=not found and not waiting):
-    st.markdown(HOW)
-    searches.form()
+if not current().read_only:
+    with st.expander("Start a search", expanded=not found and not waiting):
+        st.markdown(HOW)
+        searches.form()
 queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")

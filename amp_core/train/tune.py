@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from amp_core import words
+from amp_core._machine import this_process
 from amp_core.analysis import compare
 from amp_core.analysis.ratios import speed_ratio
 from amp_core.run import Run, load_run
@@ -114,7 +115,9 @@ class _Search:
         self._unsure: list[Tried] = []  # of which nothing could be told
         self._unasked = ""  # what could not be confirmed any more
         settled = config.resolved()
-        self.found = Tuned("running", settled.workload, settled.size, config.device, budget_s, 0.0)
+        self.found = Tuned(
+            "running", settled.workload, settled.size, config.device, budget_s, 0.0, process=this_process()
+        )
 
     def run(self) -> Tuned:
         """All stages."""

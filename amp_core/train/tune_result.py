@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amp_core._machine import process_alive
 from amp_core.runlog import replace_file
 from amp_core.schema import RunError
 
@@ -79,6 +80,14 @@ class Tuned:
     tried: tuple[Tried, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     """What was not tried, and the reason."""
+    process: Mapping[str, Any] = field(default_factory=dict)
+    """Who searches: machine, pid and start time, as in a run's head."""
+
+    @property
+    def present_status(self) -> str:
+        """`status`, or `lost` where it says running and its process is gone."""
+        gone = self.status == "running" and bool(self.process) and process_alive(self.process) is False
+        return "lost" if gone else self.status
 
     def save(self, folder: Path) -> None:
         """Write `tune.json`."""
@@ -102,7 +111,9 @@ def load_tuned(folder: str | os.PathLike[str]) -> Tuned:
         names = {f.name for f in dataclasses.fields(Tuned)} - {"tried", "left_out"}
         given = {name: record[name] for name in names if name in record}
         texts = [given.get(n, "") for n in ("status", "workload", "device", "chosen", "answer", "why")]
-        if not all(isinstance(text, str) for text in texts) or not isinstance(given.get("config", {}), dict):
+        if not all(isinstance(text, str) for text in texts) or not all(
+            isinstance(given.get(name, {}), dict) for name in ("config", "process")
+        ):
             raise TypeError
         left_out = tuple((str(what), str(why)) for what, why in record["left_out"])
         return Tuned(tried=tuple(tried), left_out=left_out, **given)

@@ -58,7 +58,7 @@ def choose(found: Mapping[str, Path]) -> Path:
 def status(folder: Path, found: Tuned) -> str:
     """How it stands: a search that was killed could not say so itself."""
     job = queue.job_of(folder)
-    return job.state if found.status == "running" and job is not None else found.status
+    return job.state if found.status == "running" and job is not None else found.present_status
 
 
 def follow(folder: Path) -> None:
@@ -107,7 +107,7 @@ def code(found: Tuned) -> None:
             text = code_for(found.config, framework, found.answer)
             file = f"train_{framework}.py"
             st.download_button(f"Download {file}", text, file, icon=":material/download:", on_click="ignore")
-            st.code(text, language="python")
+            st.code(text, language="python", height=420)
 
 
 def _shown(row: Tried) -> dict[str, Any]:

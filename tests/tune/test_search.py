@@ -3,14 +3,18 @@
 The trainings, their losses and the choice are real; how fast a step is on the device is given, see `workloads`.
 """
 
+import subprocess
+import sys
+
 import pytest
 
 from amp_core import load_run
+from amp_core._machine import this_process
 from amp_core.analysis import compare
 from amp_core.schema import RunError
 from amp_core.train.interleave import Member
 from amp_core.train.tune import Ended, tune
-from amp_core.train.tune_result import load_tuned
+from amp_core.train.tune_result import Tuned, load_tuned
 from tests.tune.workloads import Stopwatch, config
 
 FAST_GPU = {"fp32": 10.0, "bf16": 4.0, "fp16": 4.0, "fp16-islands": 4.5}
@@ -149,6 +153,15 @@ def test_a_search_that_is_stopped_says_so(tmp_path):
     with pytest.raises(Ended) as ended:
         tune(config("healthy"), tmp_path / "tune", 60, tell=print, trainer=stopped)
     assert ended.value.code == 130 and load_tuned(tmp_path / "tune").status == "stopped"
+
+
+def test_a_search_whose_process_is_gone_is_lost(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    process = this_process() | {"pid": ended.pid}
+    ended.wait()
+    for pid, said in ((process, "lost"), (this_process(), "running")):
+        Tuned("running", "text-gpt", "tiny", "cpu", 60.0, 1.0, process=pid).save(tmp_path)
+        assert load_tuned(tmp_path).present_status == said
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 9, "tried": []}', '{"schema": "x"}'])
