@@ -66,8 +66,8 @@ def uploads() -> None:
         key=f"library.trace.{turn}",
         on_change=take,
         args=("trace",),
-        help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps become "
-        "a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
+        help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
+        "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
     )
     right.file_uploader(
         "A run folder (up to 64 MB a file)",

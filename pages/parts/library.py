@@ -20,6 +20,7 @@ from amp_core import RunError, jobs, load_run
 from amp_core.addresses import Address, roots
 from amp_core.labels import label_of
 from amp_core.schema import TABLES, Head
+from amp_core.serving import folder_bytes
 from pages.parts import elsewhere
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
@@ -194,14 +195,5 @@ def _head(path: str, _mtime_ns: int, _size: int) -> Head:
 
 
 def size_bytes(path: Path | Address) -> int:
-    """Bytes that the run takes of this machine's disks: files directly in its folder and in its tables' folders."""
-    if isinstance(path, Address):
-        return 0
-    total = 0
-    for folder in (path, *_subfolders(path)):
-        try:
-            with os.scandir(folder) as found:
-                total += sum(e.stat(follow_symlinks=False).st_size for e in found if e.is_file(follow_symlinks=False))
-        except OSError:  # removed or sealed while we looked; the next look gets it right
-            continue
-    return total
+    """Bytes that the run takes of this machine's disks."""
+    return 0 if isinstance(path, Address) else folder_bytes(path)
