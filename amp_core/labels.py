@@ -14,6 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from amp_core.addresses import is_address
 from amp_core.runlog import replace_file
 from amp_core.schema import RunError
 
@@ -51,6 +52,8 @@ def label_of(path: str | os.PathLike[str]) -> Label:
 
 def write_label(path: str | os.PathLike[str], label: Label) -> None:
     """Give the run at `path` this label. Raises `RunError` where the file beside the run cannot be written."""
+    if is_address(path):
+        raise RunError(f"path={str(path)!r} cannot be labelled: a label is kept beside a run on this machine's disks")
     label, file = tidied(label), label_file(path)
     try:
         if label == Label():
