@@ -34,6 +34,11 @@ def main(repeats: int, budget_s: int) -> int:
             scaled = name != "tiny_gradients" or found["config"]["init_scale"] > 1
             right[name] += (found["config"]["precision"] == wanted) and scaled
             print(f"{name}, seed {repeat}: {found['answer']} ({found['seconds']:.0f} s)", flush=True)
+            if found["config"]["precision"] != wanted:
+                print(
+                    *(f"    {r['stage']} {r['name']}: {r['speed_ratio']} {r['out']}" for r in found["tried"]), sep="\n"
+                )
+                print(f"    {found['why']} {found['left_out']}", flush=True)
     print(", ".join(f"{name} {count} of {repeats} right" for name, count in right.items()))
     return int(any(count < repeats for count in right.values()))
 
