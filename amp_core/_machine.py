@@ -1,10 +1,12 @@
 """This machine and the processes on it: who writes a run, and whether that process still lives."""
 
+import contextlib
 import functools
 import os
 import platform
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,23 @@ def cpu_flags() -> frozenset[str] | None:
             if line.startswith(("flags", "Features")):
                 return frozenset(line.partition(":")[2].split())
     return None
+
+
+@contextlib.contextmanager
+def bounded_memory(gib: int) -> Iterator[None]:
+    """While this lasts, this process is given no more than so many GiB of address space: `MemoryError` comes instead.
+
+    Windows has no such bound. What other programs this process starts meanwhile inherit it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = gib * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,8 +1,8 @@
 """`ampscope import-tensorboard`: a run folder from a TensorBoard log."""
 
 import argparse
-import sys
 
+from amp_core._machine import bounded_memory
 from amp_core.schema import RunError
 
 MOST_MEMORY_GIB = 8
@@ -28,13 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Import, and print what was and what was not understood."""
     from amp_core.interop import import_tensorboard
 
-    if sys.platform != "win32":
-        import resource
-
-        most = MOST_MEMORY_GIB * 2**30
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
-        made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
+        with bounded_memory(MOST_MEMORY_GIB):
+            made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
     except MemoryError:
         raise RunError(f"logdir={arguments.logdir!r} needs more than {MOST_MEMORY_GIB} GiB to read") from None
     print(made.folder)

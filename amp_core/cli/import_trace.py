@@ -1,8 +1,8 @@
 """`ampscope import-trace`: a run folder from traces that torch.profiler exported."""
 
 import argparse
-import sys
 
+from amp_core._machine import bounded_memory
 from amp_core.schema import RunError
 
 MOST_MEMORY_GIB = 8
@@ -27,13 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.run import load_run
     from amp_core.traces import import_traces
 
-    if sys.platform != "win32":
-        import resource
-
-        most = MOST_MEMORY_GIB * 2**30
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
-        folder = import_traces(arguments.traces, arguments.out, arguments.name)
+        with bounded_memory(MOST_MEMORY_GIB):
+            folder = import_traces(arguments.traces, arguments.out, arguments.name)
     except MemoryError:
         raise RunError(f"traces={arguments.traces!r:.200} need more than {MOST_MEMORY_GIB} GiB to read") from None
     print(folder)

@@ -1,8 +1,8 @@
 """`ampscope pack` and `ampscope unpack`: a run folder as one zip, and back."""
 
 import argparse
-import sys
 
+from amp_core._machine import bounded_memory
 from amp_core.packing import pack, unpack
 from amp_core.schema import RunError
 
@@ -31,13 +31,9 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 def run_unpack(arguments: argparse.Namespace) -> int:
     """Unpack, and print where to. The file may be a stranger's, so its memory is bounded."""
-    if sys.platform != "win32":
-        import resource
-
-        most = MOST_MEMORY_GIB * 2**30
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
-        print(unpack(arguments.file, arguments.out))
+        with bounded_memory(MOST_MEMORY_GIB):
+            print(unpack(arguments.file, arguments.out))
     except MemoryError:
         raise RunError(f"file={arguments.file!r} needs more than {MOST_MEMORY_GIB} GiB to read; no run does") from None
     return 0

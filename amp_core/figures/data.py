@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.spreadsheet import as_csv
+
 
 def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
@@ -34,7 +36,7 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
 def chart_csv(figure: go.Figure) -> bytes:
     """The same as CSV, its columns called as the axes are."""
     table = chart_data(figure)
-    return table.rename(columns=table.attrs["axes"]).to_csv(index=False).encode()
+    return as_csv(table.rename(columns=table.attrs["axes"]))
 
 
 def _array(values: Any) -> np.ndarray:

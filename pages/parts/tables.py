@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from amp_core.figures.data import chart_csv
+from amp_core.spreadsheet import as_csv
 
 _SHOWN = "tables.shown"
 _CHARTS = "charts.shown"
@@ -81,11 +82,6 @@ def offer() -> None:
 def file_name(alt: str) -> str:
     """A file's name from a table's text alternative."""
     return re.sub(r"[^a-z0-9]+", "-", alt.lower()).strip("-")[:60] or "table"
-
-
-def as_csv(frame: pd.DataFrame) -> bytes:
-    """UTF-8 with a header; what was not measured is an empty cell."""
-    return frame.to_csv(index=False).encode()
 
 
 def as_parquet(frame: pd.DataFrame) -> bytes:

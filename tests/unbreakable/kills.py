@@ -4,8 +4,8 @@
 
 A child appends steps and tensors as fast as it can, and notes each step after `append` has returned. Then it is killed
 (`kill -9`, which is what the out-of-memory killer does), told to end (SIGTERM, SIGINT) or raises; or the power is cut:
-its folder is copied as it is at one moment, and what was being written has half a batch at its end, or zeros. Whatever it was,
-every step that was noted before is read back, in order and once, no reader fails, and a second writer is refused.
+its folder is copied as it is at one moment, and what was being written has half a batch at its end, or zeros. Whatever
+it was, every step noted before is read back, in order and once, no reader fails, and a second writer is refused.
 """
 
 import argparse
