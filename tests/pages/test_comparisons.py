@@ -1,0 +1,73 @@
+"""A comparison in turns, started from the app: one job, its runs below its folder, and the way to Compare."""
+
+import time
+
+import pytest
+
+from amp_core import jobs, load_run
+from amp_core.schema import RunError
+from amp_core.train.config import TrainConfig
+from pages.parts import comparisons
+from tests.pages.conftest import words
+from tests.pages.test_start_run import field
+
+START = "pages/start_run.py"
+QUICK = {"workload": "digits-cnn", "device": "cpu", "steps": 4, "evaluate": False}
+
+
+def test_start_in_turns_queues_one_job_for_all_precisions(home, open_app, monkeypatch):
+    asked = []
+
+    def start(config, runs_dir, name, *, command, makes):
+        asked.append((config, name, command, makes))
+        return type("Started", (), {"name": name})
+
+    monkeypatch.setattr(jobs, "start", start)
+    app = open_app(START)
+    field(app, "precisions").set_value(["fp32", "bf16"])
+    next(b for b in app.button if b.key == "start.turns").click().run()
+    assert not app.exception and not app.error
+    ((config, name, command, makes),) = asked
+    assert command[-3:] == ["compare", "--precisions", "fp32,bf16"] and makes == "runs"
+    assert name == "compare-text-gpt-tiny" and config.steps == 200
+
+
+def test_one_precision_is_no_comparison(home, open_app):
+    app = open_app(START)
+    next(b for b in app.button if b.key == "start.turns").click().run()
+    assert not app.exception
+    assert len(app.error) == 1 and "alone is no comparison; choose two or more" in app.error[0].value
+
+
+def test_a_fixed_scale_is_handed_on_from_the_recipe_that_has_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        jobs, "start", lambda config, *rest, **more: asked.append(config) or type("J", (), {"name": "x"})
+    )
+    comparisons.begin([TrainConfig(precision="fp32"), TrainConfig(precision="fp16", loss_scale=128)], None)
+    assert asked[0].loss_scale == 128
+    with pytest.raises(RunError, match="choose two or more"):
+        comparisons.begin([TrainConfig()], None)
+
+
+def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home, open_app):
+    configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
+    name = comparisons.begin(configs, "mine")
+    job = jobs.find(home.runs / name)
+    assert job.state in ("running", "queued")
+    until = time.monotonic() + 180
+    while jobs.find(job.folder).alive and time.monotonic() < until:
+        time.sleep(0.2)
+    done = jobs.find(job.folder)
+    assert done.state == "finished", done.console()
+    runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]
+    assert {run.status for run in runs} == {"finished"}
+    assert runs[0].head.config["comparison"] == runs[1].head.config["comparison"]
+    app = open_app("pages/run_library.py")
+    assert not app.exception and "damaged" not in words(app)
+    assert {key for key in app.session_state["entries"] if key.startswith("run/")} == {"run/mine/fp32", "run/mine/bf16"}
+    app.session_state["start.comparison"] = name
+    app.switch_page(START).run()
+    assert not app.exception
+    links = [link.proto.label for link in app.get("page_link")]
+    assert "Compare the runs that took turns" in links
