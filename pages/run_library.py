@@ -40,10 +40,8 @@ def pick() -> None:
     keys: list[str] = st.session_state["library.shown"]
     ticked = [keys[row] for row in st.session_state[table_key()]["selection"]["rows"] if row < len(keys)]
     before = st.session_state.get("library.ticked", [])
-    new = [key for key in ticked if key not in before]
     st.session_state["library.ticked"] = ticked
-    if new or ticked:
-        picker.choose((new or ticked)[-1])
+    picker.choose(shelf.chosen(ticked, before, st.session_state["run"]))
 
 
 def uploads() -> None:

@@ -68,6 +68,17 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
     return pd.DataFrame(rows), waiting
 
 
+def chosen(ticked: Sequence[str], before: Sequence[str], current: str) -> str:
+    """The run that a change of ticks chooses: the one that is new, or, where the current one lost its tick, another.
+
+    The current run's tick is there from the start, without anybody having made it.
+    """
+    new = [key for key in ticked if key not in before and key != current]
+    if new:
+        return new[-1]
+    return ticked[-1] if ticked and current not in ticked else current
+
+
 def look_on(waiting: int) -> None:
     """Where rows wait: run the page again soon."""
     if waiting:

@@ -12,7 +12,7 @@ import pytest
 from amp_core import load_run
 from amp_core.muting import mute
 from amp_core.packing import pack
-from pages.parts import incoming
+from pages.parts import incoming, shelf
 from tests.pages.conftest import words
 from tests.synthetic import live, write
 from tests.traces.made import training
@@ -111,6 +111,19 @@ def test_ticked_runs_are_compared(home, open_app):
     app.run()
     button(app, "Compare these 2").click().run()
     assert app.title[0].value == "Compare" and app.query_params["with"] == ["run/b", "run/a"]
+
+
+@pytest.mark.parametrize(
+    ("ticked", "before", "current", "chosen"),
+    [
+        (["b", "c"], [], "b", "c"),
+        (["a", "b", "c"], ["b", "c"], "c", "a"),
+        (["b"], ["a", "b"], "a", "b"),
+        ([], ["a"], "a", "a"),
+    ],
+)
+def test_the_run_that_was_ticked_last_is_chosen(ticked, before, current, chosen):
+    assert shelf.chosen(ticked, before, current) == chosen
 
 
 def test_a_run_is_begun_again_with_its_own_settings(home, open_app):
