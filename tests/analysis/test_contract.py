@@ -33,7 +33,7 @@ def check(result: Any) -> None:
         assert not result.index.has_duplicates
         assert not result.columns.has_duplicates
     else:
-        assert isinstance(result, list | str)
+        assert result is None or isinstance(result, list | str | float)
 
 
 def test_there_are_analyses_of_one_run_and_of_several() -> None:

@@ -29,7 +29,7 @@ def us(cost: Any) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["profiled", "profiled-fp32", "profiled-cpu", "healthy", "sample fp16-healthy"])
 def test_parts_add_up_to_the_step(name: str, runs: dict[str, Run]) -> None:
     cost = step_cost(runs[name])
-    assert cost.source == ("profile" if name.startswith("profiled") else "phases")
+    assert cost.source == ("phases" if name == "healthy" else "profile")
     assert cost.parts["us"].sum() == pytest.approx(cost.step_us, rel=1e-9) and cost.step_us > 0
     assert cost.parts["frac"].sum() == pytest.approx(1.0) and (cost.parts["us"].dropna() >= 0).all()
 

@@ -161,9 +161,9 @@ ENTRIES = (
         "One of the processes that train together ended before the others, and took them with it.",
         "The end that each rank wrote, or did not write.",
         "A rank that failed by an error of its own, or that wrote no end, in a run of several processes.",
-        "The others wait for it where gradients are exchanged, until they fail too or are stopped. What it says of its "
-        "end is the cause; theirs follow from it. One without an end was killed: mostly for want of memory.",
-        "torchrun --standalone --nproc-per-node 4 --tee 3 train.py   # each rank's output, with its number before it",
+        "The others wait for it where gradients are exchanged, until they fail too or are stopped: what it says of its "
+        "end is the cause. One without an end was killed, mostly for want of memory; look at the output of each rank.",
+        "# torchrun --standalone --nproc-per-node 4 --tee 3 train.py   # each rank's output, its number before it",
     ),
     Entry(
         "rank-scale-desync",
