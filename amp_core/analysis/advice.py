@@ -63,8 +63,8 @@ def layer_advice(run: Run) -> pd.DataFrame:
     frame = frame.join(worst, "layer").join(_fp8(run), "layer")
     columns = frame["best_format"], frame["island"], frame["lowest_log2"], frame["highest_log2"]
     frame["why"] = [_why(*row, common=common) for row in zip(*columns, strict=True)]
-    limits = frame[["lowest_log2", "highest_log2"]].astype(float)
-    frame[["lowest_log2", "highest_log2"]] = limits.where(np.isfinite(limits))
+    known = frame[["lowest_log2", "highest_log2"]].astype(float)
+    frame[["lowest_log2", "highest_log2"]] = known.where(np.isfinite(known))
     return frame[_COLUMNS].astype({"layer": "str", "layer_class": "str", "best_format": "str", "why": "str"})
 
 
