@@ -60,7 +60,8 @@ class TrainingWriter(RunWriter):
     that do not fit their table."""
 
     def __init__(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        self._at_hand = threading.Condition(threading.RLock())
+        self._line = threading.RLock()
+        self._at_hand = threading.Condition(self._line)
         self._waiting: deque[_Waiting] = deque()
         self._held = 0
         self._given = 0
@@ -109,6 +110,7 @@ class TrainingWriter(RunWriter):
         """Write what is held and the end, for at most `END_S` where the folder does not answer."""
         if self._pid != os.getpid():
             return
+        self._let_go_of_locks()
         with self._at_hand:
             if self._closing_thread is not None:
                 return
@@ -135,6 +137,13 @@ class TrainingWriter(RunWriter):
         return super().busy() or threading.get_ident() in self._handing
 
     # inside
+
+    def _let_go_of_locks(self) -> None:
+        """Ctrl-C may come when a lock is taken and the block that gives it back not yet begun. Then this thread, which
+        is in no such block when it ends the run, still holds it, and the other could not write the end."""
+        for lock in (self._lock, self._line):
+            while lock._is_owned():  # type: ignore[attr-defined]  # what `threading.Condition` asks too
+                lock.release()
 
     def _tried(self, write: Callable[[], None]) -> bool:
         """Write here; False where that did not work, or somebody else has been at it for too long."""

@@ -81,6 +81,7 @@ def end_one(room: Path, number: int) -> tuple[str, int]:
     try:
         if end == "power cut":
             os.kill(child, signal.SIGSTOP)
+            os.waitpid(child, os.WUNTRACED)  # it has stopped
             folder = _copied(folder, room / f"copy-{number}")
             _cut(folder, rng)
         elif end != "exception":
