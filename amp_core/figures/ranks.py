@@ -37,4 +37,5 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     slowest = known.loc[known["step_ms"].idxmax()] if known["step_ms"].notna().any() else known.iloc[0]
     alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
+    figure.update_layout(legend={"traceorder": "normal"})
     return finished(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)

@@ -47,7 +47,7 @@ def pace(spread: RankSpread | None) -> str:
     """Whom the others wait for."""
     if spread is None:
         return "The ranks' times were not measured."
-    where = " and ".join(spread.phases)
+    where = " and ".join(part for part in (", ".join(spread.phases[:-1]), spread.phases[-1]) if part)
     if spread.frac < NOTABLE:
         return f"No rank keeps the others waiting: in {where}, where none waits, they are alike."
     return (
