@@ -15,7 +15,7 @@ head.title("Layer detail")
 run = head.run()
 kinds = loaders.analysed(kinds_present, run)
 if not kinds:
-    empty.nothing("This run sampled no tensors. `watch(…, every=10)` samples them.")
+    empty.nothing("This run sampled no tensors. `watch(…, every=10)` samples them.", sample=True)
 
 answer = st.container()
 kind, name = tensor.pick(run, kinds)

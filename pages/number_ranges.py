@@ -119,7 +119,9 @@ head.title("Number ranges")
 run = head.run()
 kinds = loaders.analysed(kinds_present, run)
 if not kinds:
-    empty.nothing("This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.")
+    empty.nothing(
+        "This run sampled no tensors, so their ranges are not known. `watch(…, every=10)` samples them.", sample=True
+    )
 
 answer = st.container()
 label_of = words.KIND_LABELS.__getitem__

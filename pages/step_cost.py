@@ -94,7 +94,7 @@ run = head.run(table="windows")
 step = profiled.pick(run)
 cost = loaders.analysed(step_cost, run, step)
 if cost.source == "nothing":
-    empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}")
+    empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}", sample=True)
 
 bound = amdahl(cost)
 head.verdict(verdict(cost, bound))

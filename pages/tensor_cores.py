@@ -43,7 +43,7 @@ head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
     hardware.of(run)
-    empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}")
+    empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}", sample=True)
 
 step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)

@@ -4,10 +4,11 @@ from typing import NoReturn
 
 import streamlit as st
 
-from pages.parts import words
+from pages.parts import picker, words
 
 START = "pages/start_run.py"
 LIBRARY = "pages/run_library.py"
+SAMPLE = "sample/fp16-healthy"
 
 
 def no_runs() -> None:
@@ -24,9 +25,12 @@ def no_runs() -> None:
     st.stop()
 
 
-def nothing(sentence: str) -> None:
-    """This run has nothing for this page; ends the page."""
+def nothing(sentence: str, *, sample: bool = False) -> None:
+    """This run has nothing for this page; ends the page. With `sample` a button opens the page on one that has."""
     st.info(sentence, icon=":material/info:")
+    if sample and SAMPLE in st.session_state["entries"]:
+        label = "See it on a sample run"
+        st.button(label, key="empty.sample", icon=":material/visibility:", on_click=picker.choose, args=(SAMPLE,))
     st.stop()
 
 

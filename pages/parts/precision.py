@@ -97,7 +97,7 @@ def not_recorded(run: Run) -> None:
     said = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
     reason = str(said.iloc[-1]).removeprefix("operators: ") if len(said) else ""
     lead = "No operators of this run were traced"
-    empty.nothing(f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}")
+    empty.nothing(f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}", sample=True)
 
 
 def pick_step(steps: list[int]) -> int | None:

@@ -53,3 +53,12 @@ def test_what_was_not_recorded_is_not_zero(home, open_app):
 
 def test_every_term_leads_to_a_page_that_is_there():
     assert {term.page for term in TERMS.values()} <= set(findings.PAGES)
+
+
+def test_a_page_with_nothing_to_show_offers_a_sample_that_has_it(home, open_app):
+    samples(home)
+    write(home.runs / "a", "bare")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    next(b for b in app.button if b.label == "See it on a sample run").click().run()
+    assert app.title[0].value == "Number ranges" and app.session_state["run"] == "sample/fp16-healthy"
+    assert app.get("plotly_chart") and not app.exception
