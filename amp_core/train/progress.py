@@ -17,11 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow.compute as pc
 
+from amp_core.addresses import located
 from amp_core.run import Run, load_run
 
 LOG_INTERVAL_S = 2.0
@@ -39,7 +39,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
-        self._folder = Path(folder)
+        self._folder = located(folder)
         self._stream = stream or sys.stderr
         self._clock = clock
         self._run: Run | None = None
