@@ -72,7 +72,7 @@ class Sealed:
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""
-        needed = [c for c in self._columns if c in {"step", "name", *columns}]
+        needed = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
         parts = [TENSORS.schema.empty_table()]
         for group in self.groups:
             with _Reading(self.file):
@@ -82,8 +82,10 @@ class Sealed:
                 )
                 rows = np.flatnonzero(_equal(keys, "name", name) & _equal(keys, "kind", kind))
                 if len(rows):
-                    found = self._opened().read_row_group(group.index, columns=needed, use_threads=False)
-                    parts.append(self._conformed(found.take(pa.array(rows))))
+                    found = file.read_row_group(group.index, columns=needed, use_threads=False).take(pa.array(rows))
+                    for column, value in (("name", name), ("kind", kind)):
+                        found = found.append_column(column, pa.repeat(value, len(rows)))
+                    parts.append(self._conformed(found))
         return pa.concat_tables(parts, promote_options="default").select(columns)
 
     def _rows(self, group: Group, wanted: list[int]) -> pa.Table:

@@ -7,15 +7,16 @@
     10000
 
 Kept are whole sampled steps: the first, the last, some between them at equal distances, and, so that no spike
-disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and the first
-with any that is not finite. Where they lie follows from the statistics in the files' footers; the rest is not read.
-A live run's new step costs the same however long the run is.
+disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and up to
+`MOST_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
+footers; the rest is not read. A live run's new step costs the same however long the run is.
 """
 
 import copy
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,11 @@ from amp_core.run import Run, load_run
 
 MOST_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
+
+MOST_BAD = 16
+"""So many sampled steps with infinities or NaNs are held in any case."""
+AT_ONCE = 4
+"""Segments that are read at one time."""
 
 EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 """Columns whose largest value is always among the rows."""
@@ -99,7 +105,8 @@ class Extract(Run):
             self.table("tensors")
             sealed, live = list(self._sealed.values()), list(self._open.values())
         chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
-        parts = [s.of_tensor(kind, name, columns) for s in sealed]
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # decoding lets other threads run
+            parts = list(pool.map(lambda s: s.of_tensor(kind, name, columns), sealed))
         parts += [s.table.filter(chosen).select(columns) for s in live if s.table is not None]
         found = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
         return found.sort_by("step") if "step" in columns else found
@@ -178,11 +185,18 @@ class Extract(Run):
                     values = pc.fill_null(pc.cast(segment.table.column(column), "float64"), 0.0).to_numpy()
                     if np.nanmax(values, initial=0.0) > top:
                         found.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
+        bad: set[int] = set()
         for column in ("inf", "nan"):
-            first = next((at for at in groups if at[1].largest.get(column, 0.0) > 0), None)
-            if first is not None:
-                steps, values = first[0].values(first[1], "step", column)
-                found.add(int(steps[values > 0].min()))
+            for sealed, group in groups:
+                if group.largest.get(column, 0.0) > 0 and len(bad) < MOST_BAD:
+                    steps, values = sealed.values(group, "step", column)
+                    bad.update(steps[values > 0].astype(int).tolist())
+            for segment in self._open.values():
+                if segment.table is not None:
+                    held = segment.table.filter(pc.field(column) > 0).column("step")
+                    bad.update(pc.unique(held).to_pylist())
+        every = sorted(bad)
+        found.update(every[i] for i in np.linspace(0, len(every) - 1, min(MOST_BAD, len(every))).astype(int))
         return found
 
     def _at(self, chosen: np.ndarray) -> list[pa.Table]:

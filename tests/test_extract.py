@@ -37,7 +37,7 @@ def test_short_runs_are_read_whole(tmp_path: Path) -> None:
 def test_an_extract_is_bounded_and_of_whole_steps(long: Path) -> None:
     run, whole = Extract(long, most_rows=300), load_run(long)
     table = run.table("tensors")
-    assert 100 <= table.num_rows <= 400 and run.sampled_steps == SAMPLED
+    assert 100 <= table.num_rows <= 460 and run.sampled_steps == SAMPLED
     steps = sampled_steps(run, "weight_grad")
     assert steps[0] == 0 and steps[-1] == SAMPLED - 1
     assert table.equals(whole.thinned(steps).table("tensors"))
@@ -75,7 +75,7 @@ def test_a_live_run_grows_in_its_extract(tmp_path: Path, most: int) -> None:
             write_tensors(writer, step, TENSORS, spike=step == 60)
             assert run.refresh()
             assert sampled_steps(run, "weight_grad")[-1] == step and len(run.steps) == step + 1
-            assert run.table("tensors").num_rows <= max(most, 60) * 3 or most == 10_000
+            assert run.table("tensors").num_rows <= 400 or most == 10_000
         assert sampled_steps(before, "weight_grad")[-1] == 39 and len(before.steps) == 40
     run.refresh()
     assert 60 in sampled_steps(run, "weight_grad") and run.status == "finished"
