@@ -436,6 +436,9 @@ class Head:
         return cls(**values)
 
 
+MOST_PROCESSES = 100_000
+"""No training had as many; a head that says so would have readers look for each."""
+
 _HEAD_TYPES: dict[str, type] = {
     "schema": int,
     "run_id": str,
@@ -459,6 +462,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         raise RunError(f"{where} has status={value!r:.80}; it must be one of {', '.join(STATUSES)}")
     if name == "world_size" and isinstance(value, int) and value < 1:
         raise RunError(f"{where} has world_size={value}; it must be 1 or more")
+    if name == "world_size" and isinstance(value, int) and value > MOST_PROCESSES:
+        raise RunError(f"{where} has world_size={value!r:.80}; it must be {MOST_PROCESSES:,} or less")
     return value
 
 
