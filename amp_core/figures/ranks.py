@@ -35,7 +35,7 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
         )
     figure.update_xaxes(title="median time of a step (ms)", rangemode="tozero")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    slowest = known.loc[known["step_ms"].idxmax()] if known["step_ms"].notna().any() else known.iloc[0]
+    slowest = known.iloc[int(known["step_ms"].fillna(-1.0).to_numpy().argmax())]
     alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
     figure.update_layout(legend={"traceorder": "normal"})
     return finished(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)

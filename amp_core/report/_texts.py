@@ -135,7 +135,9 @@ def numbers(view: Overview) -> Html:
         ("Loss scale", words.scale(scale.last) if scale.has_scaler else "none: no scaler"),
         (
             "Skipped steps",
-            f"{words.count(scale.skips)} ({words.percent(scale.skip_frac)})" if scale.skips_recorded else "not recorded",
+            f"{words.count(scale.skips)} ({words.percent(scale.skip_frac)})"
+            if scale.skips_recorded
+            else "not recorded",
         ),
         ("Step time", f"{words.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
         ("Samples per second", words.number(speed.samples_per_s)),

@@ -80,20 +80,19 @@ def follow(folder: Path) -> None:
         lines = job.console(8) if job is not None else []
         if lines:
             st.code("\n".join(lines), language=None, wrap_lines=True)
-        evidence(found, remember=False)
+        evidence(found)
 
     part()
 
 
-def evidence(found: Tuned, remember: bool = True) -> None:
+def evidence(found: Tuned) -> None:
     """What was tried, stage by stage, and what was not."""
     for stage, title in STAGES.items():
         rows = [row for row in found.tried if row.stage == stage]
         if rows:
             st.subheader(f"{title[0].upper()}{title[1:]}", anchor=False)
             frame = pd.DataFrame([_shown(row) for row in rows])
-            options = {"column_config": COLUMNS, "hide_index": True, "alt": f"Search: {title}."}
-            tables.show(frame, **options) if remember else st.dataframe(frame, **options)
+            tables.show(frame, column_config=COLUMNS, hide_index=True, alt=f"Search: {title}.")
     if found.left_out:
         st.subheader("Not tried", anchor=False)
         st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in found.left_out))
