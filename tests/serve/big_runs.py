@@ -8,7 +8,6 @@ page after that, the server's memory, the cost of a look at a live run of two le
 """
 
 import argparse
-import asyncio
 import contextlib
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from amp_core.runlog import RunWriter
-from tests.serve.running import serving
+from tests.serve.running import run_async, serving
 from tests.serve.viewer import Viewer
 
 KINDS = ("weight_grad", "output_grad")
@@ -154,7 +153,7 @@ def live_tail(home: Path, lengths: list[tuple[int, int]]) -> list[float]:
     with serving(home / "live") as server:
         for steps, rows in lengths:
             with big_run(home / "live" / f"of-{steps}", steps, rows) as writer:
-                found.append(asyncio.run(look_live(server.base, f"run/of-{steps}", writer, steps)))
+                found.append(run_async(look_live(server.base, f"run/of-{steps}", writer, steps)))
     return found
 
 
@@ -180,7 +179,7 @@ def main() -> None:
                 pass
             print(f"written in {time.perf_counter() - began:.0f} s: {steps:,} steps, {rows:,} rows of tensors")
         with serving(home / "runs") as server:
-            for page, (seconds, chart) in asyncio.run(pages(server.base, "run/big")).items():
+            for page, (seconds, chart) in run_async(pages(server.base, "run/big")).items():
                 print(f"{page}: {seconds:.2f} s, first chart {'none' if chart is None else f'{chart:.2f} s'}")
             print(f"server: {server.rss_bytes() / 2**20:.0f} MiB resident")
         short, long = live_tail(home, [(steps // 50, rows // 50), (steps, rows)])
@@ -189,7 +188,7 @@ def main() -> None:
         if not (home / "library").exists():
             write_library(home / "library", number)
         with serving(home / "library") as server:
-            first, again = asyncio.run(library(server.base))
+            first, again = run_async(library(server.base))
         print(f"library of {number:,} runs: {first:.2f} s in a server that has just begun, {again:.2f} s again")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tests import synthetic
-from tests.serve.running import Server, serving
+from tests.serve.running import Server, run_async, serving
 from tests.serve.viewer import Seen, Viewer
 
 PAGES = ("", "loss-scale", "number-ranges", "layer-detail", "memory")
@@ -116,7 +116,7 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
     found = []
     with synthetic.live(runs / "live") as run, serving(runs) as server:
         run.advance(30)
-        asyncio.run(one_round(server, 1, 1, 0))
+        run_async(one_round(server, 1, 1, 0))
         settle(server, Round(), 0, 5)
         threads = server.threads()
         for _ in range(number):
@@ -124,7 +124,7 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
             pace = threading.Thread(target=train, args=(run, stop))
             pace.start()
             try:
-                found.append(asyncio.run(one_round(server, live, own, seconds)))
+                found.append(run_async(one_round(server, live, own, seconds)))
             finally:
                 stop.set()
                 pace.join()

@@ -1,5 +1,6 @@
 """A real server on the loopback address: `with serving(runs) as server: …`."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -8,13 +9,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` in a thread of its own: after a test in a browser, Playwright's loop goes on in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 @dataclass

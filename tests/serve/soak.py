@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tests.serve.running import ROOT, Server, serving
+from tests.serve.running import ROOT, Server, run_async, serving
 from tests.serve.viewer import Viewer
 
 PAGES = ("", "loss-scale", "number-ranges", "layer-detail", "memory", "library")
@@ -183,7 +183,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     with tempfile.TemporaryDirectory(prefix="ampscope-soak-") as home:
-        say(asyncio.run(soak(given.steps, given.minutes * 60, Path(home))))
+        say(run_async(soak(given.steps, given.minutes * 60, Path(home))))
 
 
 if __name__ == "__main__":

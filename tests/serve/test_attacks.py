@@ -1,6 +1,5 @@
 """Attacks on a real server, over real sockets: foreign hosts and origins, path tricks, forged presses of buttons."""
 
-import asyncio
 import contextlib
 import http.client
 import socket
@@ -13,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from amp_core import jobs
 from tests import synthetic
-from tests.serve.running import Server, serving
+from tests.serve.running import Server, run_async, serving
 from tests.serve.viewer import Seen, Viewer
 
 SECRET = "the-secret-run"
@@ -74,7 +73,7 @@ def see(server: Server, page: str = "", **query: str) -> Seen:
         async with Viewer(server.base) as viewer:
             return await viewer.open(page, **query)
 
-    return asyncio.run(go())
+    return run_async(go())
 
 
 def refused(server: Server, **headers: str) -> bool:
@@ -88,7 +87,7 @@ def refused(server: Server, **headers: str) -> bool:
             return error.response.status_code in (400, 403)
         return False
 
-    return asyncio.run(go())
+    return run_async(go())
 
 
 HOSTS = ["evil.example", "evil.example:8501", "127.0.0.1.evil.example", "localhost@evil.example", "127.0.0.1/evil"]
@@ -161,7 +160,7 @@ def test_more_sessions_than_allowed_are_refused_and_free_their_place(reading: Se
         async with Viewer(reading.base) as viewer:
             assert (await viewer.open()).words
 
-    asyncio.run(go())
+    run_async(go())
 
 
 TRICKS = [
@@ -227,7 +226,7 @@ def press(server: Server, page: str, *widgets: WidgetState) -> Seen:
             await viewer.open(page, run="run/a")
             return await viewer.again(*widgets)
 
-    return asyncio.run(go())
+    return run_async(go())
 
 
 def folders(home: Path) -> set[str]:

@@ -1,12 +1,11 @@
 """The quick forms of `many_eyes`, `big_runs` and `soak`: that they work, and what holds whatever the machine is busy
 with. Times are for their long forms to print."""
 
-import asyncio
 from pathlib import Path
 
 from tests.serve.big_runs import big_run, library, live_tail, pages, write_library
 from tests.serve.many_eyes import rounds
-from tests.serve.running import serving
+from tests.serve.running import run_async, serving
 from tests.serve.soak import slope, soak, watching_ms
 
 MOST_BYTES = 1.5 * 2**30
@@ -24,7 +23,7 @@ def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
     with big_run(tmp_path / "runs" / "big", 4_000, 200_000):
         pass
     with serving(tmp_path / "runs") as server:
-        found = asyncio.run(pages(server.base, "run/big"))
+        found = run_async(pages(server.base, "run/big"))
         assert all(found[page][1] is not None for page in ("overview", "loss-scale", "number-ranges", "layer-detail"))
         assert server.rss_bytes() < MOST_BYTES
 
@@ -33,11 +32,11 @@ def test_live_looks_and_a_library_of_many_runs(tmp_path: Path) -> None:
     assert len(live_tail(tmp_path, [(100, 2_000)])) == 1
     write_library(tmp_path / "library", 60)
     with serving(tmp_path / "library") as server:
-        assert min(asyncio.run(library(server.base))) > 0
+        assert min(run_async(library(server.base))) > 0
 
 
 def test_a_short_soak(tmp_path: Path) -> None:
-    found = asyncio.run(soak(300, 6, tmp_path))
+    found = run_async(soak(300, 6, tmp_path))
     assert found["code"] == 0 and int(str(found["opened"])) > 0
     trainer = found["trainer"]
     assert isinstance(trainer, list) and len({row["handles"] for row in trainer[len(trainer) // 3 :]}) == 1

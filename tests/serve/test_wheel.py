@@ -1,6 +1,5 @@
 """A wheel, built and installed into a fresh environment: `ampscope serve` finds its pages and its samples there."""
 
-import asyncio
 import subprocess
 import sys
 import sysconfig
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.running import ROOT, serving
+from tests.serve.running import ROOT, run_async, serving
 from tests.serve.viewer import Seen, Viewer
 
 
@@ -56,6 +55,6 @@ def test_installed_ampscope_serves_its_pages(wheel: Path, tmp_path: Path) -> Non
             async with Viewer(server.base) as viewer:
                 return [await viewer.open(page) for page in ("", "loss-scale", "library", "start", "format-lab")]
 
-        for seen in asyncio.run(look()):
+        for seen in run_async(look()):
             assert seen.errors == []
             assert seen.words
