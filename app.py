@@ -12,8 +12,8 @@ import streamlit as st
 from amp_core import RunError
 from pages.parts import empty, picker, signin, tables
 
-# Arrow's own pool keeps what a thread freed for that thread, and Streamlit runs each pass in a new one: following a live
-# run, the app grew by 50 KB a second. The system's pool gives it back.
+# Arrow's own pool keeps what a thread freed for that thread, and Streamlit runs each pass in a new one: following a
+# live run, the app grew by 50 KB a second. The system's pool gives it back.
 pa.set_memory_pool(pa.system_memory_pool())
 
 PARTS = Path(__file__).parent / "pages" / "parts"
