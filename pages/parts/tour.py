@@ -14,7 +14,7 @@ STEPS = (
     ),
     (
         "2 · What goes wrong",
-        "One throws a step in ten away because gradients overflow; one loses small gradients and says nothing.",
+        "One throws step after step away because gradients overflow; one loses small gradients and says nothing.",
         (("sample/fp16-overflow", "Open the overflow"), ("sample/fp16-underflow", "Open the underflow")),
     ),
 )
