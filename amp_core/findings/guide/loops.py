@@ -148,7 +148,7 @@ ENTRIES = (
         "`scaler.state_dict()` with the rest.",
         "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
         "'scaler': scaler.state_dict()}, path)\n"
-        "scaler.load_state_dict(torch.load(path)['scaler'])",
+        "scaler.load_state_dict(torch.load(path, weights_only=True)['scaler'])",
         {
             "Accelerate": "accelerator.save_state(folder)\naccelerator.load_state(folder)   # the scaler too",
             "Transformers Trainer": "trainer.train(resume_from_checkpoint=True)   # the scaler too",
