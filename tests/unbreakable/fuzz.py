@@ -11,6 +11,7 @@ than 5 s. Memory is bounded to `MOST_MEMORY`, and nothing may appear outside of 
 
 import argparse
 import collections
+import faulthandler
 import json
 import resource
 import select
@@ -23,6 +24,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from amp_core import RunError, diagnose, load_run
 from amp_core.packing import unpack
@@ -93,7 +95,8 @@ def try_one(number: int, parent: Path) -> tuple[str, str, str | None]:
 
 
 def work(first: int, stop: int) -> None:
-    """In the worker: tell the parent of each input before and after it is read."""
+    """In the worker: tell the parent of each input once it was read."""
+    faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     with tempfile.TemporaryDirectory(dir=ROOM) as parent:
         for number in range(first, stop):
@@ -108,7 +111,8 @@ def fuzz(first: int, inputs: int, every: int = 0) -> Found:
     found, number, stop = Found(), first, first + inputs
     while number < stop:
         line = [sys.executable, "-m", "tests.unbreakable.fuzz", "--work", str(number), str(stop)]
-        worker = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed where the worker is done with
+        worker = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert worker.stdout is not None
         while number < stop:
             patience = LONGEST_S * 2 + (60 if number == first else 30)  # a worker imports before its first
@@ -117,7 +121,7 @@ def fuzz(first: int, inputs: int, every: int = 0) -> Found:
                 break
             said = worker.stdout.readline()
             if not said:
-                found.wrong.append(f"input {number}: its reader died with {worker.wait()}")
+                found.wrong.append(f"input {number}: its reader died with {worker.wait()}: {_last_words(errors)}")
                 break
             number, kind, became, wrong, took, held = json.loads(said)
             found.kinds[f"{kind} {became}"] += 1
@@ -132,8 +136,17 @@ def fuzz(first: int, inputs: int, every: int = 0) -> Found:
         if number < stop:  # it died or hangs: the next one goes on behind that input
             number += 1
             worker.kill()
+            if every:
+                print(found.wrong[-1], flush=True)
         worker.communicate()
+        errors.close()
     return found
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """What a worker that died left behind: its stack, as `faulthandler` writes it, or what `std::terminate` said."""
+    errors.seek(0)
+    return " | ".join(errors.read().decode("utf-8", "replace").strip().splitlines()[:12])[:900]
 
 
 def main() -> int:
