@@ -76,6 +76,8 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -
     try:
         for message, stop in _messages(data):
             if schema is None:
+                if message.type != "schema":  # read_schema (pyarrow 26) takes any message for one, and crashes
+                    raise ValueError(f"it begins with a message of type {message.type!r}, not with a schema")
                 schema = pa.ipc.read_schema(message)
             elif message.type == "record batch" and not _has_dictionaries(schema):
                 batches.append(pa.ipc.read_record_batch(message, schema))

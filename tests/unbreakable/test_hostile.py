@@ -69,6 +69,19 @@ def test_pipe_in_the_place_of_a_head_is_not_waited_for(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_stream_that_does_not_begin_with_a_schema_is_refused(tmp_path: Path) -> None:
+    """pyarrow takes whatever stands there for a schema, and reads memory that is not its own."""
+    for name, data in honest()[1].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    stream = bytearray(honest()[1]["steps/00000.arrows"])
+    assert stream[29] == 1  # of the union of message heads: a schema
+    stream[29] = 9
+    (tmp_path / "steps" / "00000.arrows").write_bytes(stream)
+    with pytest.raises(RunError, match="it begins with a message of type 'unknown', not with a schema"):
+        load_run(tmp_path).table("steps")
+
+
 def test_reading_a_strangers_file_bounds_memory_only_while_it_lasts(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     (tmp_path / "bad.zip").write_bytes(b"no zip")
