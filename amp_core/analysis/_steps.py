@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from amp_core.run import Run
 
 TIMES = ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms")
+WARMUP_STEPS = 10
+"""So many first steps of a run are left out of timings; see `warmup_steps`."""
 
 
 def attempts(run: Run) -> pd.DataFrame:
@@ -51,6 +53,16 @@ def attempts(run: Run) -> pd.DataFrame:
     return whole
 
 
+def along(run: Run) -> pd.DataFrame:
+    """`attempts` with what curves are drawn over: `samples` counted from the start of the run, and `time_s`, of a run
+    that took turns with others that of its own steps."""
+    frame = attempts(run)
+    frame["samples"], frame["time_s"] = frame["samples"].cumsum(), frame["time_s"].astype(float)
+    if "comparison" in run.head.config:  # it took turns: the clock went on while others trained
+        frame["time_s"] = frame["step_ms"].cumsum() / 1e3
+    return frame
+
+
 def scaler_enabled(run: Run) -> bool:
     """Whether a GradScaler was at work: as the head says or, where it says nothing, as the recorded scales show."""
     config = run.head.config
@@ -75,11 +87,11 @@ def whole_number(value: object) -> int | None:
 
 
 def warmup_steps(steps: int) -> int:
-    """How many first steps are left out of timings: a fifth of a short run, at most 10.
+    """How many first steps are left out of timings: a fifth of a short run, at most `WARMUP_STEPS`.
 
     The first ones pay for allocation, kernel selection, compilation and reading data for the first time.
     """
-    return min(10, steps // 5)
+    return min(WARMUP_STEPS, steps // 5)
 
 
 def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:

@@ -18,7 +18,7 @@ _LEARNED = {
     "worse": "learns worse",
     "better": "learns better",
     "not comparable": "trains another task",
-    "cannot tell": "same loss not sure",
+    "cannot tell": "cannot tell whether it learns the same",
 }
 
 
@@ -33,7 +33,7 @@ def learned(parity: str) -> str:
     """A verdict on learning in a few words."""
     verdict = next((v for v in _LEARNED if parity.startswith(v)), None)
     said = _LEARNED.get(verdict or "", parity)
-    return f"{said} yet: run more seeds" if parity.startswith("cannot tell: run more") else said
+    return "too few seeds to tell whether it learns the same" if parity.startswith("cannot tell: run more") else said
 
 
 def _speed(row: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 >>> comparison = compare([run_fp32, run_bf16])
 >>> comparison.answers["bf16"]
-'BF16: 2.31 × faster, 38 % less memory, same loss not sure yet: run more seeds'
+'BF16: 2.31 × faster, 38 % less memory, too few seeds to tell whether it learns the same'
 >>> comparison.table[["run", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_verdict", "memory_ratio"]]
 >>> comparison.parity["bf16"]
 'cannot tell: run more seeds (final loss +0.3 % against fp32, over 200 common steps)'

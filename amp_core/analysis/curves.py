@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, recipe
+from amp_core.analysis._steps import along, recipe
 from amp_core.analysis.thin import thin
 from amp_core.run import Run
 from amp_core.schema import RunError
@@ -33,10 +33,7 @@ def loss_curves(
         raise RunError(f"x={x!r} is unknown; choose one of {', '.join(X_AXES)}")
     parts = []
     for run, label in zip(runs, labelled(runs), strict=True):
-        frame = attempts(run)
-        frame["samples"] = frame["samples"].cumsum()
-        if "comparison" in run.head.config:  # it took turns: the clock went on while others trained
-            frame["time_s"] = frame["step_ms"].cumsum() / 1e3
+        frame = along(run)
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))

@@ -12,33 +12,56 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
-from amp_core.analysis._steps import attempts, scaler_enabled
+from amp_core import words
+from amp_core.analysis._steps import WARMUP_STEPS, along, attempts, scaler_enabled, warmup_steps
 from amp_core.run import Run
 
 TASK = ("workload", "size", "batch_size", "accumulate", "device")
 """Settings in which two runs must agree to be of one task on one machine."""
 MOST_MARKS = 2000
 """So many marks are made at most, evenly chosen among the skipped steps: more could not be told apart."""
+_TOLD = {"phase change": "", "resumed": "training resumed", "traced": "operators traced"}
+"""Kinds of events that begin a phase, and how they are told."""
 
 
 def step_marks(run: Run) -> pd.DataFrame:
-    """Steps worth a mark on every time axis: skipped ones, and those at which something about the watching changed.
+    """Steps worth a mark on every time axis: skipped ones, and those at which the run was in another phase.
 
-    Columns: step, samples (seen so far; NaN where not recorded), time_s, kind (`skipped` or `change`), what.
+    Phases are the end of the warm-up that timings leave out, audits, profiled and traced steps, a resumed training, and
+    changes of how it is watched. Columns: step, samples (seen so far; NaN where not recorded), time_s, kind (`skipped`
+    or `change`), what (in words).
     """
-    frame = attempts(run)[["step", "time_s", "samples", "skipped"]]
-    frame = frame.assign(samples=frame["samples"].cumsum(), time_s=frame["time_s"].astype(float))
+    frame = along(run)[["step", "time_s", "samples", "skipped"]]
     skipped = frame[frame["skipped"]]
     if len(skipped) > MOST_MARKS:
         skipped = skipped.iloc[np.linspace(0, len(skipped) - 1, MOST_MARKS).astype(int)]
     skips = skipped.drop(columns="skipped").assign(kind="skipped", what="step skipped")
-    events = run.events
-    changes = events[(events["kind"] == "phase change") & events["step"].notna()][["step", "name", "detail"]]
-    found = changes.merge(frame.drop(columns="skipped"), on="step", how="inner")
-    found["what"] = found["name"] + ": " + found["detail"]
+    found = pd.DataFrame(_phases(run, frame), columns=["step", "what"]).astype({"step": "int64"}).drop_duplicates()
+    changes = found.groupby("step", sort=True)["what"].agg("; ".join).reset_index()
+    changes = changes.merge(frame.drop(columns="skipped"), on="step", how="inner").assign(kind="change")
     columns = ["step", "samples", "time_s", "kind", "what"]
-    return pd.concat([skips[columns], found.assign(kind="change")[columns]], ignore_index=True)
+    return pd.concat([skips[columns], changes[columns]], ignore_index=True)
+
+
+def _phases(run: Run, frame: pd.DataFrame) -> list[tuple[int, str]]:
+    """Steps at which another phase begins, each with what it is."""
+    found = []
+    warm = warmup_steps(len(frame))
+    if warm == WARMUP_STEPS:  # of a run that has just begun it would move with each step
+        found.append((int(frame["step"].iloc[warm]), "warm-up over: timed from here on"))
+    found += [(int(step), "gradients audited in FP32") for step in pc.unique(run.table("audits")["step"]).to_pylist()]
+    windows = run.table("windows").select(["step", "steps"]).to_pylist()
+    found += [
+        (w["step"], f"{words.plural(w['steps'] or 0, 'step')} profiled") for w in windows if w["step"] is not None
+    ]
+    events = run.events
+    events = events[events["kind"].isin(_TOLD) & events["step"].notna()]
+    for event in events[["step", "kind", "name", "detail"]].to_dict("records"):
+        said = [event["name"], event["detail"]] if event["kind"] == "phase change" else [_TOLD[event["kind"]]]
+        found.append((int(event["step"]), ": ".join(str(text) for text in said if text)))
+    return found
 
 
 def lost_gradient(run: Run) -> float | None:

@@ -1,41 +1,57 @@
-"""Skipped steps and changes of the watching, marked along the bottom of a figure over steps.
+"""Skipped steps and phases of a run, marked along the bottom of a figure over steps.
 
 >>> with_marks(loss_figure(curves), step_marks(run), "step")
+>>> with_marks(loss_figure(curves), step_marks(run), "step", of="fp16", hue=recipe_colour("fp16"), row=1)
 """
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, numbers
+from amp_core.figures.style import colour, numbers, shortened
 
-_KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "watching changed", "triangle-up", "limit"))
+_KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
 
-def with_marks(figure: go.Figure, marks: pd.DataFrame, x: str = "step", dark: bool = False) -> go.Figure:
+ROW = 0.045
+"""Height of a row of marks, as a share of the figure's."""
+
+
+def with_marks(
+    figure: go.Figure,
+    marks: pd.DataFrame,
+    x: str = "step",
+    dark: bool = False,
+    of: str | None = None,
+    hue: str | None = None,
+    row: int = 0,
+) -> go.Figure:
     """`figure` with a row of marks at its lower edge, from `step_marks`; `x` is `step`, `samples` or `time_s`.
 
     They stand on an axis of their own, so the range of the figure's own values does not move, and zooming keeps them.
+    In a figure of several runs each has a `row` of its own, in its colour `hue`, under its name `of`.
     """
     if not len(marks) or not figure.data:
         return figure
-    said = []
+    said, known = [], {trace.name for trace in figure.data}
     for kind, name, symbol, meaning in _KINDS:
         some = marks[(marks["kind"] == kind) & marks[x].notna()]
         if not len(some):
             continue
-        hue = colour(meaning, dark)
+        shown = hue or colour(meaning, dark)
         figure.add_scatter(
             x=numbers(some[x]),
-            y=np.full(len(some), 0.015, dtype=np.float32),
+            y=np.full(len(some), 0.015 + ROW * row, dtype=np.float32),
             yaxis="y9",
             mode="markers",
-            marker={"symbol": symbol, "size": 7, "color": hue, "line": {"color": hue, "width": 1.6}},
+            marker={"symbol": symbol, "size": 7, "color": shown, "line": {"color": shown, "width": 1.6}},
             name=name,
+            showlegend=name not in known,
             customdata=np.stack([some["step"].to_numpy().astype(object), some["what"].to_numpy()], axis=1),
-            hovertemplate="step %{customdata[0]:,}: %{customdata[1]}<extra></extra>",
+            hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step %{{customdata[0]:,}}: %{{customdata[1]}}"
+            "<extra></extra>",
         )
-        said.append(f"{len(some):,} marked as {name}")
+        said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
         figure.update_layout(
             yaxis9={"overlaying": "y", "side": "right", "range": [0, 1], "visible": False, "fixedrange": True},

@@ -22,6 +22,25 @@ def test_each_skipped_step_and_each_change_of_watching_is_marked(tmp_path):
     ]
 
 
+def test_each_phase_is_marked_once_with_all_that_it_is(tmp_path):
+    rows = {"step": list(range(60)), "step_ms": [2.0] * 60, "time_s": [float(i) for i in range(60)]}
+    with RunWriter(tmp_path / "a", config={"comparison": {"id": "x"}}) as writer:
+        writer.append("steps", rows)
+        writer.append("audits", {"step": [0, 0, 40], "name": ["w", "v", "w"], "loss_scale": [1.0] * 3, "lost": [0] * 3})
+        writer.append("windows", {"step": [20, None], "steps": [3, None], "device": ["cpu", "cpu"]})
+        for kind, step in (("traced", 20), ("resumed", 30), ("calls", 5), ("phase change", None)):
+            writer.event(kind, name="ops", step=step)
+    marks = step_marks(load_run(tmp_path / "a"))
+    assert marks[["step", "what"]].values.tolist() == [
+        [0, "gradients audited in FP32"],
+        [10, "warm-up over: timed from here on"],
+        [20, "3 steps profiled; operators traced"],
+        [30, "training resumed"],
+        [40, "gradients audited in FP32"],
+    ]
+    assert marks["time_s"].tolist() == pytest.approx([0.002, 0.022, 0.042, 0.062, 0.082])  # its own steps alone
+
+
 def test_lost_gradient_is_that_of_the_runs_own_scale(tmp_path):
     with RunWriter(tmp_path / "a", config={"scaler": {"enabled": True}}) as writer:
         writer.append("steps", {"step": [5], "loss_scale": [8.0]})

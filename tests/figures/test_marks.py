@@ -27,3 +27,15 @@ def test_nothing_to_mark_changes_nothing():
     plain = loss_figure(CURVE)
     assert with_marks(loss_figure(CURVE), marks().iloc[:0]) == plain
     assert with_marks(loss_figure(CURVE), marks(time_s=[None, None]), "time_s") == plain
+
+
+def test_each_of_several_runs_has_a_row_in_its_own_colour_and_the_legend_names_each_kind_once():
+    marked = loss_figure(CURVE)
+    for row, (name, hue) in enumerate({"first": "#112233", "second": "#445566"}.items()):
+        marked = with_marks(marked, marks(), of=name, hue=hue, row=row)
+    rows = [trace for trace in marked.data if trace.yaxis == "y9"]
+    assert [trace.marker.color for trace in rows] == ["#112233"] * 2 + ["#445566"] * 2
+    assert rows[0].y[0] == rows[1].y[0] < rows[2].y[0]
+    assert [trace.showlegend for trace in rows] == [True, True, False, False]
+    assert all(trace.hovertemplate.startswith("second, step") for trace in rows[2:])
+    assert "1 of second marked as phase change" in marked.layout.meta["alt"]

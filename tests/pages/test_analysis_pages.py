@@ -215,7 +215,7 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     runs = next(one.value for one in app.dataframe if "Half of steps (ms)" in one.value)
     assert set(runs["Run"]) == {"fp32", "fp16", "bf16"}
     said = words(app).replace("*", "")
-    assert "FP16: 2.00 × faster, 40.0 % less memory, same loss not sure yet: run more seeds" in said
+    assert "FP16: 2.00 × faster, 40.0 % less memory, too few seeds to tell whether it learns the same" in said
     assert "did not take turns" in said
     copied = next(one.value for one in app.code)
     assert copied.startswith("| Recipe | Seeds |") and "| fp16 |" in copied
