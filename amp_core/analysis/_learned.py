@@ -79,8 +79,13 @@ def final(frame: pd.DataFrame) -> Final:
     return Final(float(tail.mean()), float(np.std(np.diff(tail)) / np.sqrt(2)), at)
 
 
-def learning(name: str, first: Sequence[Learned], this: Sequence[Learned]) -> tuple[str, Judged | None]:
-    """The verdict on the recipe of `this` against that of `first`, called `name`, and the numbers of the final loss."""
+def learning(
+    name: str, first: Sequence[Learned], this: Sequence[Learned], *, repeatedly: bool = False
+) -> tuple[str, Judged | None]:
+    """The verdict on the recipe of `this` against that of `first`, called `name`, and the numbers of the final loss.
+
+    `repeatedly` as in `judge`.
+    """
     unlike = [k for k, a, b in zip(TASK, first[0].task, this[0].task, strict=True) if a != b]
     if unlike:
         return f"not comparable: {unlike[0]} is not the same as in {name}", None
@@ -92,7 +97,7 @@ def learning(name: str, first: Sequence[Learned], this: Sequence[Learned]) -> tu
         return f"worse: the loss is not finite from step {min(broken)} on, that of {name} is", None
     if not all(np.isfinite(end.mean) for end in (*before.values(), *after.values())):
         return "cannot tell: too few steps with a finite loss", None
-    found = judge(_means(before), _means(after))
+    found = judge(_means(before), _means(after), repeatedly=repeatedly)
     said = f"final loss {_change(found.deviation, found.reference)} against {name}, over {extent}"
     if _identical(first, this, extent):
         return f"within noise: the loss is the same at each step, bit for bit ({said})", found
@@ -101,7 +106,7 @@ def learning(name: str, first: Sequence[Learned], this: Sequence[Learned]) -> tu
         if found.deviation > max(GROSS * abs(found.reference), 2 * step_noise):
             return f"worse: {said}, more than the step-to-step noise of ±{step_noise:.2g}", found
         return f"cannot tell: run more seeds ({said})", found
-    held_out = _held_out(first, this)
+    held_out = _held_out(first, this, repeatedly)
     verdicts = [one.verdict for one in (found, held_out) if one is not None]
     details = [_detail(said, found, name)]
     if held_out is not None:
@@ -122,12 +127,13 @@ def _together(verdicts: Sequence[str]) -> str:
     return "within noise"
 
 
-def _held_out(first: Sequence[Learned], this: Sequence[Learned]) -> Judged | None:
+def _held_out(first: Sequence[Learned], this: Sequence[Learned], repeatedly: bool) -> Judged | None:
     """The held-out loss judged; None unless all runs have it and are of one length: more training lowers it."""
     runs = (*first, *this)
     if len({len(run.frame) for run in runs}) > 1 or not all(np.isfinite(run.eval_loss) for run in runs):
         return None
-    return judge({run.seed: run.eval_loss for run in first}, {run.seed: run.eval_loss for run in this})
+    before, after = ({run.seed: run.eval_loss for run in one} for one in (first, this))
+    return judge(before, after, repeatedly=repeatedly)
 
 
 def _identical(first: Sequence[Learned], this: Sequence[Learned], extent: Extent) -> bool:

@@ -59,8 +59,11 @@ class Comparison:
         return comparison_html(self)
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     """Hold `runs` against the first of them. Raises `RunError` where there is none.
+
+    `repeatedly`: seeds are added and judged again until it is told whether a recipe learns the same, as `ampscope tune`
+    does; each look is stricter then (`amp_core.analysis.parity`).
 
     `.table` has one row per run, NaN where not measured:
     run (label), precision, status, steps, recipe (label of its row in `.recipes`), seed;
@@ -92,7 +95,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
     parity = dict.fromkeys(labels, "reference")
     recipes = [_recipe(table, groups[0], ratios.ITSELF if len(timed[0].step) else ratios.UNKNOWN, "reference", None)]
     for group in groups[1:]:
-        said, judged = learning(groups[0].label, _of(learned, groups[0]), _of(learned, group))
+        ours, theirs = (_of(learned, one) for one in (group, groups[0]))
+        said, judged = learning(groups[0].label, theirs, ours, repeatedly=repeatedly)
         parity |= {labels[i]: said for i in group.places}
         ratio = ratios.speed_ratio([(runs[partner[i]], runs[i]) for i in group.places])
         recipes.append(_recipe(table, group, ratio, said, judged))

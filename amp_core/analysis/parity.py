@@ -10,6 +10,13 @@ d the mean deviation over seeds, paired by seed, and s the standard deviation of
 - *within noise*: the 90 % t-interval of d lies within ±2 s, so that a larger deviation is ruled out at 5 % (two
   one-sided tests: Schuirmann, "A comparison of the two one-sided tests procedure", 1987);
 - else *cannot tell: run more*. So it is with fewer than `FEW_SEEDS` seeds of the reference, whatever the deviation.
+
+Who adds a seed and judges again, until a verdict falls, gives chance more than one opening (Armitage, McPherson and
+Rowe, "Repeated significance tests on accumulating data", 1969). `repeatedly` answers with stricter tests at each look,
+as Pocock did ("Group sequential methods in the design and analysis of clinical trials", 1977): the 95 % interval must
+lie within ±2 s. Simulated with looks after 3, 4, 5, 6, 8, 10 and 12 seeds, a recipe that is 2 s worse then passes in
+less than 5 % of searches, however alike seeds fare in both; one that is no worse is called worse in about 5 % where
+pairs of a seed have nothing in common, in less than 1 % where they share nine tenths of it (`tests/analysis`).
 """
 
 from collections.abc import Mapping
@@ -45,8 +52,11 @@ class Judged:
     """Trainings of the recipe that count."""
 
 
-def judge(reference: Mapping[int, float], recipe: Mapping[int, float]) -> Judged:
-    """Hold final values of `recipe`, by seed, against those of `reference`; lower is better. None may be NaN."""
+def judge(reference: Mapping[int, float], recipe: Mapping[int, float], *, repeatedly: bool = False) -> Judged:
+    """Hold final values of `recipe`, by seed, against those of `reference`; lower is better. None may be NaN.
+
+    `repeatedly`: the same two are judged again as seeds are added, until there is a verdict.
+    """
     first, this = np.array(list(reference.values())), np.array(list(recipe.values()))
     shared = [seed for seed in recipe if seed in reference]
     paired = np.array([recipe[seed] - reference[seed] for seed in shared])
@@ -56,7 +66,7 @@ def judge(reference: Mapping[int, float], recipe: Mapping[int, float]) -> Judged
     error, freedom = _error(first, this, paired if whole else np.zeros(0))
     reach = float(t_quantile(freedom, 0.975)) * error if freedom >= 1 else np.nan
     low, high = deviation - reach, deviation + reach
-    inner = float(t_quantile(freedom, 0.95)) * error if freedom >= 1 else np.nan
+    inner = float(t_quantile(freedom, 0.975 if repeatedly else 0.95)) * error if freedom >= 1 else np.nan
     verdict = "cannot tell"
     if np.isfinite(noise) and np.isfinite(reach):
         if low > 0 and deviation > noise:

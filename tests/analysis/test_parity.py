@@ -12,6 +12,7 @@ from amp_core.analysis.parity import judge, t_quantile
 from tests.synthetic import write_rows
 
 SEEDS = range(6)
+LOOKS = (3, 4, 5, 6, 8, 10, 12)
 
 
 def simulated(repeat: int, bias: float = 0.0, chaos: float = 0.3, seeds: range = SEEDS) -> str:
@@ -37,6 +38,33 @@ def test_a_planted_bias_is_found(bias: float, verdict: str) -> None:
 def test_a_recipe_that_strays_as_far_as_another_seed_is_not_called_worse() -> None:
     said = [simulated(repeat, chaos=1.4) for repeat in range(400)]
     assert said.count("worse") <= 0.05 * 400 and said.count("better") <= 0.05 * 400
+
+
+def searched(repeat: int, bias: float, alike: float) -> str:
+    """The verdict of a search that adds seeds until it falls. `bias` is in standard deviations from seed to seed,
+    `alike` the correlation of a seed's two trainings."""
+    random = np.random.default_rng([repeat, round(100 * alike)])
+    ours, own = random.standard_normal((2, LOOKS[-1]))
+    theirs = bias + alike * ours + np.sqrt(1 - alike**2) * own
+    for seeds in LOOKS:
+        first, this = (dict(enumerate(2.0 + 0.02 * values[:seeds])) for values in (ours, theirs))
+        verdict = judge(first, this, repeatedly=True).verdict
+        if verdict != "cannot tell":
+            break
+    return verdict
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9, 0.99])
+def test_looking_again_after_each_seed_passes_few_that_are_worse(alike: float) -> None:
+    said = [searched(repeat, 2.0, alike) for repeat in range(1000)]
+    assert said.count("within noise") + said.count("better") <= 0.05 * 1000
+
+
+@pytest.mark.parametrize(("alike", "passes"), [(0.0, 0.85), (0.5, 0.93), (0.9, 0.97), (0.99, 0.99)])
+def test_looking_again_comes_to_the_right_verdict(alike: float, passes: float) -> None:
+    said = [searched(repeat, 0.0, alike) for repeat in range(1000)]
+    assert said.count("within noise") + said.count("better") >= passes * 1000
+    assert said.count("worse") <= (0.065 if alike == 0 else 0.04 if alike == 0.5 else 0.01) * 1000
 
 
 def test_few_seeds_cannot_tell() -> None:
