@@ -80,9 +80,8 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         alt,
         height,
         barmode="stack",
-        legend_traceorder="normal",
         bargap=0.25,
-        margin={"l": 64, "r": 132, "t": 84, "b": 56},
+        margin={"l": 64, "r": 132, "t": 52, "b": 48},
     )
 
 

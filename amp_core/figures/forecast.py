@@ -1,4 +1,4 @@
-"""A forecast as bars: what is drawn was not measured, and every title says so.
+"""A forecast as ranges: what is drawn was not measured, and every title says so.
 
 >>> forecast_figure(forecast(traces, ["V100", "A100"]).table, "speedup")
 """
@@ -12,12 +12,15 @@ from amp_core.schema import RunError
 
 _SHOWN = {
     "speedup": ("Speed-up over FP32", "times as fast as FP32 with TF32 off", "×"),
-    "step_ms": ("Time of a step", "ms", "ms"),
+    "step_ms": ("Time of a step", "time of a step (ms)", "ms"),
 }
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+"""Of each recipe, in the order of `RECIPES`."""
 
 
 def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = False) -> go.Figure:
-    """One group of bars per GPU, one bar per recipe in its colour, with the range as a line; from `forecast(…).table`.
+    """For each GPU a mark per recipe, of a colour and a shape of its own, with the range as a line; from
+    `forecast(…).table`.
 
     Raises `RunError` for a column that cannot be drawn.
     """
@@ -35,23 +38,25 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
         rows = known[known["recipe"] == recipe]
         value = rows[column].to_numpy(dtype=np.float64)
         low, high = (rows[f"{column}_{side}"].to_numpy(dtype=np.float64) for side in ("low", "high"))
-        figure.add_bar(
+        hue = recipe_colour(recipe, dark)
+        figure.add_scatter(
             x=rows["gpu"].tolist(),
             y=numbers(value),
-            name=recipe,
-            marker={"color": recipe_colour(recipe, dark), "line": {"width": 0}},
+            mode="markers",
+            offsetgroup=recipe,
+            name=recipe.upper(),
+            marker={"color": hue, "size": 11, "symbol": _SYMBOLS[list(RECIPES).index(recipe)]},
             error_y={
                 "type": "data",
                 "symmetric": False,
                 "array": numbers(high - value),
                 "arrayminus": numbers(value - low),
-                "color": colour("limit", dark),
-                "thickness": 1.4,
-                "width": 4,
+                "color": hue,
+                "thickness": 2,
+                "width": 6,
             },
-            text=[f"{v:.3g} {unit} ({a:.3g} – {b:.3g})" for v, a, b in zip(value, low, high, strict=True)],
-            textposition="none",
-            hovertemplate="%{x}, %{fullData.name}: %{text}<extra></extra>",
+            hovertext=[f"{v:.3g} {unit}, likely {a:.3g} to {b:.3g}" for v, a, b in zip(value, low, high, strict=True)],
+            hovertemplate="%{x}, %{fullData.name}: %{hovertext}<extra></extra>",
         )
     if column == "speedup":
         figure.add_hline(y=1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
@@ -64,4 +69,4 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
         f"{row[f'{column}_high']:.3g})"
         for row in known.to_dict("records")
     )
-    return finished(figure, title, f"{title}: {said}.", 400, barmode="group", bargap=0.25)
+    return finished(figure, title, f"{title}: {said}.", 360, scattermode="group", scattergap=0.35)

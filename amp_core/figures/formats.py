@@ -90,8 +90,7 @@ def format_range_figure(
         180 + 34 * len(names),
         barmode="overlay",
         bargap=0.35,
-        legend={"y": 0, "yref": "container", "yanchor": "bottom", "traceorder": "normal"},
-        margin={"l": 64, "r": 170, "t": 54 + 16 * len(marks), "b": 84},
+        margin={"l": 64, "r": 170, "t": 54 + 16 * len(marks), "b": 48},
     )
 
 

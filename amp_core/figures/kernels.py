@@ -58,11 +58,7 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
     figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1], fixedrange=True)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
-    return finished(
-        figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3,
-        margin={"l": 64, "r": 24, "t": 52, "b": 96}, title_xref="container",
-        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
-    )  # fmt: skip
+    return finished(figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3)
 
 
 def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where kernel time goes") -> go.Figure:
@@ -88,35 +84,30 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             orientation="h",
             name=words,
             marker=_marker(colour(meaning, dark), hatch, dark),
-            customdata=shown.loc[chosen, "name"].str.slice(0, 160),
-            hovertemplate="%{customdata}: %{x:.2%}<extra></extra>",
+            customdata=np.stack(
+                [shown.loc[chosen, "name"].str.slice(0, 160), [f"{n:,.0f}" for n in shown.loc[chosen, "count"]]], axis=1
+            ),
+            hovertemplate="%{customdata[0]}<br>%{x:.2%} of the time, %{customdata[1]} calls<extra></extra>",
         )
     figure.add_scatter(
         x=share.astype(np.float32),
         y=rows,
         mode="text",
-        text=[
-            f"  {percent(s)} · {_milliseconds(us)} · {n:,.0f} ×"
-            for s, us, n in zip(share, shown["total_us"], shown["count"], strict=True)
-        ],
+        text=[f"  {percent(s)} · {_milliseconds(us)}" for s, us in zip(share, shown["total_us"], strict=True)],
         textposition="middle right",
         cliponaxis=False,
         hoverinfo="skip",
         showlegend=False,
     )
-    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, 1.3 * float(share.max())])
+    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, 1.7 * float(share.max())])
     figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
-        tickvals=rows, ticktext=[short_kernel(name) for name in shown["name"]],
+        tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],
     )  # fmt: skip
     drawn = f"the {len(shown)} of {len(table):,} with the most time" if len(table) > len(shown) else f"all {len(shown)}"
     first = shown.iloc[0]
     alt = f"{title}: {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
-    return finished(
-        figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25,
-        margin={"l": 64, "r": 24, "t": 52, "b": 96}, title_xref="container",
-        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
-    )  # fmt: skip
+    return finished(figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25)
 
 
 def short_kernel(name: str, most: int = 46) -> str:

@@ -17,6 +17,7 @@ from amp_core.figures.style import (
     SHARES,
     colour,
     empty,
+    exponent_axis,
     faded,
     finished,
     log2_axis,
@@ -29,12 +30,13 @@ from amp_core.formats import FORMATS, Format
 _FEWEST_DECADES = -5
 
 _CLASSES = (
-    ("normal_frac", "normal", "healthy"),
-    ("zero_frac", "exactly zero", "zero"),
-    ("subnormal_frac", "subnormal", "underflow"),
-    ("nan_frac", "NaN", "nan"),
-    ("inf_frac", "infinite", "overflow"),
+    ("normal_frac", "normal", "healthy", ""),
+    ("zero_frac", "exactly zero", "zero", ""),
+    ("subnormal_frac", "subnormal", "underflow", "/"),
+    ("nan_frac", "NaN", "nan", "."),
+    ("inf_frac", "infinite", "overflow", "x"),
 )
+"""Column, words, meaning and hatching."""
 
 
 def exponents_over_time(
@@ -80,21 +82,17 @@ def exponents_over_time(
             "outlinewidth": 0,
         },
         customdata=grid.astype(np.float32),
-        hovertemplate="step %{x:,}, near 2<sup>%{y:.0f}</sup>: %{customdata:.2%} of the nonzero values<extra></extra>",
+        hovertemplate="step %{x:,}, around 2<sup>%{y}</sup>: %{customdata:.2%} of the nonzero values<extra></extra>",
     )
     for row, fmt in enumerate(limits):
         _limit_lines(figure, fmt, low, high, row, dark)
-    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if (high - low) / s <= 12)
-    at = list(range(math.ceil(low / stride) * stride, high + 1, stride))
     figure.update_xaxes(title="step", zeroline=False, showgrid=False)
-    figure.update_yaxes(
-        title=f"magnitude ({values})", range=[low, high], tickvals=at, ticktext=[raised(k) for k in at], zeroline=False
-    )
+    figure.update_yaxes(**exponent_axis(f"magnitude ({values})", low, high))
     alt = (
         f"Heatmap of the exponents of one tensor over {len(steps):,} sampled steps, from 2^{lowest} to "
         f"2^{lowest + grid.shape[0]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(figure, title, alt, 420, margin={"l": 64, "r": 24, "t": 52, "b": 56})
+    return finished(figure, title, alt, 420)
 
 
 def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
@@ -103,7 +101,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
     if not len(trace):
         return empty(title, "This tensor was not sampled yet.")
     figure = go.Figure()
-    for column, label, meaning in _CLASSES:
+    for column, label, meaning, hatch in _CLASSES:
         if column != "normal_frac" and not (trace[column] > 0).any():
             continue  # a line of zero thickness would only look like a border
         hue = colour(meaning, dark)
@@ -114,9 +112,10 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             line={"color": hue, "width": 0.8},
             marker={"color": hue, "size": 7},
             fillcolor=faded(hue, 0.85),
+            fillpattern={"shape": hatch, "size": 6, "fgcolor": PAGE[dark], "fillmode": "overlay"},
             stackgroup="classes",
             name=label,
-            hovertemplate="%{y:.3%}",
+            hovertemplate="%{y:.3%} of its elements",
         )
     bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
     if len(bad):
@@ -135,10 +134,8 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
         figure,
         title,
         alt,
-        340,
+        300,
         hovermode="x unified",
-        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
-        margin={"l": 64, "r": 24, "t": 52, "b": 104},
     )
 
 
@@ -172,7 +169,8 @@ def magnitude_figure(
             line=line,
             marker={"color": hue, "size": 7},
             name=name,
-            hovertemplate="%{y:.3g}",
+            hovertemplate="%{y:.3g} = 2<sup>%{customdata:.1f}</sup>",
+            customdata=_log2(trace[column]),
         )
     bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
     if len(bad):
@@ -194,6 +192,10 @@ def magnitude_figure(
     figure.update_yaxes(title=f"magnitude ({values})", **log2_axis(low - room, high + 2 * room))
     alt = f"Magnitudes over {len(trace):,} sampled steps, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
     return finished(figure, title, alt, 340, hovermode="x unified")
+
+
+def _log2(values: "pd.Series[float]") -> np.ndarray:
+    return np.log2(values.where(values > 0)).to_numpy(dtype=np.float32)
 
 
 def _limit_lines(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:

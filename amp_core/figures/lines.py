@@ -125,7 +125,7 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
         line={"color": colour("norm", dark), "width": 1.6},
         marker={"color": colour("norm", dark), "size": 7},
         name="gradient norm",
-        hovertemplate="step %{x:,}: norm %{y:.3g}<extra></extra>",
+        hovertemplate="step %{x:,}: length of the whole gradient %{y:.3g}<extra></extra>",
     )
     if bad.any():
         _crosses(figure, trace["step"][bad], 2.0 ** (high + room), "not finite: step skipped", dark)
@@ -162,7 +162,7 @@ def memory_figure(
             hovertemplate=f"%{{y:.3g}} {unit}",
         )
     figure.update_xaxes(title="step", range=_steps_shown(trace))
-    figure.update_yaxes(title=unit, range=[0, 1.1 * top / size])
+    figure.update_yaxes(title=f"memory ({unit})", range=[0, 1.1 * top / size])
     alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
@@ -205,7 +205,8 @@ def scale_figure(
         line={"color": hue, "width": 2, "shape": "hv"},
         marker={"color": hue, "size": 7},
         name="loss scale",
-        hovertemplate="step %{x:,}: loss scale %{y:,}<extra></extra>",
+        customdata=np.array([power_of_two(value) for value in trace["loss_scale"]], dtype=object),
+        hovertemplate="step %{x:,}: the loss is multiplied by %{customdata} (%{y:,})<extra></extra>",
     )
     skipped = trace[trace["skipped"].to_numpy(dtype=bool)]
     if len(skipped):
@@ -222,7 +223,7 @@ def scale_figure(
     figure.update_yaxes(title="loss scale", **log2_axis(low - room, high + room))
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
-    return finished(figure, title, alt, legend_traceorder="normal")
+    return finished(figure, title, alt)
 
 
 def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
@@ -231,7 +232,11 @@ def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark
     there = window["lowest"] <= window["highest"]
     ends = [window[c].clip(floor, ceiling).where(there) for c in ("lowest", "highest")]
     hue = colour("healthy", dark)
-    for values, name, fill in zip(ends, ("lowest safe", "safe for FP16, predicted"), (None, "tonexty"), strict=True):
+    edges = (
+        ("lowest", "lowest safe", None, "below this scale gradients underflow in FP16:"),
+        ("highest", "safe for FP16, predicted", "tonexty", "above this scale gradients overflow in FP16:"),
+    )
+    for values, (column, name, fill, told) in zip(ends, edges, strict=True):
         figure.add_scatter(
             x=numbers(window["step"]),
             y=numbers(values),
@@ -242,7 +247,8 @@ def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark
             fillcolor=faded(hue, 0.24),
             name=name,
             showlegend=fill is not None,
-            hovertemplate=f"step %{{x:,}}: {'highest' if fill else 'lowest'} safe %{{y:,.4g}}<extra></extra>",
+            customdata=np.array([power_of_two(value) for value in window[column]], dtype=object),
+            hovertemplate=f"step %{{x:,}}: {told} %{{customdata}}<extra></extra>",
         )
     limits = span(np.concatenate(ends))
     return (min(low, limits[0]), max(high, limits[1])) if limits else (low, high)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.style import colour, empty, finished, percent, tick_names
 
-MOST_BARS = 60
+MOST_BARS = 40
 LEAST = 1e-6
 """Left end of the axis; smaller shares are no bar, but told when pointed at."""
 
@@ -25,16 +25,20 @@ _LOSSES = (
 def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predicted losses") -> go.Figure:
     """Shares of each tensor that would underflow and overflow, on a log axis that stays the same for every scale.
 
-    `predicted` has rows of `what_if` for one kind, format and scale. At most `MOST_BARS` tensors are drawn: those that
-    would lose most.
+    `predicted` has rows of `what_if` for one kind, format and scale. Of more than `MOST_BARS` tensors those are drawn
+    that would lose most, and none that would lose nothing: few keep their rows, whatever the scale.
     """
     if not len(predicted):
         return empty(title, "No finite nonzero gradient was sampled yet.")
     total = len(predicted)
+    under, over = (int((predicted[c] > 0).sum()) for c in ("underflow_frac", "overflow_frac"))
     if total > MOST_BARS:
-        worst = (predicted["overflow_frac"] * 1e6 + predicted["underflow_frac"]).nlargest(MOST_BARS).index.sort_values()
-        predicted = predicted.loc[worst]
-        title = f"{title}: the {MOST_BARS} of {total:,} tensors that lose most"
+        losing = predicted[(predicted[[c for c, *_ in _LOSSES]] > LEAST).any(axis=1)]
+        worst = losing["overflow_frac"] * 1e6 + losing["underflow_frac"]
+        predicted = losing.loc[worst.nlargest(MOST_BARS).index.sort_values()]
+        if not len(predicted):
+            return empty(title, f"None of the {total:,} tensors would lose {100 * LEAST:g} % or more.")
+        title = f"{title}: the {len(predicted)} of {total:,} tensors that lose most"
     names = predicted["name"].tolist()
     figure = go.Figure()
     for column, label, meaning, hatch in _LOSSES:
@@ -66,10 +70,9 @@ def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predi
             yref="paper",
             showarrow=False,
         )
-    under, over = (int((predicted[c] > 0).sum()) for c in ("underflow_frac", "overflow_frac"))
     alt = f"Bars of predicted losses: of {total:,} tensors {under:,} would underflow in part and {over:,} overflow."
     height = min(1500, max(260, 150 + 30 * len(names)))
-    return finished(figure, title, alt, height, barmode="group", bargap=0.25, legend_traceorder="normal")
+    return finished(figure, title, alt, height, barmode="group", bargap=0.25)
 
 
 def _marker(hue: str, hatch: str, dark: bool) -> dict[str, Any]:

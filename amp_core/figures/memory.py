@@ -38,7 +38,7 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
             marker={"color": MEMORY[category][dark], "line": {"width": 0}},
             hovertemplate=f"%{{y}}: {label} %{{x:.3g}} {unit}<extra></extra>",
         )
-    figure.update_xaxes(title=unit, rangemode="tozero")
+    figure.update_xaxes(title=f"memory ({unit})", rangemode="tozero")
     ticks = [shortened(str(run), 24) for run in runs]
     figure.update_yaxes(autorange="reversed", type="category", tickvals=runs, ticktext=ticks, showgrid=False)
     said = "; ".join(
@@ -50,7 +50,7 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
     )
     height = 170 + 56 * len(runs)
     alt = f"{title}: {said}."
-    return finished(figure, title, alt, height, barmode="stack", bargap=0.35, legend_traceorder="normal")
+    return finished(figure, title, alt, height, barmode="stack", bargap=0.35)
 
 
 def memory_moments_figure(
@@ -112,11 +112,11 @@ def memory_moments_figure(
             xanchor="right" if late else "left", yanchor="bottom",
         )  # fmt: skip
     figure.update_xaxes(title="moments of the step, in order", range=[0, last])
-    figure.update_yaxes(title=unit, range=[0, 1.08 * top / size])
+    figure.update_yaxes(title=f"memory ({unit})", range=[0, 1.08 * top / size])
     alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
     return finished(
-        figure, title, alt, 430, hovermode="x unified", legend_traceorder="normal", legend_y=1.07,
-        margin={"l": 64, "r": 24, "t": 112, "b": 56},
+        figure, title, alt, 430, hovermode="x unified",
+        margin={"l": 64, "r": 24, "t": 64, "b": 48},
     )  # fmt: skip
 
 

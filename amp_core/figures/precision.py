@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import UNKNOWN_RECIPE, colour, empty, finished, recipe_colour, tick_names
+from amp_core.figures.style import colour, empty, finished, recipe_colour, shortened, tick_names
 from amp_core.formats import FORMATS
 
 MOST_WORDS = 600
 """With more cells than this the format is not written into each."""
+_OTHERS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}
+"""Colours of what is no recipe, light and dark."""
 _ORDER = ("fp8-e5m2", "fp8-e4m3", "fp16", "bf16", "mixed", "fp32", "fp64")
 
 
@@ -40,26 +42,28 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         zmin=-0.5,
         zmax=len(found) - 0.5,
         colorscale=[[edge / len(found), hue] for i, hue in enumerate(hues) for edge in (i, i + 1)],
-        colorbar={
-            "title": {"text": "ran in", "side": "top"},
-            "tickvals": list(range(len(found))),
-            "ticktext": [_word(name) for name in found],
-            "thickness": 14,
-            "len": min(1.0, 0.1 + 0.12 * len(found)),
-            "y": 1,
-            "yanchor": "top",
-            "outlinewidth": 0,
-        },
-        showscale=len(found) > 1,  # of one colour a scale is a dash; the word in each cell tells
+        showscale=False,
         xgap=2,
         ygap=2 if len(modules) < 80 else 0,
         hoverinfo="skip",
     )
     for name, hue in zip(found, hues, strict=True):
-        _words(figure, cells[cells["ran"] == name], _ink(hue), len(cells) <= MOST_WORDS)
+        those = cells[cells["ran"] == name]
+        figure.add_scatter(  # in the cell's own colour on one of them: it is there for the legend
+            x=those["op"].tolist()[:1],
+            y=those["module"].tolist()[:1],
+            mode="markers",
+            marker={"color": hue, "symbol": "square", "size": 9},
+            hoverinfo="skip",
+            name=f"ran in {_word(name)}",
+        )
+        _words(figure, those, _ink(hue), len(cells) <= MOST_WORDS)
     _crosses(figure, cells[cells["stayed"]], dark)
     every = max(1, math.ceil(len(modules) / 60))
-    figure.update_xaxes(title="operator", type="category", side="top", tickangle=-50, showgrid=False)
+    figure.update_xaxes(
+        title="operator", type="category", side="top", tickangle=-50, showgrid=False,
+        tickvals=ops, ticktext=[shortened(op, 22) for op in ops],
+    )  # fmt: skip
     figure.update_yaxes(
         title="module",
         autorange="reversed",
@@ -75,7 +79,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
     )
     height = min(1400, max(320, 236 + 24 * len(modules)))
     margin = {"l": 96, "r": 24, "t": 176, "b": 40}
-    return finished(figure, title, alt, height, margin=margin, legend={"y": 0, "yanchor": "top", "orientation": "h"})
+    return finished(figure, title, alt, height, margin=margin)
 
 
 def _columns(cells: pd.DataFrame) -> list[str]:
@@ -136,7 +140,7 @@ def _crosses(figure: go.Figure, stayed: pd.DataFrame, dark: bool) -> None:
 
 
 def _hue(name: str, dark: bool) -> str:
-    return recipe_colour(name, dark) if name != "mixed" else UNKNOWN_RECIPE[dark]
+    return _OTHERS[name][dark] if name in _OTHERS else recipe_colour(name, dark)
 
 
 def _word(name: str, short: bool = False) -> str:

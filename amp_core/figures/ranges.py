@@ -13,7 +13,17 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import SHARES, colour, empty, faded, finished, percent, raised, tick_names
+from amp_core.figures.style import (
+    SHARES,
+    colour,
+    empty,
+    exponent_axis,
+    faded,
+    finished,
+    percent,
+    raised,
+    tick_names,
+)
 from amp_core.formats import FORMATS, Format
 
 MOST_CELLS = 400_000
@@ -22,6 +32,8 @@ CLICKABLE = 3000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
 
 _FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
+_LABEL = 15
+"""Height of a line of labels in pixels."""
 
 
 def exponent_heatmap(
@@ -77,7 +89,7 @@ def exponent_heatmap(
         xgap=1 if grid.shape[1] < 80 else 0,
         ygap=2 if len(names) < 60 else 0,
         customdata=grid.astype(np.float32) if grid.size >= CLICKABLE else None,
-        hovertemplate="%{y}<br>near 2<sup>%{x}</sup>: %{customdata:.2%} of its nonzero values<extra></extra>"
+        hovertemplate="%{y}<br>around 2<sup>%{x}</sup>: %{customdata:.2%} of its nonzero values<extra></extra>"
         if grid.size >= CLICKABLE
         else None,
         hoverinfo=None if grid.size >= CLICKABLE else "skip",
@@ -90,15 +102,7 @@ def exponent_heatmap(
     if classes is not None and len(names) == rows:
         _tell_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
-    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256) if (high - low) / s <= 14)
-    at = range(math.ceil(low / stride) * stride, high + 1, stride)
-    figure.update_xaxes(
-        title=f"magnitude ({values})",
-        range=[low, high],
-        tickvals=list(at),
-        ticktext=[raised(k) for k in at],
-        zeroline=False,
-    )
+    figure.update_xaxes(**exponent_axis(f"magnitude ({values})", low, high))
     figure.update_yaxes(
         autorange="reversed",
         type="category",
@@ -106,13 +110,13 @@ def exponent_heatmap(
         ticktext=tick_names(names)[::every],
         showgrid=False,
     )
-    height = min(900, max(280, 150 + 26 * len(names))) + 16 * len(limits)
+    height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(figure, title, alt, height, margin={"l": 96, "r": 24, "t": 62 + 16 * max(1, len(limits)), "b": 56})
+    return finished(figure, title, alt, height, margin={"l": 96, "r": 24, "t": 46 + 2 * _LABEL * len(limits), "b": 48})
 
 
 def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str], np.ndarray, int]:
@@ -185,21 +189,22 @@ def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: b
 
 
 def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
-    """The three limits of a format as lines, labelled above the plot; each format has its own line of labels."""
+    """The three limits of a format as lines, labelled above the plot. Each format has two lines of labels: in one the
+    outer two of them would meet the one between on a narrow page."""
     marks = (
-        (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}", "right"),
-        (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}", "left"),
-        (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}", "left"),
+        (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}", "left", 0),
+        (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}", "left", 1),
+        (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}", "left", 0),
     )
     inside = [m for m in marks if low <= m[0] <= high]
-    shift = 2 + 16 * row
-    for at, label, anchor in inside:
+    shift = 2 + 2 * _LABEL * row
+    for at, label, anchor, line in inside:
         figure.add_vline(
             x=at, line={"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
         )
         side = "right" if (at - low) / (high - low) > 0.75 else anchor
         figure.add_annotation(
-            x=at, y=1, yref="paper", yshift=shift, text=f"{fmt.label} {label}", showarrow=False,
+            x=at, y=1, yref="paper", yshift=shift + _LABEL * line, text=f"{fmt.label} {label}", showarrow=False,
             xanchor=side, yanchor="bottom", font={"size": 11},
         )  # fmt: skip
     if not inside:

@@ -62,8 +62,6 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
         f"Time of a step by phase, typically: {middle}.",
         400,
         hovermode="x unified",
-        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},  # may take three rows
-        margin={"l": 64, "r": 24, "t": 52, "b": 116},
     )
 
 
@@ -162,7 +160,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
     return finished(
         figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
-        margin={"l": 64, "r": 76, "t": 52, "b": 56}, title_xref="container",  # from the names on: three stand in a row
+        margin={"l": 64, "r": 76, "t": 52, "b": 48},
     )  # fmt: skip
 
 

@@ -72,8 +72,7 @@ def step_cost_figure(
         230 + 70 * len(runs),
         barmode="stack",
         bargap=0.25,
-        legend={"traceorder": "normal", "y": 0, "yref": "container", "yanchor": "bottom"},
-        margin={"l": 24 if runs == [""] else 64, "r": 24, "t": 52, "b": 130},
+        margin={"l": 24 if runs == [""] else 64, "r": 24, "t": 52, "b": 48},
     )
 
 

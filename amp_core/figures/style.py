@@ -153,6 +153,20 @@ def log2_axis(low: float, high: float, most: int = 9) -> dict[str, object]:
     }
 
 
+def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
+    """A linear axis of exponents from `low` to `high`, ticks written as powers of two; plotly puts as many as there is
+    room for, and finer ones when one zooms in."""
+    return {
+        "title": title,
+        "range": [low, high],
+        "tickprefix": "2<sup>",
+        "ticksuffix": "</sup>",
+        "nticks": 14,
+        "tickangle": 0,
+        "zeroline": False,
+    }
+
+
 def percent(share: float) -> str:
     """A share (0–1) in percent with two digits; one too small for them is not called zero."""
     if share >= 0.995:
@@ -191,14 +205,24 @@ def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
 
 
 def finished(figure: go.Figure, title: str, alt: str, height: int = 360, **layout: object) -> go.Figure:
-    """The look that all figures share: title, legend above the plot, margins, and `alt` as the text for the blind."""
+    """The look that all figures share: title above, legend below the plot, margins, and `alt` for those who cannot see.
+
+    The legend stands at the figure's own edge: plotly makes room for it there, however many rows a narrow page asks.
+    """
     figure.update_layout(
-        title={"text": title, "x": 0, "xref": "paper", "xanchor": "left", "y": 0.97, "yanchor": "top"},
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1.01, "yanchor": "bottom", "title": {"text": ""}},
-        margin={"l": 64, "r": 24, "t": 84, "b": 56},
+        title={
+            "text": title, "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container",
+            "yanchor": "top", "pad": {"t": 14, "l": 2},
+        },
+        legend={
+            "orientation": "h", "x": 0, "xref": "container", "xanchor": "left", "y": 0, "yref": "container",
+            "yanchor": "bottom", "traceorder": "normal", "title": {"text": ""},
+        },
+        margin={"l": 64, "r": 24, "t": 52, "b": 48},
         height=height,
         meta={"alt": alt},
-    )
+        uirevision=title,
+    )  # fmt: skip
     figure.update_xaxes(automargin=True)
     figure.update_yaxes(automargin=True)
     figure.update_layout(**layout)

@@ -258,7 +258,7 @@ def test_a_peak_is_cut_off_and_told() -> None:
 def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
     figure = memory_figure(memory_trace(runs["healthy"]), what="resident set of the process")
     assert trace(figure, "at the step").y[-1] == pytest.approx(300, rel=0.01)
-    assert figure.layout.yaxis.title.text == "MiB"
+    assert figure.layout.yaxis.title.text == "memory (MiB)"
     assert figure.layout.title.text == "Memory: resident set of the process"
 
 
@@ -367,7 +367,9 @@ def test_the_tensors_that_lose_most_are_drawn() -> None:
     frame = pd.DataFrame({"name": [f"l{i}" for i in range(200)], "underflow_frac": np.linspace(0, 0.5, 200)})
     figure = lost_figure(frame.assign(underflow_mass_frac=0.0, overflow_frac=np.where(frame.index == 3, 1e-3, 0.0)))
     assert len(figure.data[0].y) == lost.MOST_BARS and {"l3", "l199"} <= set(figure.data[0].y)
-    assert "60 of 200 tensors" in figure.layout.title.text
+    assert f"{lost.MOST_BARS} of 200 tensors" in figure.layout.title.text
+    nothing = lost_figure(frame.assign(underflow_frac=0.0, underflow_mass_frac=0.0, overflow_frac=0.0))
+    assert not nothing.data and "None of the 200 tensors" in texts(nothing)[0]
 
 
 def test_the_safe_window_is_a_band_behind_the_scale(runs: dict[str, Run]) -> None:
