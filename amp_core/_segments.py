@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amp_core._bounds import read_bounded, refuse_compressed, refuse_large
 from amp_core.schema import RunError, Table
 
 
@@ -38,22 +39,20 @@ class Segment:
         return self.table.num_rows if self.table is not None else 0
 
 
-def read_parquet(
-    file: File, source: object, table: Table, before: Segment | None, most_values: int | None = None
-) -> Segment:
+def read_parquet(file: File, source: object, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
     """Read a whole Parquet file, or keep what `before` holds where it is the stream that the file was sealed from.
 
-    With `most_values`, a file that holds more values in all columns together is refused: a run of equal values takes
-    next to nothing in a file, and any amount of memory.
+    With `bounded`, as is due to strangers' files, one that would decode to too much is refused before it is decoded: a
+    run of equal values takes next to nothing in a file, and any amount of memory.
     """
     try:
         reader = pq.ParquetFile(source)
-        if most_values is not None and _values(reader.metadata) > most_values:
-            raise ValueError(f"it holds {_values(reader.metadata):,} values; at most {most_values:,} are read")
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
-        found = reader.read()
+        found = read_bounded(reader, source) if bounded else reader.read()
         found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+        if bounded:
+            refuse_large(found, len(table.columns))
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
@@ -61,14 +60,11 @@ def read_parquet(
     return Segment(file, conform(found, table, file.name))
 
 
-def _values(metadata: pq.FileMetaData) -> int:
-    """Rows times columns, which of lists counts each once. What a column says of itself is not asked: of a damaged file
-    that ends the process (pyarrow 26 calls `std::terminate` on statistics that do not fit)."""
-    return int(metadata.num_rows) * int(metadata.num_columns)
+def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
+    """Read the whole batches in `data`, the bytes after `before.offset`; a torn tail is left for the next time.
 
-
-def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -> Segment:
-    """Read the whole batches in `data`, the bytes after `before.offset`; a torn tail is left for the next time."""
+    With `bounded`, what would decode to too much is refused before it is decoded.
+    """
     schema = before.schema if before is not None else None
     start = before.offset if before is not None else 0
     batches: list[pa.RecordBatch] = []
@@ -79,7 +75,9 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -
                 if message.type != "schema":  # read_schema (pyarrow 26) takes any message for one, and crashes
                     raise ValueError(f"it begins with a message of type {message.type!r}, not with a schema")
                 schema = pa.ipc.read_schema(message)
-            elif message.type == "record batch" and not _has_dictionaries(schema):
+            elif bounded and message.type in ("record batch", "dictionary"):
+                refuse_compressed(message)
+            if message.type == "record batch" and not _has_dictionaries(schema):
                 batches.append(pa.ipc.read_record_batch(message, schema))
             end = stop
         if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
@@ -88,6 +86,8 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None) -
             schema = None
         for batch in batches:
             batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
+        if bounded and batches:
+            refuse_large(pa.Table.from_batches(batches), len(table.columns))
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
     parts = [before.table] if before is not None and before.table is not None else []

@@ -27,8 +27,6 @@ STALE_S = 600.0
 """A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
 
 MAX_HEAD_BYTES = 4 * 2**20
-MAX_ZIPPED_VALUES = 2**27
-"""Values in one table file of a zip, a gibibyte of numbers: a million rows of `tensors` have half of that."""
 MAX_ZIPPED_BYTES = 4 * 2**30
 """Memory that all tables of a zip together may take: many files of equal values would each be small."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
@@ -154,9 +152,9 @@ class ZipSource:
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         data = self._bytes(file.name, file.size)
         if file.name.endswith(".parquet"):
-            segment = read_parquet(file, pa.BufferReader(data), table, before, most_values=MAX_ZIPPED_VALUES)
+            segment = read_parquet(file, pa.BufferReader(data), table, before, bounded=True)
         else:
-            segment = read_stream(file, data, table, None)
+            segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:
             raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import RunError, _source, load_run, packing
+from amp_core import RunError, _bounds, _source, load_run, packing
 from amp_core.packing import pack, unpack
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
@@ -239,7 +239,7 @@ HOSTILE: dict[str, tuple[Callable[[Members], bytes], str]] = {
 def test_hostile_zip_is_one_sentence_and_nothing_is_written(
     kind: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_source, "MAX_ZIPPED_VALUES", 100_000)
+    monkeypatch.setattr(_bounds, "MOST_VALUES", 100_000)
     make, says = HOSTILE[kind]
     file = tmp_path / "evil.zip"
     file.write_bytes(make(members(pack(finished))))
