@@ -13,44 +13,41 @@ from amp_core.analysis import (
     first_runs,
     gradient_agreement,
     labelled,
-    loss_curves,
     memory_breakdown,
     memory_difference,
-    noise_band,
 )
 from amp_core.figures import (
     agreement_figure,
     compare_bars,
     deviation_figure,
-    loss_figure,
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, comparison, empty, findings, head, loaders, picker, report, tables, words
+from pages.parts import charts, comparison, empty, findings, head, loaders, picker, report, tables, together, words
 from pages.parts.library import Entry
 
 MOST = 15
+ASK = "Choose two runs or more: the first is the reference that the others are set beside."
 ALWAYS = ("speed_ratio", "memory_ratio")
 # A figure for each of these; beyond the first two only where a run has it.
 BARS = (*ALWAYS, "samples_per_s", "energy_j", "tensor_frac", "eval_loss", "skip_frac")
-X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
 
 
 def pick() -> list[Entry]:
     """The chosen runs, the reference first; kept in the address."""
     entries: dict[str, Entry] = st.session_state["entries"]
-    readable = [key for key, entry in entries.items() if entry.readable]
-    if not readable:
+    known = [key for key, entry in entries.items() if entry.readable or entry.under_way]
+    if not known:
         empty.no_runs()
-    asked = [key for key in st.query_params.get_all("with") if key in readable]
+    asked = [key for key in st.query_params.get_all("with") if key in known]
     if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
         st.session_state["compare.runs"] = asked[:MOST]
     elif "compare.runs" not in st.session_state:
-        st.session_state["compare.runs"] = suggested(entries, readable)
-    st.session_state["compare.runs"] = [key for key in st.session_state["compare.runs"] if key in readable]
+        st.session_state["compare.runs"] = suggested(entries, known)
+    st.session_state["compare.runs"] = [key for key in st.session_state["compare.runs"] if key in known]
     keys = st.multiselect(
         "Runs, the reference first",
-        readable,
+        known,
         key="compare.runs",
         format_func=lambda key: picker.label(entries[key]),
         max_selections=MOST,
@@ -61,8 +58,10 @@ def pick() -> list[Entry]:
     return [entries[key] for key in keys]
 
 
-def suggested(entries: dict[str, Entry], readable: list[str]) -> list[str]:
-    """The chosen run and those of the same place that train the same workload at the same size, FP32 first."""
+def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
+    """The chosen run and those of the same place that train the same workload at the same size, FP32 first.
+
+    Those under way only where the chosen one is."""
 
     def turns(key: str) -> object:
         about = (entries[key].config or {}).get("comparison")
@@ -73,8 +72,9 @@ def suggested(entries: dict[str, Entry], readable: list[str]) -> list[str]:
         return (entries[key].origin, config.get("workload"), config.get("size"))
 
     chosen = st.session_state["run"]
-    ended = [key for key in readable if not entries[key].under_way]
-    keys = [key for key in ended if task(key) == task(chosen)] if chosen in readable else ended[:1]
+    now = chosen in known and entries[chosen].under_way
+    fit = [key for key in known if now or not entries[key].under_way]
+    keys = [key for key in fit if task(key) == task(chosen)] if chosen in known else fit[:1]
     keys.sort(key=lambda key: ((entries[key].config or {}).get("precision") != "fp32", key != chosen))
     together = [key for key in keys if turns(key) is not None and turns(key) == turns(keys[0])]
     return together[:MOST] if len(together) > 1 else keys[:5]
@@ -86,6 +86,8 @@ def opened(entries: list[Entry]) -> list[Run]:
     for entry in entries:
         try:
             run = loaders.open_run(entry)
+            if run.steps.empty and entry.under_way:
+                continue  # its line says so
             if run.steps.empty:
                 st.info(f"{words.escape(entry.name)} has no steps and is left out.")
             else:
@@ -95,22 +97,11 @@ def opened(entries: list[Entry]) -> list[Run]:
     return runs
 
 
-def losses(runs: list[Run], found: Comparison) -> None:
-    """Loss curves over the noise of seeds, the deviation at the end, and what the gradients say."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        x = st.segmented_control(
-            "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
-        )
-        log = st.toggle("Log loss axis", key="compare.log")
-    dark = charts.dark()
-    curves = loaders.analysed(loss_curves, runs, x, most=2000)
-    band = loaders.analysed(noise_band, runs, x)
-    charts.show(loss_figure(curves, dark=dark, log=log, band=band), "compare.loss")
-    if found.recipes["loss_change_frac"].notna().any():
-        charts.show(deviation_figure(found.recipes, dark), "compare.deviation")
+def gradients(runs: list[Run]) -> None:
+    """How far each recipe's gradients are from their replay in FP32, where they were audited."""
     agreement = loaders.analysed(gradient_agreement, first_runs(runs))
     if len(agreement):
-        charts.show(agreement_figure(agreement, dark), "compare.agreement")
+        charts.show(agreement_figure(agreement, charts.dark()), "compare.agreement")
 
 
 def costs(runs: list[Run], found: Comparison) -> None:
@@ -171,15 +162,27 @@ def diagnosed_beside(pair: Sequence[Run]) -> list[Finding]:
 
 
 head.title("Compare")
-runs = opened(pick())
+entries = pick()
+under_way = any(entry.under_way for entry in entries)
+if under_way:
+    together.follow(entries)
+runs = opened([entry for entry in entries if entry.readable])
 if len(runs) < 2:
-    empty.nothing("Choose two runs or more: the first is the reference that the others are set beside.")
+    empty.nothing("The comparison begins when two of them have steps." if under_way else ASK)
+if under_way:
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader("So far", anchor=False)
+        st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 
 found = loaders.analysed(compare, runs)
 comparison.verdict(found)
 comparison.settings(found)
 comparison.tables(found)
 findings_beside(runs)
-losses(runs, found)
+if not under_way:
+    together.losses(runs)
+if found.recipes["loss_change_frac"].notna().any():
+    charts.show(deviation_figure(found.recipes, charts.dark()), "compare.deviation")
 costs(runs, found)
+gradients(runs)
 report.button(runs, "compare")

@@ -13,8 +13,8 @@ from amp_core.figures.style import colour, numbers, shortened
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
 
-ROW = 0.045
-"""Height of a row of marks, as a share of the figure's."""
+ROW = 0.05
+"""Height of a row of marks, as a share of the plot's: ten pixels and more."""
 
 
 def with_marks(
@@ -26,10 +26,11 @@ def with_marks(
     hue: str | None = None,
     row: int = 0,
 ) -> go.Figure:
-    """`figure` with a row of marks at its lower edge, from `step_marks`; `x` is `step`, `samples` or `time_s`.
+    """`figure` with a strip of marks below its plot, from `step_marks`; `x` is `step`, `samples` or `time_s`.
 
-    They stand on an axis of their own, so the range of the figure's own values does not move, and zooming keeps them.
-    In a figure of several runs each has a `row` of its own, in its colour `hue`, under its name `of`.
+    They stand on an axis of their own, so they cover nothing, the range of the figure's own values does not move, and
+    zooming keeps them. In a figure of several runs each has a `row` of its own, in its colour `hue`, under its name
+    `of`.
     """
     if not len(marks) or not figure.data:
         return figure
@@ -41,7 +42,7 @@ def with_marks(
         shown = hue or colour(meaning, dark)
         figure.add_scatter(
             x=numbers(some[x]),
-            y=np.full(len(some), 0.015 + ROW * row, dtype=np.float32),
+            y=np.full(len(some), row + 0.5, dtype=np.float32),
             yaxis="y9",
             mode="markers",
             marker={"symbol": symbol, "size": 7, "color": shown, "line": {"color": shown, "width": 1.6}},
@@ -53,8 +54,11 @@ def with_marks(
         )
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
+        top = ROW * (row + 1)
         figure.update_layout(
-            yaxis9={"overlaying": "y", "side": "right", "range": [0, 1], "visible": False, "fixedrange": True},
+            xaxis={"anchor": "y9"},
+            yaxis={"domain": [top + ROW / 2, 1]},
+            yaxis9={"domain": [0, top], "range": [0, row + 1], "visible": False, "fixedrange": True},
             meta={"alt": f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."},
         )
     return figure

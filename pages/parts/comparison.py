@@ -89,8 +89,8 @@ def tables(found: Comparison) -> None:
         config = NUMBERS | {RUNS["run"]: _PINNED}
         alt = "One row per run, beside the first."
         show_table(runs(found.table), column_config=config, hide_index=True, alt=alt)
-    for note in found.notes:
-        st.caption(words.escape(note))
+    if found.notes:
+        st.caption(" ".join(words.escape(note) for note in found.notes))
 
 
 def ratio(value: float, low: float, high: float) -> str:

@@ -22,10 +22,12 @@ from amp_core.analysis import (
     scale_summary,
     scale_trace,
     skip_episodes,
+    step_marks,
     thin,
     what_memory,
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
+from amp_core.figures.marks import with_marks
 from pages.parts import cards, charts, findings, gauges, head, loaders, queue, words
 from pages.parts.library import Entry
 
@@ -77,7 +79,7 @@ def _numbers(entry: Entry) -> Run | None:
     if entry.under_way and not run.is_live:
         st.rerun()  # once: the next listing knows that it has ended
     view = loaders.analysed(overview, run)
-    _progress(view)
+    progress(view)
     if not view.steps_done:
         st.caption("The process is up; its first step is on the way.")
         return None
@@ -92,19 +94,24 @@ def _waiting(entry: Entry) -> None:
     if job is None or job.state != entry.status:
         st.rerun()
     assert job is not None
-    if job.state == "queued":
-        st.info(f"Number {job.queue_position} in the queue: {words.escape(job.reason)}.", icon=":material/schedule:")
-    else:
-        st.info("Starting: loading PyTorch, the data and the model.", icon=":material/hourglass_top:")
+    said = queue.waiting_for(job)
+    st.info(f"{said[0].upper()}{said[1:]}.", icon=words.STATUS_LOOK[job.state][1])
 
 
-def _progress(view: Overview) -> None:
+def progress(view: Overview, name: str | None = None) -> None:
+    """How far a run is; with `name`, beside others: also how it fares."""
     of = f" of {view.steps_planned:,}" if view.steps_planned else ""
     parts = [f"step {view.steps_done:,}{of}"]
+    if name is not None:
+        parts = [f"**{words.escape(name)}**", view.status, *parts]
     if view.speed.step_ms:
         parts.append(words.number(1000 / view.speed.step_ms, "steps/s"))
     if view.eta_s is not None:
         parts.append(f"{words.about(view.eta_s)} left")
+    if name is not None and view.loss_last is not None:
+        parts.append(f"loss {words.loss(view.loss_last)}")
+    if name is not None and view.scale.has_scaler:
+        parts.append(f"{words.percent(view.scale.skip_frac)} skipped")
     if view.progress_frac is not None:
         st.progress(view.progress_frac, text=" · ".join(parts))
     else:
@@ -128,13 +135,16 @@ def _charts(run: Run) -> None:
 
 def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
     """The figures by what they show."""
-    drawn = {"loss": loss_figure(loss_curves([run], most=POINTS), dark=dark)}
+    marks = step_marks(run)
+    drawn = {"loss": with_marks(loss_figure(loss_curves([run], most=POINTS), dark=dark), marks, dark=dark)}
     trace = scale_trace(run)
+    phases = marks[marks["kind"] == "change"]  # its crosses tell of skipped steps themselves
     if scale_summary(run).has_scaler:
         thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
-        drawn["scale"] = scale_figure(thinned, skip_episodes(run), dark=dark)
+        drawn["scale"] = with_marks(scale_figure(thinned, skip_episodes(run), dark=dark), phases, dark=dark)
     else:
-        drawn["norm"] = grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark)
+        norm = grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark)
+        drawn["norm"] = with_marks(norm, phases, dark=dark)
     if kinds := kinds_present(run):
         kind = "output_grad" if "output_grad" in kinds else kinds[0]
         step = sampled_steps(run, kind)[-1]
@@ -142,5 +152,5 @@ def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
         shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
         drawn["ranges"] = exponent_heatmap(shares, dark=dark, title=title, classes=classes)
     memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
-    drawn["memory"] = memory_figure(memory, dark=dark, what=what_memory(run))
+    drawn["memory"] = with_marks(memory_figure(memory, dark=dark, what=what_memory(run)), marks, dark=dark)
     return drawn

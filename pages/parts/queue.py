@@ -28,6 +28,13 @@ def alive() -> list[Job]:
     return sorted(found, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
 
 
+def waiting_for(job: Job) -> str:
+    """What a job that has no run yet waits for."""
+    if job.state == "queued":
+        return f"number {job.queue_position} in the queue: {words.escape(job.reason)}"
+    return "starting: loading PyTorch, the data and the model"
+
+
 def stop_button(job: Job, where: str) -> None:
     """Stop `job`; while it ends its step the button says so. A read-only server has none."""
     if current().read_only:

@@ -13,12 +13,13 @@ def marks(**columns):
     return pd.DataFrame(frame | {"what": ["step skipped", "sampling interval: 10 to 20"]} | columns)
 
 
-def test_marks_keep_off_the_figures_own_axis_and_are_told():
+def test_marks_stand_on_an_axis_of_their_own_and_are_told():
     plain = loss_figure(CURVE)
     marked = with_marks(loss_figure(CURVE), marks(), "samples")
     added = marked.data[len(plain.data) :]
     assert [trace.yaxis for trace in added] == ["y9", "y9"] and [list(t.x) for t in added] == [[8], [24]]
-    assert marked.layout.yaxis == plain.layout.yaxis
+    assert marked.layout.yaxis.range == plain.layout.yaxis.range
+    assert marked.layout.yaxis9.domain[1] < marked.layout.yaxis.domain[0]  # a strip below: they cover no curve
     assert "1 marked as skipped step" in marked.layout.meta["alt"]
     assert len({trace.marker.symbol for trace in added}) == 2
 

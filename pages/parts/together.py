@@ -1,0 +1,84 @@
+"""Several runs side by side: their losses over each other and, while some of them train, how far each is.
+
+    together.follow(entries)       # a live fragment, while one of them is under way
+    together.losses(runs)          # the curves alone
+
+Like `live` it stands in the page's body, and the whole page is run again once when a run begins or ends. While it is
+paused it keeps showing the runs as they were, so that a zoom stays whatever else is pressed.
+"""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.analysis import labelled, loss_curves, noise_band, overview, step_marks
+from amp_core.figures import loss_figure
+from amp_core.figures.marks import with_marks
+from amp_core.figures.style import recipe_colour
+from pages.parts import charts, live, loaders, queue, words
+from pages.parts.library import Entry
+
+X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
+POINTS = 2000
+"""Points of a curve; `live.POINTS` while it grows."""
+ROWS = 6
+"""Rows of marks below the curves; more would cover them, so further runs share them."""
+
+
+def losses(runs: Sequence[Run], points: int = POINTS) -> None:
+    """Loss curves over the noise of seeds, skipped steps and phases marked, over steps, samples or time."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        x = st.segmented_control(
+            "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
+        )
+        log = st.toggle("Log loss axis", key="compare.log")
+    dark = charts.dark()
+    curves = loaders.analysed(loss_curves, runs, x, most=points)
+    figure = loss_figure(curves, dark=dark, log=log, band=loaders.analysed(noise_band, runs, x))
+    recipes = dict(zip(curves["run"], curves["precision"], strict=True))
+    for place, (name, run) in enumerate(zip(labelled(runs), runs, strict=True)):
+        marks, hue = loaders.analysed(step_marks, run), recipe_colour(recipes.get(name), dark)
+        with_marks(figure, marks, x, dark, of=name, hue=hue, row=place % ROWS)
+    charts.show(figure, "compare.loss")
+
+
+def follow(entries: Sequence[Entry]) -> None:
+    """A line for each run with its Stop, and the curves of those that have steps, looked at once a second."""
+    paused = st.toggle("Pause", key="compare.pause", help="Holds the curves still, to zoom. The runs go on.")
+    st.fragment(_panel, run_every=None if paused else live.TICK_S)(entries, paused)
+
+
+def _panel(entries: Sequence[Entry], paused: bool) -> None:
+    held: dict[str, Run] = st.session_state.setdefault("compare.held", {})
+    runs: dict[str, Run] = {}
+    for entry in entries:
+        try:
+            run = _look(entry, held.get(entry.key) if paused or not entry.under_way else None)
+        except RunError as error:
+            st.error(f"{words.escape(entry.name)}: {words.escape(words.sentence(error))}")
+            continue
+        if run is not None:
+            runs[entry.key] = run
+    st.session_state["compare.held"] = runs
+    if drawn := [run for run in runs.values() if not run.steps.empty]:
+        losses(drawn, live.POINTS)
+
+
+def _look(entry: Entry, held: Run | None) -> Run | None:
+    """Draw the line of one run; gives the run, None while it waits for its process."""
+    job = queue.job_of(entry.path) if entry.under_way else None
+    with st.container(horizontal=True, vertical_alignment="center", key=f"together.{entry.key}"):
+        run = None
+        if entry.readable:
+            run = held if held is not None else loaders.open_run(entry)
+            if entry.under_way and held is None and not run.is_live:
+                st.rerun()  # once: the next listing knows that it has ended
+            live.progress(loaders.analysed(overview, run), entry.name)
+        else:
+            if job is None or job.state != entry.status:
+                st.rerun()
+            st.progress(0.0, text=f"**{words.escape(entry.name)}** · {queue.waiting_for(job)}")
+        if job is not None:
+            queue.stop_button(job, "together")
+    return run
