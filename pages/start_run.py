@@ -17,7 +17,7 @@ if entry is not None and entry.key in followed:
         form.show()
         ablation.show()
     if not entry.under_way:
-        together = sorted(followed, key=lambda key: "fp32" not in key)  # the reference first
+        together = picker.reference_first(followed)
         with st.container(horizontal=True):
             st.page_link("pages/run_overview.py", label="See its overview", icon=":material/monitor_heart:")
             st.page_link(

@@ -7,7 +7,7 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
-from pages.parts import library
+from pages.parts import library, picker
 
 
 def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
@@ -32,7 +32,7 @@ def show_latest() -> None:
     if name is None:
         return
     entries = st.session_state["entries"]
-    keys = sorted((key for key in entries if key.startswith(f"run/{name}/")), key=lambda key: "fp32" not in key)
+    keys = picker.reference_first(key for key in entries if key.startswith(f"run/{name}/"))
     try:
         job = jobs.find(library.runs_dir() / name)
     except RunError:  # removed meanwhile

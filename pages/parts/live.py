@@ -54,15 +54,15 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
     paused = under_way and bool(st.session_state.get("live.pause"))
     more_to_come = under_way or (with_queue and bool(queue.alive()))
     ticking = more_to_come and not paused
-    st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking)
+    st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking, paused)
 
 
-def _panel(entry: Entry | None, with_queue: bool, ticking: bool) -> None:
+def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -> None:
     waiting = queue.alive() if with_queue else []
     if ticking and not waiting and not (entry and entry.under_way):
         st.rerun()  # nothing will change any more: the page stops asking
     try:
-        run = _numbers(entry) if entry is not None else None
+        run = _numbers(entry, paused) if entry is not None else None
         queue.show(waiting, entry.path if entry is not None else None)
         if run is not None:
             _charts(run)
@@ -70,12 +70,14 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool) -> None:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
 
 
-def _numbers(entry: Entry) -> Run | None:
-    """Progress and cards; the run if it has steps to draw."""
+def _numbers(entry: Entry, paused: bool) -> Run | None:
+    """Progress and cards; the run if it has steps to draw, while paused as it was: a zoom stays on what it is on."""
     if entry.status in ("queued", "starting"):
         _waiting(entry)
         return None
-    run = loaders.open_run(entry)
+    held_of, held = st.session_state.get("live.held", ("", None))
+    run: Run = held if paused and held_of == entry.key else loaders.open_run(entry)
+    st.session_state["live.held"] = entry.key, run
     if entry.under_way and not run.is_live:
         st.rerun()  # once: the next listing knows that it has ended
     view = loaders.analysed(overview, run)

@@ -1,5 +1,7 @@
 """The run picker in the sidebar, kept in step with `?run=` in the address so that a view can be sent to a colleague."""
 
+from collections.abc import Iterable
+
 import streamlit as st
 
 from pages.parts import library, words
@@ -48,6 +50,11 @@ def placed(entry: Entry) -> str:
     """The run's place in the library, with its name before it where that is another."""
     place = entry.key if entry.origin == "elsewhere" else entry.key.partition("/")[2]
     return place if entry.name == entry.path.name else f"{entry.name} ({place})"
+
+
+def reference_first(keys: Iterable[str]) -> list[str]:
+    """The keys of runs with those that are FP32 by their name before the others, which are held against them."""
+    return sorted(keys, key=lambda key: "fp32" not in key.rpartition("/")[2])
 
 
 def _follow_address(entries: dict[str, Entry]) -> None:

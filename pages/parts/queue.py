@@ -49,7 +49,11 @@ def stop_button(job: Job, where: str) -> None:
 
 
 def show(found: Sequence[Job], watched: Path | Address | None) -> None:
-    """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment."""
+    """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment.
+
+    Runs that wait or train together can be followed on one page.
+    """
+    beside([f"run/{job.name}" for job in found if not jobs.makes_runs(job.folder)])
     for job in found:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
@@ -62,8 +66,20 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
             st.space("stretch")
             key = f"run/{job.name}"
             if jobs.makes_runs(job.folder):  # no run itself: those below it are in the library
+                beside([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
                 stop_button(job, "queue")
                 continue
             if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
                 st.rerun()  # from inside a fragment: the whole page turns to that run
             stop_button(job, "queue")
+
+
+def beside(keys: Sequence[str]) -> None:
+    """A link to Compare, which follows these runs side by side; nothing for fewer than two."""
+    if len(keys) > 1:
+        st.page_link(
+            "pages/compare_runs.py",
+            label=f"Follow these {len(keys)} side by side",
+            icon=":material/compare_arrows:",
+            query_params={"with": picker.reference_first(keys)},
+        )
