@@ -53,6 +53,26 @@ TERMS: dict[str, Term] = _terms(
         "each skipped step as a cross, and which gradient caused it",
     ),
     Term(
+        "Growth interval",
+        "So many steps without a skip (2,000 unless set otherwise), and a dynamic loss scale is doubled. It is a "
+        "probe: where the doubled scale is too large, the next step overflows, is skipped, and the scale halves again.",
+        "loss-scale",
+        "each growth as a step upwards of the trace",
+    ),
+    Term(
+        "Backoff",
+        "After a skipped step a dynamic loss scale is multiplied by the backoff factor, one half unless set otherwise.",
+        "loss-scale",
+        "each backoff as a step downwards, behind its cross",
+    ),
+    Term(
+        "Safe window",
+        "The loss scales at which no gradient overflows in FP16 and next to nothing of the gradient's mass underflows. "
+        "It is predicted from recorded histograms, and moves while a model trains.",
+        "loss-scale",
+        "the window as a band behind the trace",
+    ),
+    Term(
         "Master weights",
         "The weights that the optimizer updates, in FP32. In 16 bits an update smaller than about a 2000th (FP16) or a "
         "256th (BF16) of its weight rounds away. Under autocast the parameters themselves are the master weights.",
@@ -81,6 +101,20 @@ TERMS: dict[str, Term] = _terms(
         "the first step at which a tensor held infinities or NaN",
     ),
     Term(
+        "Mass",
+        "The sum of magnitudes. Half of a gradient's elements may carry a billionth of its mass: what underflow takes "
+        "is told in both, and mass is what training feels.",
+        "number-ranges",
+        "what another loss scale would lose, in elements and in mass",
+    ),
+    Term(
+        "Audit",
+        "One batch is replayed with the same weights and random numbers in FP32 and in the run's recipe, and the "
+        "gradients are compared: what was lost is measured then, not predicted.",
+        "number-ranges",
+        "prediction beside measurement, where a run was audited",
+    ),
+    Term(
         "FP16",
         "IEEE half precision: 5 exponent bits, 10 stored mantissa bits. Normal from 2⁻¹⁴ to 65504; it needs a loss "
         "scale because gradients are often smaller.",
@@ -107,6 +141,27 @@ TERMS: dict[str, Term] = _terms(
         "formats, and autocast does not use them.",
         "layer-detail",
         "what either would lose of a tensor, each with a scale of its own",
+    ),
+    Term(
+        "FP32 island",
+        "A module that runs in FP32 inside of an autocast region, because an operator's list says so or somebody "
+        "turned autocast off around it. Values are cast on the way in and on the way out.",
+        "precision-map",
+        "the islands, and the bytes that are cast for each",
+    ),
+    Term(
+        "Cast",
+        "Writing values again in another format. A weight is cast once in an autocast region and then taken from its "
+        "cache; an activation is cast for each operator that reads it. Casts take memory traffic and no arithmetic.",
+        "step-cost",
+        "the share of a step that casts take",
+    ),
+    Term(
+        "Launch-bound",
+        "The GPU finishes its kernels sooner than Python can start new ones, so it waits. Then 16 bits gain nothing: "
+        "larger batches, compiling or CUDA graphs do.",
+        "step-cost",
+        "the time in which the device was idle between kernels",
     ),
     Term(
         "Tensor core",

@@ -3,25 +3,38 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import ScaleSummary, safe_window_over_time, scale_summary, scale_trace, skip_episodes, thin
+from amp_core.analysis import (
+    ScaleSummary,
+    safe_window_over_time,
+    scale_summary,
+    scale_trace,
+    skip_episodes,
+    step_marks,
+    thin,
+)
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
-from pages.parts import cards, charts, clicks, head, loaders, prediction, tables, tensor, words
+from amp_core.figures.marks import with_marks
+from pages.parts import cards, charts, clicks, glossary, head, loaders, prediction, ranks, tables, tensor, words
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
-    "skips": st.column_config.NumberColumn("Skipped in a row"),
-    "before": st.column_config.TextColumn("Scale before"),
-    "after": st.column_config.TextColumn("Scale after"),
+    "skips": st.column_config.NumberColumn("Skipped in a row", width=70),
+    "before": st.column_config.TextColumn("Scale before", width=80),
+    "after": st.column_config.TextColumn("Scale after", width=80),
     "origin": st.column_config.TextColumn(
         "Arose in", help="Forward: the loss was not finite already. Backward: it was, and a gradient overflowed."
     ),
-    "tensors": st.column_config.TextColumn("Gradients that were not finite", width="large"),
+    "tensors": st.column_config.TextColumn(
+        "Gradients that were not finite", width="large", help="The first in backward stands first"
+    ),
 }
 
 
 def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
     """The page's answer in one or two sentences."""
+    if about.last is None and not about.skips_recorded:
+        return "Neither a loss scale nor skipped steps were recorded in this run."
     if not about.has_scaler:
         return f"{recipe} has no loss scale: no step is skipped for it, and nothing is lifted out of underflow."
     ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
@@ -32,6 +45,19 @@ def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
         return f"No step was skipped. {span}"
     times = f"{words.plural(about.skips, 'step')} of {about.attempts:,} ({words.percent(about.skip_frac)}) skipped"
     return f"{times}, in {words.plural(episodes, 'episode')}. {span}"
+
+
+def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
+    """The scale now, steps skipped, and how often it went down and up."""
+    clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
+    share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
+    with st.container(horizontal=True):
+        at_first = f"{words.scale(about.first)} at first"
+        cards.card("Loss scale", words.scale(about.last), at_first, help_=glossary.tip("loss scaling"))
+        cards.card("Skipped steps", words.count(about.skips), share, help_=glossary.tip("skipped step"))
+        down = f"in {words.plural(episodes, 'episode')} of skips"
+        cards.card("Backed off", f"{about.backoffs:,} ×", down, help_=glossary.tip("backoff"))
+        cards.card("Grew", f"{about.growths:,} ×", clean, help_=glossary.tip("growth interval"))
 
 
 def table(episodes: pd.DataFrame) -> pd.DataFrame:
@@ -71,6 +97,9 @@ run = head.run()
 about = loaders.analysed(scale_summary, run)
 trace = loaders.analysed(scale_trace, run)
 episodes = loaders.analysed(skip_episodes, run)
+marks = loaders.analysed(step_marks, run)
+phases = marks[marks["kind"] == "change"]  # skipped steps stand on the trace itself
+dark = charts.dark()
 
 window = prediction.window(run)
 said = verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
@@ -78,28 +107,19 @@ head.verdict(
     f"{said} {prediction.window_verdict(window, about.last if about.has_scaler else None)}" if window else said
 )
 if about.has_scaler:
-    now, skipped, down, up = st.columns(4)
-    with now:
-        cards.card("Loss scale", words.scale(about.last), f"{words.scale(about.first)} at first")
-    with skipped:
-        cards.card("Skipped steps", words.count(about.skips), f"{words.percent(about.skip_frac)} of {about.attempts:,}")
-    with down:
-        cards.card("Backed off", f"{about.backoffs:,} ×", f"in {words.plural(len(episodes), 'episode')} of skips")
-    with up:
-        interval = run.head.config.get("growth_interval")
-        clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
-        cards.card("Grew", f"{about.growths:,} ×", clean)
+    show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = thin(trace, "step", "loss_scale", keep="skipped")
-    figure = scale_figure(shown, episodes, charts.dark(), window=loaders.analysed(safe_window_over_time, run))
+    figure = scale_figure(shown, episodes, dark, window=loaders.analysed(safe_window_over_time, run))
+    figure = with_marks(figure, phases, dark=dark)
     clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
     for point in clicked[:1]:
         open_step(int(float(point["x"])))
 if window:
     st.caption(prediction.about_window(window))
+ranks.agreement(run)
 
 norms = thin(trace, "step", "grad_norm", keep="skipped")
-figure = grad_norm_figure(norms, dark=charts.dark())
-charts.show(figure, "loss_scale.norm")
+charts.show(with_marks(grad_norm_figure(norms, dark=dark), phases, dark=dark), "loss_scale.norm")
 
 if len(episodes):
     st.subheader("Skipped steps, one line per episode", anchor=False)

@@ -21,7 +21,7 @@ from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
 from amp_core.figures.parity import agreement_figure, deviation_figure
 from amp_core.figures.precision import precision_figure
 from amp_core.figures.ranges import exponent_heatmap
-from amp_core.figures.ranks import rank_figure
+from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.stepcost import step_cost_figure
 from amp_core.figures.style import colour, recipe_colour
@@ -51,6 +51,7 @@ __all__ = [
     "phase_figure",
     "precision_figure",
     "rank_figure",
+    "rank_scale_figure",
     "recipe_colour",
     "scale_figure",
     "step_cost_figure",

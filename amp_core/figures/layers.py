@@ -195,7 +195,8 @@ def magnitude_figure(
 
 
 def _log2(values: "pd.Series[float]") -> np.ndarray:
-    return np.log2(values.where(values > 0)).to_numpy(dtype=np.float32)
+    exponents: np.ndarray = np.log2(values.where(values > 0).to_numpy(dtype=np.float64)).astype(np.float32)
+    return exponents
 
 
 def _limit_lines(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:

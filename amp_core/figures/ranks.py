@@ -1,13 +1,25 @@
 """The processes of one training beside each other.
 
 >>> rank_figure(rank_table(run))
+>>> rank_scale_figure(rank_scales(run))  # where they disagree
 """
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import PAGE, PHASES, empty, finished
+from amp_core.figures.style import (
+    DASHES,
+    PAGE,
+    PHASES,
+    colour,
+    empty,
+    finished,
+    log2_axis,
+    numbers,
+    power_of_two,
+    span,
+)
 
 _PHASES = ("data", "forward", "backward", "optimizer", "watch")
 _TITLE = "Where each rank's step goes"
@@ -50,3 +62,51 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     slowest = known.iloc[int(known["step_ms"].fillna(-1.0).to_numpy().argmax())]
     alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
     return finished(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)
+
+
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "hexagon", "cross")
+"""Tell ranks apart, which all have the loss scale's colour."""
+
+
+def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Where ranks disagree") -> go.Figure:
+    """The loss scale of each rank at the steps at which ranks disagree on it or on skipping, from `rank_scales`.
+
+    Ranks differ in symbol and dash; a rank that skipped the step has a cross. Of many ranks the first of each scale.
+    """
+    limits = span(apart["loss_scale"].to_numpy()) if len(apart) else None
+    if limits is None:
+        return empty(title, "All ranks have the same loss scale and skip the same steps.")
+    shown = list(dict.fromkeys(apart.drop_duplicates(["loss_scale", "skipped"])["rank"]))
+    shown = sorted({*shown, *apart["rank"].unique()[: len(_SYMBOLS) - len(shown)]})[: len(_SYMBOLS)]
+    figure = go.Figure()
+    for place, rank in enumerate(shown):
+        rows = apart[apart["rank"] == rank].drop_duplicates("step")
+        hue = colour("scale", dark)
+        figure.add_scatter(
+            x=numbers(rows["step"]),
+            y=numbers(rows["loss_scale"]),
+            mode="lines+markers",
+            line={"color": hue, "width": 1.2, "dash": DASHES[place % len(DASHES)]},
+            marker={"color": hue, "size": 9, "symbol": f"{_SYMBOLS[place]}-open"},
+            name=f"rank {rank}",
+            customdata=[power_of_two(value) for value in rows["loss_scale"]],
+            hovertemplate=f"step %{{x:,}}: rank {rank} multiplies its loss by %{{customdata}}<extra></extra>",
+        )
+    skipped = apart[apart["skipped"] & apart["rank"].isin(shown)]
+    if len(skipped):
+        hue = colour("skipped", dark)
+        figure.add_scatter(
+            x=numbers(skipped["step"]),
+            y=numbers(skipped["loss_scale"]),
+            mode="markers",
+            marker={"color": hue, "size": 8, "symbol": "x"},
+            name="skipped step",
+            customdata=skipped["rank"].tolist(),
+            hovertemplate="step %{x:,}: rank %{customdata} skipped, others did not<extra></extra>",
+        )
+    low, high = limits
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="loss scale", **log2_axis(low - 1, high + 1))
+    steps = apart["step"].nunique()
+    alt = f"Loss scales of {apart['rank'].nunique()} ranks at {steps:,} steps at which they disagree, {len(skipped):,} "
+    return finished(figure, title, f"{alt}of them skipped.", 320)

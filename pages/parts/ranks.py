@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import rank_scales, rank_table
 from amp_core.analysis.ranks import RankSpread, rank_spread
-from amp_core.figures import rank_figure
+from amp_core.figures import rank_figure, rank_scale_figure
 from pages.parts import charts, loaders, tables, words
 
 NOTABLE = 0.05
@@ -26,6 +26,13 @@ COLUMNS = {
     "reason": st.column_config.TextColumn("Why it ended", width="large"),
 }
 
+APART = {
+    "step": st.column_config.NumberColumn("Step", format="localized", pinned=True),
+    "rank": st.column_config.NumberColumn("Rank"),
+    "scale": st.column_config.TextColumn("Loss scale"),
+    "skipped": st.column_config.CheckboxColumn("Skipped"),
+}
+
 
 def show(run: Run) -> None:
     """Who is slow, who disagrees, who died; nothing for a run of one process."""
@@ -41,6 +48,27 @@ def show(run: Run) -> None:
     )
     alt = "Ranks with their times, skips, memory and ends."
     tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
+
+
+def agreement(run: Run) -> None:
+    """Whether the ranks agree on loss scale and skips, with the steps at which they do not; nothing for one process."""
+    if run.head.world_size < 2:
+        return
+    apart = loaders.analysed(rank_scales, run)
+    if apart.empty:
+        if said := scales(run):
+            st.caption(f"{run.head.world_size} ranks. {said}")
+        return
+    st.error(
+        f"{scales(run)} Gradients are averaged over ranks while they are multiplied by the scale: from there on they "
+        "are of the wrong size, and a rank that skips alone goes on with other weights.",
+        icon=":material/error:",
+    )
+    charts.show(rank_scale_figure(apart, charts.dark()), "ranks.scales")
+    shown = apart.assign(scale=[words.scale(value) for value in apart["loss_scale"]])
+    tables.show(
+        shown, column_config=APART, column_order=list(APART), hide_index=True, alt="Steps at which ranks disagree."
+    )
 
 
 def pace(spread: RankSpread | None) -> str:

@@ -70,6 +70,16 @@ AGREEMENT = pd.DataFrame(
 """What `gradient_agreement` makes of two audited runs; made-up runs have no audits."""
 
 
+APART = pd.DataFrame(
+    {
+        "step": [3, 3, 4, 4],
+        "rank": [0, 1] * 2,
+        "loss_scale": [8.0, 8.0, 8.0, 4.0],
+        "skipped": [False, True] + [False] * 2,
+    }
+)
+"""What `rank_scales` makes of two ranks that went apart."""
+
 FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "loss_figure": lambda run: (analysis.loss_curves([run]),),
     "scale_figure": lambda run: (analysis.scale_trace(run), analysis.skip_episodes(run)),
@@ -92,6 +102,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "rank_figure": lambda run: (analysis.rank_table(run),),
+    "rank_scale_figure": lambda run: (of_steps(run, APART),),
     "precision_figure": lambda run: (of_steps(run, analysis.precision_cells(traced())),),
     "forecast_figure": lambda run: (of_steps(run, forecast(traces_of_run(traced()), ["T4", "A100"]).table),),
     "format_range_figure": lambda run: (of_steps(run, format_ranges()), [("1", 0.0), ("2^200", 200.0)]),

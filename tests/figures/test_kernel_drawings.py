@@ -37,7 +37,7 @@ def test_kernels_are_drawn_longest_first_with_their_answer(runs: dict[str, Run])
     table = kernel_table(runs["profiled"])
     figure = kernel_figure(table)
     assert figure.layout.yaxis.categoryarray[-1] == "0"  # drawn from the bottom up
-    assert figure.layout.yaxis.ticktext[0] == short_kernel(table["name"].iloc[0])
+    assert figure.layout.yaxis.ticktext[0] == short_kernel(table["name"].iloc[0], 36)
     drawn = {
         row: float(x) for trace in figure.data if trace.type == "bar" for row, x in zip(trace.y, trace.x, strict=True)
     }

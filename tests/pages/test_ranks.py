@@ -1,0 +1,33 @@
+"""Ranks that disagree on the loss scale are told on Loss scale, with chart and steps; those that agree in a line."""
+
+from amp_core.runlog import RunWriter
+from tests.pages.conftest import titles, words
+from tests.synthetic import write
+
+
+def apart(folder):
+    """Two ranks that part at step 3, where one of them alone skips."""
+    scales = {0: [8.0] * 6, 1: [8.0, 8.0, 8.0, 8.0, 4.0, 4.0]}
+    for rank in (1, 0):
+        with RunWriter(folder, config={"scaler": True, "precision": "fp16"}, rank=rank, world_size=2) as writer:
+            skipped = [step == 3 and rank == 1 for step in range(6)]
+            writer.append(
+                "steps", {"step": range(6), "loss_scale": scales[rank], "skipped": skipped, "loss": [1.0] * 6}
+            )
+
+
+def test_ranks_that_disagree_are_shown_with_their_scales(home, open_app):
+    apart(home.runs / "a")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    assert "disagree on the loss scale or on skipping at 3 steps" in words(app)
+    assert "first at step 3: rank 0 2³; rank 1 2³ (skipped)" in words(app)
+    assert "Where ranks disagree" in titles(app)
+    shown = next(table.value for table in app.dataframe if "rank" in table.value)
+    assert shown[["step", "rank", "scale"]].values.tolist()[-2:] == [[5, 0, "2³"], [5, 1, "2²"]]
+
+
+def test_ranks_that_agree_take_a_line(home, open_app):
+    write(home.runs / "a", "two-ranks")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    assert "2 ranks. All agree on loss scale and skips." in words(app)
+    assert "Where ranks disagree" not in titles(app)
