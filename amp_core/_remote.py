@@ -21,6 +21,7 @@ from amp_core._segments import File, Segment, read_parquet, read_stream
 from amp_core._source import _SEGMENT, _SINGLE, MAX_HEAD_BYTES, STALE_S, Source, ZipSource, _keep_better, _lines
 from amp_core.addresses import Address, asking, filesystem
 from amp_core.schema import TABLES, Head, RunError, Table
+from amp_core.tasting import Tasting
 
 LISTING_S = 2.0
 """So long one listing is believed; `head()`, with which every refresh begins, asks anew."""
@@ -36,6 +37,7 @@ class RemoteSource:
 
     def __init__(self, path: Address) -> None:
         self.path = path
+        self.tasting: Tasting | None = None
         self._fs, self._root = filesystem(path)
         self._listing: tuple[float, dict[str, File]] | None = None
         self._fetched: dict[str, bytes] = {}
@@ -67,9 +69,14 @@ class RemoteSource:
 
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         if file.name.endswith(".parquet"):
-            return read_parquet(file, pa.BufferReader(self._sealed(file, table)), table, before)
+            body = self._sealed(file, table)
+            if self.tasting is not None:
+                self.tasting.sealed(file, table.name, body)
+            return read_parquet(file, pa.BufferReader(body), table, before)
         start = before.offset if before is not None else 0
         data = self._bytes(file.name, start, None) if file.size > start else b""
+        if self.tasting is not None:
+            self.tasting.stream(file, table.name, data, before)
         return read_stream(file, data, table, before)
 
     def console(self, lines: int) -> list[str]:

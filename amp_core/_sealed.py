@@ -39,7 +39,7 @@ class Sealed:
     def __init__(self, folder: Path, file: File) -> None:
         self.file = file
         self._path = str(folder / file.name)
-        with _Reading(file):
+        with Reading(file):
             opened = pq.ParquetFile(self._path)
             self._metadata: pq.FileMetaData = opened.metadata
             self._columns: list[str] = opened.schema_arrow.names
@@ -55,7 +55,7 @@ class Sealed:
     def values(self, group: Group, *columns: str) -> list[np.ndarray]:
         """Some columns of a row group, as float64; null, and a column that is not there, as NaN."""
         there = [c for c in columns if c in self._columns]
-        with _Reading(self.file):
+        with Reading(self.file):
             found = self._opened().read_row_group(group.index, columns=there, use_threads=False)
         empty = np.full(found.num_rows, np.nan)
         return [pc.cast(found.column(c), pa.float64()).to_numpy() if c in there else empty for c in columns]
@@ -66,7 +66,7 @@ class Sealed:
         for group in self.groups:
             wanted = [s for s in steps if group.first <= s <= group.last]
             if wanted:
-                with _Reading(self.file):
+                with Reading(self.file):
                     parts.append(self._conformed(self._rows(group, wanted)))
         return pa.concat_tables(parts, promote_options="default")
 
@@ -75,7 +75,7 @@ class Sealed:
         needed = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
         parts = [TENSORS.schema.empty_table()]
         for group in self.groups:
-            with _Reading(self.file):
+            with Reading(self.file):
                 file = self._opened(coded=["name", "kind"])
                 keys = file.read_row_group(
                     group.index, columns=[c for c in ("name", "kind") if c in self._columns], use_threads=False
@@ -124,7 +124,7 @@ class Sealed:
         return pq.ParquetFile(self._path, metadata=self._metadata, read_dictionary=coded)
 
 
-class _Reading:
+class Reading:
     """What reading a damaged file raises, as a `RunError`; that a file is gone passes through."""
 
     def __init__(self, file: File) -> None:

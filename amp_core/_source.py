@@ -20,6 +20,7 @@ from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
 from amp_core.addresses import Address
 from amp_core.schema import TABLES, Head, RunError, Table
+from amp_core.tasting import Tasting
 
 _T = TypeVar("_T")
 
@@ -35,6 +36,9 @@ _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 
 
 class Source(Protocol):
+    tasting: Tasting | None
+    """Reads what is to be read first, where the run is a stranger's."""
+
     @property
     def path(self) -> Path | Address: ...
 
@@ -51,6 +55,7 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.tasting: Tasting | None = None
 
     def head(self) -> Head:
         file = self.path / "run.json"
@@ -91,17 +96,21 @@ class FolderSource:
 
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         path = self.path / file.name
-        if file.name.endswith(".parquet"):
-            return read_parquet(file, str(path), table, before)
-        try:
-            with open(path, "rb") as stream:
-                stream.seek(before.offset if before is not None else 0)
-                return read_stream(file, stream.read(), table, before)
-        except FileNotFoundError:  # sealed since it was listed
-            sealed = path.with_suffix(".parquet")
-            info = sealed.stat()
-            name = sealed.relative_to(self.path).as_posix()
-            return read_parquet(File(name, info.st_size, info.st_mtime_ns), str(sealed), table, before)
+        if not file.name.endswith(".parquet"):
+            try:
+                with open(path, "rb") as stream:
+                    stream.seek(before.offset if before is not None else 0)
+                    data = stream.read()
+                if self.tasting is not None:
+                    self.tasting.stream(file, table.name, data, before)
+                return read_stream(file, data, table, before)
+            except FileNotFoundError:  # sealed since it was listed
+                path = path.with_suffix(".parquet")
+                info = path.stat()
+                file = File(path.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
+        if self.tasting is not None:
+            self.tasting.sealed(file, table.name)
+        return read_parquet(file, str(path), table, before)
 
     def console(self, lines: int) -> list[str]:
         return console_tail(self.path / "console.log", lines)
@@ -120,9 +129,11 @@ class ZipSource:
     """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
 
     path: Path | Address
+    tasting: Tasting | None
 
     def __init__(self, path: Path | Address, opened: IO[bytes] | None = None) -> None:
         self.path = path
+        self.tasting = None
         try:
             self._archive = zipfile.ZipFile(opened if opened is not None else path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -152,8 +163,12 @@ class ZipSource:
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
         data = self._bytes(file.name, file.size)
         if file.name.endswith(".parquet"):
+            if self.tasting is not None:
+                self.tasting.sealed(file, table.name, data)
             segment = read_parquet(file, pa.BufferReader(data), table, before, bounded=True)
         else:
+            if self.tasting is not None:
+                self.tasting.stream(file, table.name, data, None)
             segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:

@@ -28,6 +28,7 @@ from amp_core._segments import File, Segment, is_ordered
 from amp_core._source import FolderSource, retried
 from amp_core.addresses import Address
 from amp_core.run import Run, load_run
+from amp_core.tasting import Taster
 
 MOST_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
@@ -41,11 +42,18 @@ EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 """Columns whose largest value is always among the rows."""
 
 
-def open_extract(path: str | os.PathLike[str] | Address, most_rows: int = MOST_ROWS) -> Run:
-    """Open a run folder so that it takes bounded memory. Raises `RunError` as `load_run` does."""
-    if not isinstance(path, Address) and Path(path).is_dir():
-        return Extract(Path(path), most_rows)
-    return load_run(path)
+def open_extract(
+    path: str | os.PathLike[str] | Address, most_rows: int = MOST_ROWS, taster: Taster | None = None
+) -> Run:
+    """Open a run folder so that it takes bounded memory; with `taster`, so that it cannot end this process either.
+
+    Raises `RunError` as `load_run` does.
+    """
+    folder = not isinstance(path, Address) and Path(path).is_dir()
+    run = Extract(Path(path), most_rows) if folder else load_run(path)
+    if taster is not None:
+        run.tasted_by(taster)
+    return run
 
 
 class Extract(Run):
@@ -145,6 +153,8 @@ class Extract(Run):
     def _take_sealed(self, stem: str, file: File) -> None:
         known = self._sealed.get(stem)
         if known is None or known.file != file:
+            if self._source.tasting is not None:
+                self._source.tasting.sealed(file, "tensors")
             self._sealed[stem] = Sealed(self._folder, file)
             self._open.pop(stem, None)
             self._kept.pop(stem, None)

@@ -24,6 +24,7 @@ from amp_core._segments import Segment, is_ordered
 from amp_core._source import FolderSource, Source, ZipSource, retried
 from amp_core.addresses import Address, located
 from amp_core.schema import TABLES, RunError, Table
+from amp_core.tasting import Taster, Tasting, written_here
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,6 +225,11 @@ class Run:
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
         """Names, sizes and modification times (ns) of its files: changes whenever the run does. A key for caches."""
         return retried(self._source.fingerprint, self.path)
+
+    def tasted_by(self, taster: Taster) -> None:
+        """Have what is read from now on read by `taster` first, unless the run was written on this machine."""
+        if not written_here(self.head):
+            self._source.tasting = Tasting(taster, self.path)
 
     # inside
 

@@ -18,6 +18,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.extract import Extract, open_extract
+from amp_core.tasting import Taster
 from pages.parts.library import Entry
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class _Shared:
 _shared: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
 _made: WeakKeyDictionary[Run, tuple[threading.RLock, dict[Any, Any]]] = WeakKeyDictionary()
 _opening = threading.Lock()
+_taster = Taster()
 
 
 def open_run(entry: Entry) -> Run:
@@ -78,7 +80,8 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
     with _opening:
         shared = _shared.get(str(entry.path))
         if shared is None:
-            run = open_extract(entry.path)
+            own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or written anew by it
+            run = open_extract(entry.path, taster=None if own else _taster)
             if not isinstance(run, Extract):  # at an address: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)
