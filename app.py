@@ -10,7 +10,7 @@ import pyarrow as pa
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, picker, signin, tables
+from pages.parts import empty, picker, report, signin, tables
 
 # Arrow's own pool keeps what a thread freed for that thread, and Streamlit runs each pass in a new one: following a
 # live run, the app grew by 50 KB a second. The system's pool gives it back.
@@ -52,6 +52,8 @@ picker.show()
 tables.begin()
 try:
     page.run()
-    tables.offer()
+    with st.container(horizontal=True):
+        report.offer()
+        tables.offer()
 except RunError as error:  # a run that cannot be read, wherever on the page that came to light
     empty.unreadable(error)

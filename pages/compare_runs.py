@@ -185,4 +185,4 @@ if found.recipes["loss_change_frac"].notna().any():
     charts.show(deviation_figure(found.recipes, charts.dark()), "compare.deviation")
 costs(runs, found)
 gradients(runs)
-report.button(runs, "compare")
+report.of(runs)

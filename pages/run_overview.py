@@ -11,11 +11,21 @@ from amp_core.analysis import (
     overview,
     phase_times,
     step_marks,
+    tensor_core_use,
     thin,
 )
 from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
 from amp_core.figures.marks import with_marks
 from pages.parts import cards, charts, findings, glance, head, live, loaders, ranks, report, tour, words
+from pages.parts.library import Entry
+
+PROFILED = (
+    ("kernels", "pages/tensor_cores.py", "Tensor cores"),
+    ("windows", "pages/step_cost.py", "Step cost"),
+    ("ops", "pages/precision_map.py", "Precision map"),
+    ("ops", "pages/gpu_forecast.py", "Forecast"),
+)
+"""What a run without steps may hold, and the pages that show it."""
 
 
 def summary(view: Overview) -> str:
@@ -29,14 +39,52 @@ def summary(view: Overview) -> str:
     return f"{steps}{loss}{skips}."
 
 
-def ending(run: Run, view: Overview) -> None:
-    """Why a run that did not finish ended, with the last lines of its output."""
-    if view.status in ("failed", "lost", "stopped") and view.end_reason:
-        say = st.warning if view.status == "stopped" else st.error
-        say(f"{view.status.capitalize()}: {words.escape(words.sentence(view.end_reason))}")
-    if view.status in ("failed", "lost") and (lines := run.console(20)):
-        with st.expander("Last lines of its output", expanded=True):
-            st.code("\n".join(lines), language=None)
+def of_profile(run: Run) -> None:
+    """A run without steps, as of an imported trace: what a profiler saw, and the pages that show it."""
+    use = loaders.analysed(tensor_core_use, run)
+    share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
+    said = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
+    found = loaders.analysed(diagnose, run)
+    findings.banner(found, f"{said}. No training steps were recorded.", ended_well=True, run=run)
+    with st.container(horizontal=True):
+        for table, file, label in PROFILED:
+            if run.table(table).num_rows:
+                st.page_link(file, label=label, icon=":material/query_stats:")
+    findings.causes(found, run)
+    findings.remarks(found, run)
+
+
+def of_training(run: Run, entry: Entry) -> None:
+    """A run that trained: the verdict, three answers, what is behind them, and its course."""
+    view = loaders.analysed(overview, run)
+    head.ending(run)
+    ended_well = view.status not in ("failed", "lost")
+    found = loaders.analysed(diagnose, run)
+    findings.banner(found, summary(view), ended_well=ended_well, run=run)
+    tour.show(entry)
+    glance.show(run, view, findings.to_tell(found, run))
+    findings.causes(found, run)
+    cards.show(run, view)
+    findings.remarks(found, run)
+    dark = charts.dark()
+    marks = loaders.analysed(step_marks, run)
+    if view.loss_first is not None:
+        loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark)
+        charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
+    left, right = st.columns([3, 2])
+    with left:
+        phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
+        charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
+    with right:
+        memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
+        if len(memory):
+            held = memory_figure(memory, dark=dark, what=view.memory.what)
+            charts.show(with_marks(held, marks, dark=dark), "overview.memory")
+    samples = loaders.analysed(device_samples, run)
+    if len(samples):
+        charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
+    ranks.show(run)
+    report.of([run])
 
 
 def details(run: Run) -> None:
@@ -58,34 +106,9 @@ entry = head.entry()
 if entry.under_way:
     live.show(entry)
     st.stop()
-run = head.run(entry)
-view = loaders.analysed(overview, run)
-ending(run, view)
-ended_well = view.status not in ("failed", "lost")
-found = loaders.analysed(diagnose, run)
-findings.banner(found, summary(view), ended_well=ended_well, run=run)
-tour.show(entry)
-glance.show(run, view, findings.to_tell(found, run))
-findings.causes(found, run)
-cards.show(run, view)
-findings.remarks(found, run)
-dark = charts.dark()
-marks = loaders.analysed(step_marks, run)
-if view.loss_first is not None:
-    loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark)
-    charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
-left, right = st.columns([3, 2])
-with left:
-    phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
-    charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
-with right:
-    memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
-    if len(memory):
-        held = memory_figure(memory, dark=dark, what=view.memory.what)
-        charts.show(with_marks(held, marks, dark=dark), "overview.memory")
-samples = loaders.analysed(device_samples, run)
-if len(samples):
-    charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
-ranks.show(run)
+run = head.run(entry, "windows")
+if run.steps.empty:
+    of_profile(run)
+else:
+    of_training(run, entry)
 details(run)
-report.button([run], "overview")

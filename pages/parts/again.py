@@ -35,9 +35,9 @@ def possible(entry: Entry) -> bool:
     return workload is not None and config.get("size") in workload.sizes and config.get("precision") in RECIPES
 
 
-def fill(entry: Entry) -> None:
-    """Put the run's settings into the form. For a pass in which the form was not drawn yet."""
-    for name, value in settings(entry.config or {}).items():
+def fill(entry: Entry, **changes: Any) -> None:
+    """Put the run's settings with `changes` into the form. For a pass in which the form was not drawn yet."""
+    for name, value in settings(dict(entry.config or {}) | changes).items():
         st.session_state[f"start.{name}"] = value
     st.session_state["start.again"] = entry.name
 

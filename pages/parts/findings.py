@@ -70,7 +70,8 @@ def _verdict(grave: Sequence[Finding], summary: str) -> None:
     causes = [f for f in grave if f.follows not in codes]
     errors = sum(f.severity == "error" for f in causes)
     parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(causes) - errors, "warning")) if n]
-    more = f", and {len(grave) - len(causes)} that follow" if len(grave) > len(causes) else ""
+    following = len(grave) - len(causes)
+    more = f", and {following} that follow{'s' if following == 1 else ''}" if following else ""
     say, look = (st.error, "error") if errors else (st.warning, "warning")
     say(f"{' and '.join(parts)} found{more}. {words.escape(summary)}", icon=LOOK[look][1])
 
@@ -93,11 +94,12 @@ def live(run: Run) -> None:
         found = loaders.analysed(diagnose, run)
         now = time.monotonic()
         kept[key] = (now + PATIENCE * (now - began), found)
-    silent = muted(run.path)
-    for finding in found:
-        if finding.severity != "info" and not finding.follows and finding.code not in silent:
-            say = st.error if finding.severity == "error" else st.warning
-            say(f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}", icon=LOOK[finding.severity][1])
+    grave = [finding for finding in to_tell(found, run) if not finding.follows]
+    for finding in grave:
+        say = st.error if finding.severity == "error" else st.warning
+        say(f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}", icon=LOOK[finding.severity][1])
+    if not grave:
+        st.caption(":material/check_circle: Nothing wrong was found so far.")
 
 
 def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = None) -> None:
@@ -119,7 +121,11 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             with st.container(horizontal=True, vertical_alignment="center"):
                 if run is not None:
                     _proof(finding, run)
-                st.page_link("pages/findings_guide.py", label=f"What {finding.code} means", icon=":material/menu_book:")
+                query = {"search": finding.code} | (
+                    {"run": st.session_state["run"]} if "run" in st.session_state else {}
+                )
+                label = f"What {finding.code} means"
+                st.page_link("pages/findings_guide.py", label=label, icon=":material/menu_book:", query_params=query)
                 if run is not None:
                     key = f"findings.mute.{finding.code}"
                     st.button("Mute", key=key, help="Hide it for this run", on_click=_mute, args=(run, finding.code))

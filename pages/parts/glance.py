@@ -9,7 +9,8 @@ import streamlit as st
 
 from amp_core import Finding, Run, RunError
 from amp_core.analysis import Overview, compare, lost_gradient, reference
-from pages.parts import loaders, words
+from amp_core.serving import current
+from pages.parts import again, loaders, words
 from pages.parts.library import Entry
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
@@ -59,7 +60,11 @@ def gain(run: Run, view: Overview) -> None:
     answer = against(base, run) if base is not None else ""
     if not answer or base is None:
         st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
-        st.page_link(START, label="Train it in FP32", icon=":material/play_circle:")
+        own = entries[st.session_state["run"]]
+        offered = again.possible(own) and not current().read_only
+        if offered and st.button("Train it in FP32", icon=":material/play_circle:", type="tertiary"):
+            again.fill(own, precision="fp32")
+            st.switch_page(START)
         return
     st.markdown(f"{words.escape(answer[0].upper())}{words.escape(answer[1:])}, against {words.escape(base.name)}.")
     keys = [base.key, st.session_state["run"]]
@@ -84,11 +89,16 @@ def against(base: Entry, run: Run) -> str:
 
 
 def advise(found: Sequence[Finding]) -> None:
-    """The gravest cause's advice, of the errors and warnings found."""
+    """What to write for the gravest of the errors and warnings found and why, or its advice; the rest stands below."""
     grave = [f for f in found if not f.follows]
     if not grave:
         st.markdown("Nothing has to change.")
         return
-    st.markdown(words.escape(words.raised(grave[0].advice)))
-    if len(grave) > 1:
-        st.caption(f"{words.plural(len(grave) - 1, 'more finding')} below.")
+    first, *others = grave
+    lines = first.snippet.splitlines()
+    if lines and "`" not in lines[0]:
+        st.markdown(f"**{words.escape(words.sentence(first.title))}** Write `{lines[0]}`" + (" …" if lines[1:] else ""))
+    else:
+        st.markdown(words.escape(words.raised(first.advice)))
+    if others:
+        st.caption(f"{words.plural(len(others), 'more finding')} below.")

@@ -47,9 +47,19 @@ def run(found: Entry | None = None, table: str = "steps") -> Run:
                 "Read what is new", icon=":material/refresh:", type="tertiary", help="Overview follows by itself."
             )
     if opened.steps.empty and not opened.table(table).num_rows:
-        said = f" It ended: {words.escape(opened.end_reason)}" if opened.end_reason else ""
-        empty.nothing("This run has recorded no step yet." if opened.is_live else f"This run has no steps.{said}")
+        ending(opened)
+        empty.nothing("This run has recorded no step yet." if opened.is_live else "This run has no steps.")
     return opened
+
+
+def ending(opened: Run) -> None:
+    """Why a run that did not finish ended, with the last lines of its output."""
+    if opened.status in ("failed", "lost", "stopped") and opened.end_reason:
+        say = st.warning if opened.status == "stopped" else st.error
+        say(f"{opened.status.capitalize()}: {words.escape(words.sentence(opened.end_reason))}")
+    if opened.status in ("failed", "lost") and (lines := opened.console(20)):
+        with st.expander("Last lines of its output", expanded=True):
+            st.code("\n".join(lines), language=None)
 
 
 def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:

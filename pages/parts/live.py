@@ -83,7 +83,9 @@ def _numbers(entry: Entry, paused: bool) -> Run | None:
     view = loaders.analysed(overview, run)
     progress(view)
     if not view.steps_done:
-        st.caption("The process is up; its first step is on the way.")
+        if run.is_live:
+            st.caption("The process is up; its first step is on the way.")
+        head.ending(run)
         return None
     findings.live(run)
     cards.show(run, view)

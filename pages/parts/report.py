@@ -1,4 +1,8 @@
-"""The report of what a page shows, as a file to keep: `report.button([run], "overview")`."""
+"""The report of what a page shows, as a file to keep.
+
+report.of([run])       # on a page
+report.offer()         # once, below every page: a button, where the page has spoken of runs
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,19 +13,28 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.report import report_html
 
+_RUNS = "report.runs"
 
-def button(runs: Sequence[Run], key: str) -> None:
-    """A button that makes the report of `runs` when it is pressed, not before."""
-    st.download_button(
-        "Report",
-        lambda: _made(runs),
-        file_name=f"{file_name(runs)}.html",
-        mime="text/html",
-        on_click="ignore",
-        icon=":material/download:",
-        help="One HTML file with verdict, findings, charts and settings: opens without a network, and prints.",
-        key=f"{key}.report",
-    )
+
+def of(runs: Sequence[Run]) -> None:
+    """The page speaks of these runs."""
+    st.session_state[_RUNS] = list(runs)
+
+
+def offer() -> None:
+    """A button that makes the report of the page's runs when it is pressed, not before."""
+    runs: list[Run] = st.session_state.pop(_RUNS, [])
+    if runs:
+        st.download_button(
+            "Report",
+            lambda: _made(runs),
+            file_name=f"{file_name(runs)}.html",
+            mime="text/html",
+            on_click="ignore",
+            icon=":material/download:",
+            help="One HTML file with verdict, findings, charts and settings: opens without a network, and prints.",
+            key="report",
+        )
 
 
 def file_name(runs: Sequence[Run]) -> str:

@@ -20,6 +20,10 @@ STEPS = (
 )
 
 
+WIDTH = 280
+"""Pixels of a step: three stand side by side."""
+
+
 def code() -> str:
     """The one line for a loop of one's own; what it records appears in the library by itself."""
     into = library.runs_dir() / "mine"
@@ -35,16 +39,18 @@ def show(entry: Entry) -> None:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown("**New here? Three steps**", width="stretch")
             st.button("Put away", key="tour.away.now", type="tertiary", on_click=_put_away)
+        steps = st.container(horizontal=True)  # side by side, one under the other on a narrow page
         for title, text, links in STEPS:
-            st.markdown(f"**{title}.** {text}")
-            with st.container(horizontal=True, vertical_alignment="center"):
+            with steps.container(width=WIDTH):
+                st.markdown(f"**{title}.** {text}")
                 for key, label in links:
                     if key == entry.key:
-                        st.markdown(":material/check: You are looking at it.", width="content")
+                        st.markdown(":material/check: You are looking at it.")
                     elif key in entries:
                         st.page_link(OVERVIEW, label=label, icon=":material/arrow_forward:", query_params={"run": key})
-        st.markdown("**3 · Your own.** Train one of the workloads that come along, or add one line to your own loop:")
-        st.page_link(START, label="Start a run", icon=":material/play_circle:")
+        with steps.container(width=WIDTH):
+            st.markdown("**3 · Your own.** Train one of the workloads that come along, or add this to your own loop:")
+            st.page_link(START, label="Start a run", icon=":material/play_circle:")
         st.code(code(), language="python")
 
 

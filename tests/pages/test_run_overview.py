@@ -4,6 +4,7 @@ from amp_core import load_run
 from amp_core.runlog import RunWriter
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import SCENARIOS, live, write
+from tests.synthetic_kernels import add_window
 
 
 def test_healthy_run_says_so_with_its_numbers(home, open_app):
@@ -77,3 +78,26 @@ def test_live_run_that_has_no_step_yet(home, open_app):
         app = open_app(run="run/a")
         assert not app.exception
         assert "its first step is on the way" in words(app)
+
+
+def test_a_profile_without_steps_says_what_it_holds_and_where_to_see_it(home, open_app):
+    with RunWriter(home.runs / "a", config={"device": "cuda:0"}) as writer:
+        add_window(writer, "fp16")
+    app = open_app(run="run/a")
+    assert not app.exception
+    assert "of kernels" in words(app) and "on tensor cores. No training steps were recorded." in words(app)
+    assert {"Tensor cores", "Step cost"} <= {p.proto.label for p in app.get("page_link")}
+
+
+def test_a_run_that_failed_before_its_first_step_says_why(home, open_app):
+    folder = write(home.runs / "a", "empty", status="failed", end_reason="ImportError: no module named x")
+    (folder / "console.log").write_text("Traceback\nImportError: no module named x\n")
+    app = open_app(run="run/a")
+    assert "Failed: ImportError: no module named x." in words(app) and "This run has no steps." in words(app)
+    assert any("Traceback" in c.value for c in app.code)
+
+
+def test_what_to_change_is_code_once_and_its_reason_below(home, open_app):
+    write(home.runs / "a", "underflowing")
+    said = words(open_app(run="run/a"))
+    assert said.count("Write `scaler = torch.amp.GradScaler(") == 1
