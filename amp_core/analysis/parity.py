@@ -15,8 +15,8 @@ Who adds a seed and judges again, until a verdict falls, gives chance more than 
 Rowe, "Repeated significance tests on accumulating data", 1969). `repeatedly` answers with stricter tests at each look,
 as Pocock did ("Group sequential methods in the design and analysis of clinical trials", 1977): the 95 % interval must
 lie within ±2 s. Simulated with looks after 3, 4, 5, 6, 8, 10 and 12 seeds, a recipe that is 2 s worse then passes in
-less than 5 % of searches, however alike seeds fare in both; one that is no worse is called worse in about 5 % where
-pairs of a seed have nothing in common, in less than 1 % where they share nine tenths of it (`tests/analysis`).
+less than 5 % of searches, however alike seeds fare in both; one that is no worse is called worse in about 6 % where the
+two trainings of a seed have nothing in common, in less than 1 % where their correlation is 0.9 (`tests/analysis`).
 """
 
 from collections.abc import Mapping

@@ -139,6 +139,13 @@ earlier_peaks: dict[torch.device, int] = {}
 """Highest use of a CUDA device before torch's own peak was begun anew; who begins it anew writes it here first."""
 
 
+def forget_peaks() -> None:
+    """Find the highest use of memory anew: for a process that trains once more. torch's own peak is left alone."""
+    global _peak
+    _peak = 0
+    earlier_peaks.clear()
+
+
 def resident_bytes() -> int:
     """The resident set of this process."""
     file = _statm(os.getpid())

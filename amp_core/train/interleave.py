@@ -4,38 +4,26 @@
 >>> interleave(members, block_steps=10, told=print)
 [0, 0, 0]
 
-Each training is a process of its own (`amp_core.train.turns`): none inherits another's memory peak, backend flags,
+Each recipe trains in a process of its own (`amp_core.train.turns`): none inherits another's memory peak, backend flags,
 cuDNN choices or allocator, and while it waits it does nothing. The order within a round is drawn from the seed, and
 each second round is the one before turned round, so that a drift of the machine cancels. Imports no torch.
 """
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from json import dumps
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from amp_core.train.config import TrainConfig
+from amp_core.train.crew import Crew, Worker
+from amp_core.train.member import Member
+
+__all__ = ["MOST_BLOCK", "Member", "default_block", "interleave", "order_of", "turns_of"]
 
 MOST_BLOCK = 10
 """Steps per block in a run that is long enough for twenty of them."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One training of a comparison."""
-
-    config: TrainConfig
-    folder: Path
-    level: str = "standard"
-    """How much `watch` looks at."""
 
 
 def default_block(steps: int) -> int:
@@ -65,13 +53,15 @@ def interleave(
     block_steps: int,
     told: Callable[[int], None],
     keep: Callable[[int], Collection[int]] | None = None,
+    crew: Crew | None = None,
 ) -> list[int]:
     """Train all members in turns; the exit code of each, 130 alone where it was asked to stop.
 
-    All have the same number of steps and the same seed. `told` gets the number of steps made after each round; `keep`,
-    where given, then says which of the members (their places) go on: the others end as stopped. A member that fails
-    leaves the others to go on; one that refuses its settings (2) ends them all before their first step.
-    SIGTERM and Ctrl-C are passed on to all of them, and end all of them in order.
+    All have the same number of steps and the same seed. Each gets a process of its own, or that of `crew` which trained
+    its recipe before. `told` gets the number of steps made after each round; `keep`, where given, then says which of
+    the members (their places) go on: the others end as stopped. A member that fails leaves the others to go on; one
+    that refuses its settings (2) ends them all before their first step. SIGTERM and Ctrl-C are passed on to all of
+    them, and end all of them in order.
     """
     first = members[0].config
     about = {
@@ -81,19 +71,22 @@ def interleave(
         "turn_order": "drawn from the seed for each round of two, the second turned round",
     }
     with ExitStack() as stack:
-        children: list[_Child] = []
+        crew = crew if crew is not None else stack.enter_context(Crew())
+        children: list[Worker] = []
         asked = stack.enter_context(_passing_on(children))
         for member in members:
             if asked:
                 return [130]
-            child = _Child(member, about)
+            child = crew.take(member)
+            stack.callback(crew.give_back, member, child)
             stack.callback(child.end)
             children.append(child)
+            child.begin(member, about)
             if len(children) == 1 and not child.waits():  # it has said why, and the next would meet the same
                 return [child.end()]
         for child in children[1:]:
             child.waits()
-        if any(child.process.poll() == 2 for child in children):
+        if any(child.code == 2 for child in children):
             return [child.end() for child in children]
         turns = turns_of(first, block_steps)
         done = 0
@@ -117,53 +110,8 @@ def interleave(
         return [130] if asked else codes
 
 
-class _Child:
-    """A training in a process of its own, that waits for its turns."""
-
-    def __init__(self, member: Member, about: dict[str, object]) -> None:
-        # A session of its own: Ctrl-C then reaches it once, through us, and not a second time from the terminal.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "amp_core.train.turns", os.fspath(member.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._say(dumps({"config": member.config.to_dict(), "comparison": about, "level": member.level}))
-
-    def train(self, steps: int) -> None:
-        """Let it make so many steps and wait until it has; one that has ended is passed over."""
-        if self.process.poll() is None:
-            self._say(str(steps))
-            self.waits()
-
-    def waits(self) -> bool:
-        """Whether it stands before its next turn; False once it has ended."""
-        assert self.process.stdout is not None
-        if self.process.stdout.readline():
-            return True
-        self.process.wait()
-        return False
-
-    def end(self) -> int:
-        """Take its turns away, wait for its end, and give its exit code."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        if not self.process.stdin.closed:
-            with suppress(BrokenPipeError):  # it has ended before it read what it was told; its exit code says why
-                self.process.stdin.close()
-        code = self.process.wait()
-        self.process.stdout.close()
-        return code
-
-    def _say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # the same
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-
-
 @contextmanager
-def _passing_on(children: Sequence[_Child]) -> Iterator[list[int]]:
+def _passing_on(children: Sequence[Worker]) -> Iterator[list[int]]:
     """Within it SIGTERM and Ctrl-C go to all `children`, which end their runs in order; it gives those that came."""
     asked: list[int] = []
 

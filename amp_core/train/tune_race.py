@@ -9,8 +9,10 @@ A recipe leaves where its numbers are broken beyond repair, and where it is sure
 that cannot be told apart the simplest, the one named first, goes first: what gains nothing should not be added.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,11 @@ from amp_core.analysis import ratios
 from amp_core.analysis._steps import attempts, scaler_enabled
 from amp_core.run import Run, load_run
 from amp_core.schema import RunError
+from amp_core.train.interleave import default_block
+from amp_core.train.member import Member
+from amp_core.train.tune_options import Candidate
+from amp_core.train.tune_rows import measured
+from amp_core.train.tune_state import SELDOM, Search
 
 LAST = 20
 """Steps in a row without an update after which a scaler will not find a scale any more: it has been divided by 2^20."""
@@ -30,10 +37,55 @@ FAR = 1.5
 FAR_BLOCKS = 3
 """A recipe that needs `FAR` times as long as the fastest in each of its last `FAR_BLOCKS` blocks leaves at once; one
 nearer needs as many blocks as any claim on speed (`ratios.FEW_BLOCKS`)."""
+RACE_STEPS = (60, 200)
+"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.FEW_BLOCKS`)."""
+RACE_SHARE = 0.3
+"""Of what is left of the budget, what the race of precisions is planned to take."""
+
+
+@dataclass(frozen=True)
+class Raced:
+    """How a race ended."""
+
+    order: list[Candidate]
+    """Those that can be used, fastest first."""
+    runs: dict[str, Run]
+    """Of all that began, by name."""
+
+
+def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> Raced:
+    """Let them race in turns, and keep a row of each. The first is the yardstick.
+
+    Raises `RunError` where the yardstick itself fails.
+    """
+    names, budget = [c.name for c in candidates], search.budget
+    steps = budget.steps(names, share, *RACE_STEPS)
+    search.tell(f"{', '.join(names)} race for up to {steps} steps")
+    folders = [search.into / stage / name for name in names]
+    configs = [dataclasses.replace(c.config, steps=steps, every=SELDOM, evaluate=False) for c in candidates]
+    watcher = Race(names, folders, over=lambda: budget.left <= 0)
+    members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
+    codes = search.train(members, default_block(steps), watcher.keep)
+    runs = watcher.judge()  # once more: the last round's end is seen too, and who failed has written why
+    for place, code in enumerate(codes):
+        if place not in runs:
+            watcher.out.setdefault(place, f"failed before its first step (exit code {code})")
+    yardstick = runs.get(0)
+    if yardstick is None or 0 in watcher.out:
+        raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; mend that first")
+    for place, run in runs.items():
+        budget.took(names[place], run)
+    for place, candidate in enumerate(candidates):
+        own = [runs[place]] if place in runs else []
+        out = watcher.out.get(place, "")
+        search.add(measured(candidate, stage, names[0], [yardstick], own, search.into, out=out))
+    usable = [place for place in runs if not broken(watcher.out.get(place, ""))]
+    order = ranked([[runs[place]] for place in usable])
+    return Raced([candidates[usable[i]] for i in order], {names[place]: run for place, run in runs.items()})
 
 
 class Race:
-    """Watches the runs of a race while they are made. The first is the yardstick: it stays to the end."""
+    """Watches the runs of a race while they are made. The first is the yardstick: it stays as long as another does."""
 
     def __init__(self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool]) -> None:
         self._names, self._folders, self.over = names, folders, over
@@ -41,16 +93,22 @@ class Race:
         """Who left, and why."""
 
     def keep(self, done: int) -> set[int]:  # noqa: ARG002
-        """The places that go on."""
+        """The places that go on; none once it is told who leads and that it is faster than the yardstick."""
         if self.over():
             return set()
-        self.judge()
+        runs = self.judge()
         if 0 in self.out:  # nothing to hold the others against
             return set()
-        return {i for i in range(len(self._folders)) if i not in self.out}
+        going = {i for i in range(len(self._folders)) if i not in self.out}
+        others = going - {0}
+        if len(others) == 1 and 0 in runs and (lead := runs.get(next(iter(others)))) is not None:
+            ratio = ratios.speed_ratio([(runs[0], lead)])
+            if ratio.enough and ratio.verdict == "faster":
+                return set()
+        return going if others else set()
 
-    def judge(self) -> None:
-        """See who is to leave."""
+    def judge(self) -> dict[int, Run]:
+        """See who is to leave; the runs so far."""
         runs = {i: run for i in range(len(self._folders)) if (run := self.run(i)) is not None}
         for place, run in runs.items():
             if place not in self.out and (why := trouble(run)):
@@ -62,11 +120,13 @@ class Race:
             for place in going:
                 if place not in (0, lead) and (why := slower(runs[lead], runs[place], self._names[lead])):
                     self.out[place] = why
+        return runs
 
-    @property
-    def count(self) -> int:
-        """How many race."""
-        return len(self._folders)
+    def unbroken(self, done: int) -> set[int]:  # noqa: ARG002
+        """Who goes on in a training that is not about speed: all whose numbers are not broken."""
+        if self.over():
+            return set()
+        return {i for i in range(len(self._folders)) if (run := self.run(i)) is not None and not trouble(run)}
 
     def run(self, place: int) -> Run | None:
         """The run of a member; None where it never began."""
@@ -132,6 +192,11 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
 def _surely_slower(lead: Sequence[Run], other: Sequence[Run]) -> bool:
     ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
     return ratio.verdict == "slower"
+
+
+def broken(out: str) -> bool:
+    """Whether a recipe left for another reason than being slow: a slow one may still be the fastest that trains."""
+    return bool(out) and not out.startswith("slower")
 
 
 def _series(run: Run) -> "pd.Series[float]":

@@ -56,6 +56,11 @@ class Tried:
     """Why it was left behind; empty for one that was not."""
     note: str = ""
     """What its settings are made from."""
+    loss_change_frac: float = math.nan
+    loss_change_high: float = math.nan
+    noise_frac: float = math.nan
+    """Deviation of the final loss, the upper end of its 95 % interval, and the reference's deviation from seed to seed,
+    over the reference's loss."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,10 @@ class Tuned:
     """What it took so far."""
     chosen: str = ""
     """The name of the recipe."""
+    confirmed: bool = True
+    """Whether it is a finding. Else the recipe is what looks best so far, and `answer` says what is not told."""
+    needs_s: float | None = None
+    """The budget that is expected to tell, in seconds, where this one did not."""
     config: Mapping[str, Any] = field(default_factory=dict)
     answer: str = ""
     """The recipe in one line."""

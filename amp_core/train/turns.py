@@ -1,18 +1,24 @@
-"""A training that waits for its turn: one of several that a comparison lets train a block of steps each.
+"""A process that trains when it is its turn: one of several that a comparison lets train a block of steps each.
 
-    python -m amp_core.train.turns DIR        started by `ampscope compare`, see `amp_core.train.interleave`
+    python -m amp_core.train.turns        started by `amp_core.train.interleave`
 
-Standard input gives first a line of JSON, `{"config": …, "comparison": …, "level": …}`, then a line with a number of
-steps for each turn. A line `ready` on standard output says that the training stands before its first step, `done` that
-a turn is over; what the training itself prints goes to standard error. While it waits the process sleeps, and the
-device has finished what it was given. When standard input ends, so does the run.
+Standard input gives first a line of JSON, `{"config": …, "folder": …, "comparison": …, "level": …}`, then a line with a
+number of steps for each turn; 0 ends the training. A line `ready` on standard output says that the training stands
+before its first step, `done` that a turn is over, `ended 0` with which exit code it ended; what the training itself
+prints goes to standard error. The next training may then be ordered, of the same recipe: a process that imports torch
+takes seconds to start, and a training of forty steps may take less. While it waits the process sleeps, and the device
+has finished what it was given. When standard input ends, so does the process.
+
+What a training leaves behind is cleared away before the next: its memory, compiled code and memory peaks. Weights,
+data order and dropout are drawn from the seed anew, so that losses are those of a process of its own, bit for bit.
 """
 
+import gc
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
@@ -51,37 +57,53 @@ class Turns:
         return None
 
 
-def main(folder: str) -> int:
-    """Train in turns; 130 where it was asked to stop, 2 for bad input."""
+def main() -> int:
+    """Train in turns, once for each order; the last training's exit code: 130 where stopped, 2 for bad input."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the others' cores
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a workload of one's own may print
+    code = 130
     with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds
-        order = json.loads(sys.stdin.readline() or "null")
-        if order is None:
-            return 130
-        import torch
+        while line := sys.stdin.readline():
+            code = _train(json.loads(line), stop, said)
+            if code == 2 or stop():
+                break
+            said.write(f"ended {code}\n")
+            said.flush()
+    return code
 
-        from amp_core.train.engine import train
 
-        def settle() -> None:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
+def _train(order: Mapping[str, Any], stop: Callable[[], str | None], said: TextIO) -> int:
+    import torch
 
-        try:
-            turns = Turns(stop, sys.stdin, said, settle)
-            summary = train(
-                TrainConfig.from_dict(order["config"]),
-                folder,
-                stop=turns,
-                also={"comparison": order["comparison"]},
-                level=order.get("level", "standard"),
-            )
-        except RunError as error:
-            sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
-            return 2
+    from amp_core.record.attempt import forget_peaks
+    from amp_core.train.engine import train
+
+    def settle() -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    config = TrainConfig.from_dict(order["config"])
+    try:
+        summary = train(
+            config,
+            order["folder"],
+            stop=Turns(stop, sys.stdin, said, settle),
+            also={"comparison": order["comparison"]},
+            level=order.get("level", "standard"),
+        )
+    except RunError as error:
+        sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
+        return 2
+    gc.collect()  # the model and what watched it refer to each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    forget_peaks()
+    if config.compile:
+        torch._dynamo.reset()  # a few models more, and it would compile no further one
     return 130 if summary.status == "stopped" else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

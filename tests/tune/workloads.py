@@ -76,11 +76,13 @@ def large_activations():
 class Stopwatch:
     """Trains in this process, one after the other, and records times as given: milliseconds per step by recipe.
 
-    `speeds` maps a precision, `fp16-islands`, or an option with a plus before it (a factor) to its time.
+    `speeds` maps a precision, `fp16-islands`, or an option with a plus before it (a factor) to its time. Trainings that
+    can be ended early are cut short at `until_s` of the clock.
     """
 
-    def __init__(self, speeds: Mapping[str, float]) -> None:
+    def __init__(self, speeds: Mapping[str, float], until_s: float = 1e9) -> None:
         self.speeds = speeds
+        self.until_s = until_s
         self.trained: list[str] = []
         self.now = 0.0
 
@@ -97,9 +99,14 @@ class Stopwatch:
     ) -> list[int]:
         about = {"id": f"{len(self.trained)}", "block_steps": block_steps}
         codes = []
+        round_s = sum(self.step_ms(member.config) for member in members) / 1e3
+        steps = members[0].config.steps
+        if keep is not None:
+            steps = min(steps, 1 + int(max(0.0, self.until_s - self.now) / round_s))
         for member in members:
             try:
-                config = dataclasses.replace(member.config, compile=False)  # its time is given, not its minute of work
+                # A compiled step's time is given, not its minute of work.
+                config = dataclasses.replace(member.config, compile=False, steps=steps)
                 train(config, member.folder, also={"comparison": about}, level=member.level)
                 codes.append(0)
             except RuntimeError:

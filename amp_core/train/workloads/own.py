@@ -42,14 +42,19 @@ def load(file: Path, function: str) -> Workload:
 
 def _module(file: Path) -> ModuleType:
     # by its own name, so that DataLoader workers find it again; but never in the place of another module
-    name = file.stem if file.stem not in sys.modules else f"ampscope_own_{file.stem}"
+    again = _executed.get(file.stem) == file.resolve()  # this process trained it before
+    name = file.stem if again or file.stem not in sys.modules else f"ampscope_own_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # given for every name that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _executed[name] = file.resolve()
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE.py` would have it
     spec.loader.exec_module(module)
     return module
+
+
+_executed: dict[str, Path] = {}
 
 
 def _place(error: Exception, file: Path) -> str:
