@@ -1,19 +1,23 @@
-"""Autocast regions that begin inside of a model's forward, where hooks on the model do not see them.
+"""What autocast really does in a loop, found out in its first step.
 
     seen = RegionSeen("cuda")
     model(x)
     seen.stop()          # torch.float16 if some region was entered meanwhile and is on, else None
 
-Accelerate and the Transformers Trainer wrap `model.forward` itself, and some models open a region of their own.
+A region may begin inside of a model's forward, where hooks on the model do not see it: Accelerate and the Transformers
+Trainer wrap `model.forward` itself, and some models open a region of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.amp.autocast_mode import autocast
 
 from amp_core.record._patch import Patches
+from amp_core.record.environment import recipe_found
+from amp_core.record.measure import dtype_name
+from amp_core.runlog import RunWriter
 
 
 class RegionSeen:
@@ -38,3 +42,49 @@ class RegionSeen:
             return result
 
         return enter
+
+
+class PrecisionSeen:
+    """Writes into the head of a run what its loop turned out to use: `device`, `autocast_dtype` and `precision`.
+
+    What the head says of `device` and `precision` already was given by who started the run, and stays.
+    """
+
+    def __init__(
+        self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any, device: torch.device
+    ) -> None:
+        self._writer = writer
+        self._optimizers = optimizers
+        self._scaler = scaler
+        self._device = device
+        self._given = {k: v for k, v in writer.head.config.items() if k in ("device", "precision")}
+        self._region: RegionSeen | None = None  # until the first backward
+        self.known = False
+        """Whether the first forward has begun."""
+        self.autocast_dtype: torch.dtype | None = None
+
+    def forward_began(self) -> None:
+        """Look at the first forward: at what is on as it begins, or else at the regions within it."""
+        if self.known:
+            return
+        self.known = True
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind)
+        self._tell(torch.get_autocast_dtype(kind) if autocast else None)
+        if not autocast:
+            self._region = RegionSeen(kind)
+
+    def look_no_further(self) -> None:
+        """The first forward is over."""
+        if self._region is not None:
+            region, self._region = self._region, None
+            dtype = region.stop()
+            if dtype is not None:
+                self._tell(dtype)
+
+    def _tell(self, autocast_dtype: torch.dtype | None) -> None:
+        self.autocast_dtype = autocast_dtype
+        dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
+        config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}
+        config.setdefault("precision", recipe_found(self._optimizers, self._scaler, dtype, self._device))
+        self._writer.update_head(config=dict(self._writer.head.config) | config)

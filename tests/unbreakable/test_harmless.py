@@ -18,10 +18,13 @@ import pytest
 import torch
 
 from amp_core import load_run, runlog
-from amp_core.record import Recorder, _guard, _stumbles, _watch, measure, outputs, profile, tensors
+from amp_core.record import _guard, _stumbles, _watch, measure, outputs, profile, tensors
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
+from amp_core.record.hooks import Hooks
 from amp_core.record.observers import MOMENTS, Observer
+from amp_core.record.regions import PrecisionSeen
+from amp_core.record.steps import Steps
 from amp_core.run import Run
 from tests.record import fake_nvml
 from tests.record.loops import train
@@ -321,36 +324,39 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(_stumbles, "PAUSE_STEPS", 0)
     monkeypatch.setattr(tensors, "measure_together", fail)
-    recorders = []
-    install = Recorder._install
+    put_on: list[Hooks] = []
+    install = Hooks._install
 
-    def noted(recorder: Recorder, model: Any) -> None:
-        recorders.append(recorder)
-        install(recorder, model)
+    def noted(hooks: Hooks, model: Any) -> None:
+        put_on.append(hooks)
+        install(hooks, model)
 
-    monkeypatch.setattr(Recorder, "_install", noted)
-    hooks = []
-    run = trained(tmp_path / "a", lambda step, _: hooks.append(repr(recorders[0])), every=1)
-    assert hooks[-1].endswith("hooks=0)") and not hooks[0].endswith("hooks=0)")
+    monkeypatch.setattr(Hooks, "_install", noted)
+    counts = []
+    run = trained(tmp_path / "a", lambda step, _: counts.append(len(put_on[0])), every=1)
+    assert counts[0] > 0 and counts[-1] == 0
     assert run.status == "finished" and len(run.steps) < STEPS
     assert "and nothing is recorded" in said(run, "not recorded")[-1]
 
 
-HOOKS = ["_finish_pending", "_observe", "_describe_precision", "_due", "_may_be_sampled", "_begin", "_tell_precision"]
+CALLED = [(Steps, m) for m in ("finish_pending", "observe", "_due", "may_be_sampled", "begin")]
+CALLED += [(PrecisionSeen, "forward_began"), (PrecisionSeen, "_tell")]
 
 
-@pytest.mark.parametrize("method", HOOKS)
-def test_mistake_in_any_hook_stays_in_it(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    works, calls = getattr(Recorder, method), 0
+@pytest.mark.parametrize(("owner", "method"), CALLED)
+def test_mistake_in_any_hook_stays_in_it(
+    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, calls = getattr(owner, method), 0
 
-    def sometimes(recorder: Recorder, *args: Any) -> Any:
+    def sometimes(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls in (1, 20):
             raise KeyError("a mistake in AMPscope")
-        return works(recorder, *args)
+        return works(*args)
 
-    monkeypatch.setattr(Recorder, method, sometimes)
+    monkeypatch.setattr(owner, method, sometimes)
     run = trained(tmp_path / "a", clip=None)
     assert run.status == "finished" and len(run.steps) >= STEPS - 2
 

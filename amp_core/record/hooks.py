@@ -1,0 +1,288 @@
+"""Where a training loop is listened to: `Hooks` on model, optimizers and scaler, which tell `Steps` what happens.
+
+    >>> hooks = Hooks(model, scaler, steps)
+    >>> hooks.remove()
+
+Steps are found from the scaler and the optimizer themselves:
+
+- `scaler.scale(loss)` gives the loss, or without a scaler the single number that backward starts from;
+- gradients are looked at once per optimizer step, as they come out of backward: at the first of `scaler.unscale_`,
+  `clip_grad_norm_`, `clip_grad_value_`, `scaler.step` and `optimizer.step`;
+- an optimizer that is given a closure is looked at after the closure was called first;
+- a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
+- whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
+
+Nothing here changes what is watched: hooks return nothing, random number generators are not touched, and every value
+that the training goes on using is copied before it is kept.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record import clipping, notices_patch
+from amp_core.record import scaler as scaling
+from amp_core.record._patch import Patches
+from amp_core.record.captures import UNSEEN, capturing, unless_capturing
+from amp_core.record.entries import Entries
+from amp_core.record.gradients import in_backward
+from amp_core.record.outputs import tensors_in
+from amp_core.record.steps import Steps, borne
+
+
+class Hooks:
+    """On everything a loop calls in a step. `scaler` is the loop's, or None."""
+
+    def __init__(self, model: torch.nn.Module, scaler: Any, steps: Steps) -> None:
+        self._steps = steps
+        self._scaler = scaler
+        self._writer = steps.writer
+        self._phases = steps.phases
+        self._gathered = steps.gathered
+        self._outputs = steps.outputs
+        self._precision = steps.precision
+        self._seen = steps.seen
+        self._inside_scaler_step = False
+        self._repeating = False  # a closure is called again within its step
+        self._met_capture = False
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._install(model)
+
+    def __len__(self) -> int:
+        return len(self._handles) + len(self._entries)
+
+    def _install(self, model: torch.nn.Module) -> None:
+        unless = functools.partial(unless_capturing, met=self._on_capture)
+        self._entries = Entries(model, unless(self._on_forward), unless(self._on_forward_end))
+        self._steps.over = self._entries.settle
+        for index, optimizer in enumerate(self._steps.optimizers):
+            self._handles += [
+                optimizer.register_step_pre_hook(unless(self._before_optimizer(index))),
+                optimizer.register_step_post_hook(unless(self._after_optimizer(index))),
+            ]
+        if self._scaler is not None:
+            for name, around in (
+                ("scale", self._around_scale),
+                ("unscale_", self._around_unscale),
+                ("step", self._around_step),
+                ("update", self._around_update),
+            ):
+                self._patches.wrap(self._scaler, name, self._around_outside_captures(around))
+        clipping.listen(self._on_clip)
+        notices_patch.backward.listen(self._on_loss)
+        notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def _around_outside_captures(
+        self, around: Callable[..., Any]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return lambda original: unless_capturing(around(original), self._on_capture, original)
+
+    def _on_capture(self) -> None:
+        if not self._met_capture:
+            self._met_capture = True
+            self._writer.event("warning", name="not recorded", detail=UNSEEN, step=self._steps.number)
+
+    def remove(self) -> None:
+        """Take every hook off, and give every wrapped method back. Twice is harmless."""
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._entries.remove()
+        self._outputs.take_off()
+        self._precision.look_no_further()
+        self._patches.restore()
+        clipping.unlisten(self._on_clip)
+        notices_patch.backward.unlisten(self._on_loss)
+        notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
+
+    @borne
+    def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self._steps.auditing or in_backward():
+            return
+        self._steps.finish_pending()
+        if not torch.is_grad_enabled():  # an evaluation between two steps
+            return
+        self._phases.enter("forward")
+        self._seen.add("forward")
+        if self._repeating:
+            return
+        if self._gathered.broken_off or self._steps.stepping:
+            self._steps.abandon()
+        with self._phases.watching():
+            first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
+            self._gathered.entered(module, len(first) if first is not None else 0)
+            self._precision.forward_began()
+            if self._steps.may_be_sampled():
+                self._outputs.put_on()
+            self._steps.begin()
+
+    @borne
+    def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
+            return
+        for leaf in tensors_in(output):
+            if leaf.requires_grad:
+                leaf.register_hook(self._on_backward)
+                self._gathered.hooked = True
+        self._steps.tell("forward_ended", output)
+
+    @borne
+    def _on_backward(self, grad: torch.Tensor) -> None:
+        if self._phases.present == "backward" or self._writer.closed or capturing():
+            return
+        self._phases.enter("backward")
+        self._seen.add("backward")
+        self._gathered.arrived()
+        self._precision.look_no_further()
+        engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
+        engine.queue_callback(self._on_backward_end)
+        self._steps.tell("backward_began")
+
+    @borne
+    def _on_backward_end(self) -> None:
+        self._gathered.ended()
+        self._phases.enter("after_backward")
+        self._steps.tell("backward_ended")
+
+    @borne
+    def _on_clip(self) -> None:
+        if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
+            return
+        self._phases.enter("optimizer")
+        self._steps.tell("called", "clip", None)
+        self._look_before_clipping()
+
+    def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
+        by_value = sys._getframe(2).f_code.co_name == "clip_grad_value_"  # 1 is the wrapper around what was called
+        if by_value and self._seen and not self._steps.auditing and not capturing():
+            self._look_before_clipping()
+
+    def _look_before_clipping(self) -> None:
+        with self._phases.watching():
+            for index in range(len(self._steps.optimizers)):
+                if self._steps.has_gradients(index):
+                    self._steps.observe(index)
+
+    def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Backward is called. What the scaler did not see it starts from is the loss."""
+        if self._repeating or self._steps.auditing or in_backward() or "forward" not in self._seen or capturing():
+            return
+        roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
+        weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
+        with self._phases.watching():
+            self._gathered.called(roots[0] if len(roots) == 1 and roots[0].numel() == 1 and not weighted else None)
+
+    def _before_optimizer(self, index: int) -> Callable[..., Any]:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            if self._inside_scaler_step:
+                self._steps.tell("called", "optimizer.step", index)
+                return None
+            self._repeating = False
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if not callable(closure):
+                self._before_step(index)
+                return None
+            watched = self._around_closure(index, closure)
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": watched}
+            return (args[0], watched, *args[2:]), kwargs
+
+        return hook
+
+    def _before_step(self, index: int) -> None:
+        self._steps.tell("called", "optimizer.step", index)
+        self._phases.enter("optimizer")
+        with self._phases.watching():
+            self._steps.observe(index)
+        self._steps.stepping.add(index)
+
+    def _around_closure(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original, updated=())
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not self._repeating:
+                self._before_step(index)
+                self._repeating = True
+            return result
+
+        return closure
+
+    def _after_optimizer(self, index: int) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._repeating = False
+            self._steps.stepping.discard(index)
+            if not self._inside_scaler_step:
+                self._steps.attempted(index, None)
+
+        return hook
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(outputs: Any) -> Any:
+            with self._phases.watching():
+                self._steps.finish_pending()
+                self._steps.begin()
+            self._steps.tell("called", "scale", None)
+            result = original(outputs)
+            with self._phases.watching():
+                if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                    self._gathered.add(outputs)
+                for leaf in tensors_in(result):
+                    if leaf.requires_grad:
+                        leaf.register_hook(self._on_backward)
+            return result
+
+        return scale
+
+    def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def unscale_(optimizer: torch.optim.Optimizer) -> Any:
+            index = self._steps.index(optimizer)
+            if index is not None:
+                self._phases.enter("optimizer")
+                self._steps.tell("called", "unscale_", index)
+                with self._phases.watching():
+                    self._steps.observe(index)
+            return original(optimizer)
+
+        return unscale_
+
+    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            index = self._steps.index(optimizer)
+            if index is None:
+                return original(optimizer, *args, **kwargs)
+            self._phases.enter("optimizer")
+            self._steps.tell("called", "scaler.step", index)
+            with self._phases.watching():
+                self._steps.observe(index)
+            self._inside_scaler_step = True
+            self._steps.stepping.add(index)
+            found = None
+            try:
+                result = original(optimizer, *args, **kwargs)
+            finally:
+                self._inside_scaler_step = False
+            self._steps.stepping.discard(index)
+            with self._phases.watching():
+                found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
+            self._steps.attempted(index, found)
+            return result
+
+        return step
+
+    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(*args: Any, **kwargs: Any) -> Any:
+            self._phases.enter("optimizer")
+            self._steps.tell("called", "update", None)
+            result = original(*args, **kwargs)
+            self._steps.updated()
+            return result
+
+        return update

@@ -1,0 +1,252 @@
+"""The steps of a training loop: `Steps` numbers them, looks at the gradients of each, and sends off what is written.
+
+    >>> steps = Steps(model, [optimizer], scaler, writer, sampling=sampling, kinds=frozenset({"weight_grad"}), …)
+    >>> steps.begin()                    # `Hooks` tells of a forward, …
+    >>> steps.observe(0)                 # … of the first moment at which optimizer 0 has its gradients, …
+    >>> steps.attempted(0, found_inf)    # … and of its step, made or skipped
+
+Gradients are looked at once per optimizer and step, as they come out of backward. What is seen of an attempt stays open
+until the next one begins, because the loop may still log to it; then its numbers leave the device in one copy.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record import scaler as scaling
+from amp_core.record._stumbles import Stumbles
+from amp_core.record.attempt import Attempt, memory_bytes
+from amp_core.record.captures import capturing
+from amp_core.record.clock import CudaClock, HostClock, Phases
+from amp_core.record.gathered import Gathered
+from amp_core.record.gradients import learning_rate, local_values, named_parameters, norms, unwrapped
+from amp_core.record.observers import Observer, Observers
+from amp_core.record.outbox import Outbox
+from amp_core.record.outputs import Outputs
+from amp_core.record.regions import PrecisionSeen
+from amp_core.record.sampling import Sampling
+from amp_core.record.tensors import Tensors
+from amp_core.runlog import RunWriter
+
+
+def borne(hook: Callable[..., None]) -> Callable[..., None]:
+    """A method of something with `_phases`: what goes wrong in it is told to `Phases.failed`, and goes no further."""
+
+    @functools.wraps(hook)
+    def bearing(self: Any, *args: Any) -> None:
+        try:
+            hook(self, *args)
+        except Exception as error:
+            self._phases.failed(error)
+
+    return bearing
+
+
+class Steps:
+    """One attempt after another. Optimizers are known by their place among `optimizers`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        writer: RunWriter,
+        *,
+        sampling: Sampling,
+        kinds: frozenset[str],
+        wanted: Callable[[str], bool],
+        observers: Sequence[Observer],
+    ) -> None:
+        self.writer = writer
+        self.optimizers = optimizers
+        self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.number = writer.earlier.next_step if writer.earlier is not None else 0
+        """Of the present step, as `steps.step` has it."""
+        self.auditing = False
+        """Whether the forwards and backwards of just now are an audit's."""
+        self.over: Callable[[], None] = lambda: None
+        """Called at the end of each step."""
+        self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
+        self.gathered = Gathered(scaled=scaler is not None)
+        self.precision = PrecisionSeen(writer, optimizers, scaler, self.device)
+        self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or capturing())
+        self.outbox = Outbox(writer, self.phases, sampling)
+        self.stumbles = Stumbles(writer)
+        self.seen: set[str] = set()
+        """Phases whose start was seen since the last attempt."""
+        self.stepping: set[int] = set()
+        """Optimizers that are at work on a step, or were when an exception came."""
+        self._scaler = scaler
+        self._sampling = sampling
+        self._tensors = Tensors(self.names, kinds, wanted, self.outputs)
+        self._observers = Observers(writer, observers, self._at_own_work)
+        if self._observers.has("phase_entered"):
+            self.phases.changed = functools.partial(self._observers.tell, "phase_entered")
+        self._began = False  # whether the present step's begin was seen
+        self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
+        self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
+        self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
+        self._logged: dict[str, Any] = {}
+
+    def index(self, optimizer: torch.optim.Optimizer) -> int | None:
+        """The place of an optimizer; None for one that is not watched."""
+        return next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+
+    def has_gradients(self, index: int) -> bool:
+        """Whether any parameter of the optimizer has one."""
+        return any(p.grad is not None for g in self.optimizers[index].param_groups for p in g["params"])
+
+    @property
+    def last(self) -> int:
+        """The number of the last step attempted, while it can still be logged to, else of the present one."""
+        return self._pending[-1].step if self._pending else self.number
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add to the last step while it is pending, else to the coming one."""
+        (self._pending[-1].logged if self._pending else self._logged).update(values)
+
+    def tell(self, moment: str, *values: Any) -> None:
+        """Call the observers that care for that moment."""
+        if self._observers.has(moment):
+            with self.phases.watching():
+                self._observers.tell(moment, *values)
+
+    def begin(self) -> None:
+        """Something of a step is about to happen: its first forward, or in loops without one what comes first."""
+        if not self._began:
+            self._began = True
+            self._observers.tell("step_began", self.number)
+
+    def observe(self, index: int) -> Attempt:
+        """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
+        if index in self._open:
+            return self._open[index]
+        self.finish_pending()
+        if index in self._stepped:
+            self._next_number()
+        self.begin()
+        optimizer = self.optimizers[index]
+        attempt = Attempt(self.number, index, sampled=self._due(index))
+        if attempt.sampled:
+            self._sampled[index] = self.number
+        attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
+        if scaling.is_active(self._scaler):
+            attempt.put("loss_scale", scaling.scale(self._scaler))
+            attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
+        named = [
+            (self.names.get(id(p), f"optimizer{index}.group{g}.{i}"), local_values(p.grad))
+            for g, group in enumerate(optimizer.param_groups)
+            for i, p in enumerate(group["params"])
+            if p.grad is not None
+        ]
+        attempt.gradients = [name for name, _ in named]
+        if attempt.sampled:
+            # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
+            alike = attempt.scaled == scaling.is_active(self._scaler)
+            self._tensors.sample(attempt, optimizer, named, alike=alike)
+        if named and not attempt.all_measured:
+            found, attempt.norm_order = norms([grad for _, grad in named])
+            attempt.put("norms", found)
+        self._open[index] = attempt
+        return attempt
+
+    @borne
+    def attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
+        """The optimizer's step is over, made or skipped."""
+        attempt = None
+        with self.phases.watching():
+            attempt = self.observe(index)  # mostly the one that is open
+            del self._open[index]
+            self.precision.look_no_further()
+            attempt.put("found_inf", found_inf)
+            loss, attempt.samples = self.gathered.take()
+            attempt.put("loss", loss)
+            attempt.lr = learning_rate(self.optimizers[index])
+            attempt.seen = frozenset(self.seen)
+            attempt.memory = memory_bytes(self.device)
+            attempt.time_s = self.writer.time_s()
+            attempt.logged = self._logged
+            self._logged = {}
+            self._pending.append(attempt)
+            self.outputs.take_off()
+            if not attempt.sampled:
+                self.outputs.take()
+        self.seen.clear()
+        self._stepped.add(index)
+        spans = self.phases.take()
+        if attempt is not None:
+            attempt.spans = spans
+        self.phases.enter("data")
+        if self._scaler is None and len(self._stepped) == len(self.optimizers):
+            self._next_number()
+
+    def updated(self) -> None:
+        """The scaler has been updated, which ends a step that has one; its time is the step's."""
+        if self._pending:
+            self._pending[-1].spans += self.phases.take()
+        self.phases.enter("data")
+        self._next_number()
+
+    def finish_pending(self) -> None:
+        """Nothing more can be logged for the steps made: send their numbers off, and write those that have come."""
+        if not self._pending:
+            return
+        with self.phases.watching():
+            pending, self._pending = self._pending, []
+            self.outbox.send(pending)
+
+    def end(self) -> None:
+        """The run is ending, perhaps in the middle of anything."""
+        pending, self._pending = self._pending, []
+        self.outbox.empty(pending)
+        self._observers.tell("close")
+
+    def abandon(self) -> None:
+        """An exception broke the step off and the loop goes on: forget what was gathered for it."""
+        for index in self.stepping:
+            self._open.pop(index, None)
+        self.stepping.clear()
+        self.gathered.forget()
+        self.outputs.take()
+
+    def stumbled(self, error: Exception) -> bool:
+        """Watching went wrong: the step is looked at no further. True where nothing is to be watched any more."""
+        self._open.clear()
+        self.outputs.take_off()
+        self.outputs.take()
+        return self.stumbles.note(error, self.number)
+
+    def may_be_sampled(self) -> bool:
+        """Asked in a forward, when it is not known yet which optimizer will step. One may have stopped for good."""
+        if self.stumbles.paused(self.number):
+            return False
+        waited = [self.number - last for last in self._sampled.values()] if len(self.optimizers) > 1 else []
+        interval = self._sampling.interval
+        return self._sampling.due(self.number) or any(interval <= steps < 2 * interval for steps in waited)
+
+    def _due(self, index: int) -> bool:
+        """Whether the gradients of optimizer `index` are measured tensor by tensor in the present step.
+
+        Where optimizers take turns, each in a step of its own, every tenth step may always be the same one's turn: who
+        has waited for as long as the interval is measured too.
+        """
+        if self.stumbles.paused(self.number):
+            return False
+        waited = self.number - self._sampled.get(index, -self._sampling.interval)
+        return self._sampling.due(self.number) or (len(self.optimizers) > 1 and waited >= self._sampling.interval)
+
+    @borne
+    def _next_number(self) -> None:
+        if self._stepped:
+            self.tell("step_ended", self.number)
+            self.number += 1
+            self._stepped.clear()
+            self._began = False
+            self.over()
+
+    def _at_own_work(self) -> bool:
+        return self.auditing or self.phases.present == "watch" or capturing()
