@@ -3,8 +3,8 @@
 import streamlit as st
 
 from amp_core.findings import FAMILIES, Entry
-from pages.parts import head, words
-from pages.parts.findings import LOOK
+from pages.parts import address, head, words
+from pages.parts.findings import LOOK, PAGES
 
 
 def matches(entry: Entry, asked: str) -> bool:
@@ -13,10 +13,11 @@ def matches(entry: Entry, asked: str) -> bool:
     return all(word in text for word in asked.lower().split())
 
 
-def explain(entry: Entry) -> None:
-    """One code, folded."""
+def explain(entry: Entry, *, unfolded: bool) -> None:
+    """One code, folded unless it was asked for."""
     color, icon = LOOK[entry.severity]
-    with st.expander(f"**{entry.code}** — {entry.what}", key=f"guide.{entry.code}"):
+    label = f":{color}[{icon}] **{entry.code}** — {entry.what}"
+    with st.expander(label, expanded=unfolded, key=f"guide.{entry.code}.{unfolded}"):
         st.badge(entry.severity, icon=icon, color=color)
         st.markdown(f"**Signal.** {entry.signal}")
         st.markdown(f"**From where on.** {words.raised(entry.threshold)}")
@@ -25,6 +26,11 @@ def explain(entry: Entry) -> None:
         for name, code in codes.items():
             st.caption(name)
             st.code(code, language="python")
+        if entry.page in PAGES:
+            file, name = PAGES[entry.page]
+            run = st.session_state.get("run")
+            query = {"run": run} if run else None
+            st.page_link(file, label=f"Shown on {name}", icon=":material/query_stats:", query_params=query)
 
 
 head.title("Findings guide")
@@ -34,7 +40,9 @@ st.caption(
     "An error breaks training, a warning costs quality or speed, an info is good to know. Each is told from what a run "
     "recorded; what it did not record is not guessed."
 )
+address.take("search", "guide.search", str)
 asked = st.text_input("Search", key="guide.search", placeholder="overflow, scaler, BatchNorm, …")
+address.keep("search", "guide.search", asked)
 shown = {family: [e for e in entries if matches(e, asked)] for family, entries in FAMILIES.items()}
 if not any(shown.values()):
     st.info("No entry has all of these words.", icon=":material/info:")
@@ -42,4 +50,4 @@ for family, entries in shown.items():
     if entries:
         st.subheader(family, anchor=False)
         for entry in entries:
-            explain(entry)
+            explain(entry, unfolded=entry.code == asked)

@@ -3,18 +3,19 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core import Run
+from amp_core import Run, RunError
 from amp_core.analysis import traced_steps
 from amp_core.figures import forecast_figure
 from amp_core.forecast import Forecast, forecast, parts, traces_of_run
 from amp_core.forecast import measured_factor as measured
-from pages.parts import charts, empty, head, loaders, tables, words
+from pages.parts import address, charts, empty, head, loaders, tables, words
 
 HOW = (
     "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
     "workload that comes with AMPscope needs no run, and none of it is run: `ampscope forecast --workload text-bert "
     "--size large --gpu A100,H100`."
 )
+GPUS = ["V100", "A100", "H100"]
 COLUMNS = {
     "gpu": st.column_config.TextColumn("GPU", pinned=True),
     "recipe": st.column_config.TextColumn("Recipe"),
@@ -24,7 +25,7 @@ COLUMNS = {
     "bound": st.column_config.TextColumn("Bound by", help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
     "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
-    "source": st.column_config.TextColumn("Peaks from", width="large"),
+    "source": st.column_config.TextColumn("Peaks from", help="Where the GPU's rates were read"),
 }
 
 
@@ -66,7 +67,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "gpu": row["gpu"],
-                "recipe": row["recipe"],
+                "recipe": row["recipe"].upper(),
                 "time": span(row, "step_ms", "ms") if runs else row["why_not"],
                 "speed": span(row, "speedup", "×"),
                 "tf32": span(row, "over_tf32", "×"),
@@ -82,12 +83,19 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 head.title("Forecast")
 run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
-    empty.nothing(f"A forecast, which measures nothing, needs a traced step, and this run has no traced step. {HOW}")
+    said = f"A forecast, which measures nothing, needs a traced step, and this run has no traced step. {HOW}"
+    empty.nothing(said, sample=True)
 answer = st.container()
-asked = st.multiselect("GPUs", parts(), default=["V100", "A100", "H100"], key="forecast.gpus", persist_state="session")
+address.take("gpu", "forecast.gpus", lambda text: address.several(parts())(text) or None, GPUS)
+asked = st.multiselect("GPUs", parts(), key="forecast.gpus", persist_state="session")
+address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:
     empty.nothing("Choose one GPU or more.")
-found = loaders.analysed(made, run, tuple(asked))
+try:
+    found = loaders.analysed(made, run, tuple(asked))
+except RunError as error:  # a profiler's trace has operators, but not their sizes and what autocast decided
+    st.info(words.escape(words.sentence(error)), icon=":material/info:")
+    empty.nothing(f"A forecast needs a step that AMPscope traced. {HOW}", sample=True)
 with answer:
     head.verdict(verdict(found.table))
 dark = charts.dark()

@@ -7,7 +7,7 @@ from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
 from amp_core.formats import FORMATS
-from pages.parts import address, charts, empty, head, loaders, tables, tensor, words
+from pages.parts import address, charts, empty, glossary, head, loaders, tables, tensor, words
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 
@@ -27,12 +27,15 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         selection_mode="multi",
         format_func=lambda form: FORMATS[form].label,
         key="layer.formats",
+        help=glossary.tip("underflow"),
     )
+    address.take("true", "layer.unscaled", lambda text: text == "1", False)
     unscaled = st.toggle(
         "Without the loss scale",
         key="layer.unscaled",
         help="Moves the histogram of each step by its loss scale: where the true gradient lies.",
     )
+address.keep("true", "layer.unscaled", "1" if unscaled else "")
 address.keep("format", "layer.formats", ",".join(formats) if formats != ["fp16"] else "")
 
 trace = loaders.analysed(layer_trace, run, kind, name)
@@ -49,12 +52,9 @@ marks = marks[marks["step"].between(first, last)]
 values = "loss scale taken out" if unscaled else "as stored"
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values)
 charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
-left, right = st.columns(2)
-with left:
-    charts.show(with_marks(classes_over_time(trace, dark=dark), marks, dark=dark), "layer.classes")
-with right:
-    magnitudes = magnitude_figure(trace, tuple(formats), dark, values="as stored")
-    charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
+charts.show(with_marks(classes_over_time(trace, dark=dark), marks, dark=dark), "layer.classes")
+magnitudes = magnitude_figure(trace, tuple(formats), dark, values="as stored")
+charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
 
 st.subheader("What another format or loss scale would do to it", anchor=False)
 scales = tensor.SCALES if kind in tensor.SCALED else (0,)

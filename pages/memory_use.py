@@ -14,11 +14,13 @@ from amp_core.analysis import (
     memory_steps,
     memory_trace,
     not_recorded,
+    step_marks,
     thin,
     what_memory,
 )
 from amp_core.figures import memory_figure, memory_moments_figure, memory_parts_figure
-from pages.parts import cards, charts, empty, head, loaders, memory, tables, words
+from amp_core.figures.marks import with_marks
+from pages.parts import address, cards, charts, empty, head, loaders, memory, tables, words
 
 
 def verdict(found: MemoryBreakdown) -> str:
@@ -60,9 +62,10 @@ def pick_step(steps: list[int]) -> int:
     """Which of the steps that were looked at."""
     if len(steps) == 1:
         return steps[0]
-    step: int = st.segmented_control(
-        "Step", steps, default=steps[-1], required=True, format_func=lambda n: f"{n:,}", key=f"memory.step.{len(steps)}"
-    )
+    key = f"memory.step.{len(steps)}"
+    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, steps[-1])
+    step: int = st.segmented_control("Step", steps, required=True, format_func=lambda n: f"{n:,}", key=key)
+    address.keep("step", key, str(step) if step != steps[-1] else "")
     return step
 
 
@@ -123,6 +126,7 @@ if step is not None and found.total_bytes is not None:
 st.subheader("Over the run", anchor=False)
 trace = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
 if len(trace):
-    charts.show(memory_figure(trace, dark=dark, what=what_memory(run)), "memory.trace")
+    figure = memory_figure(trace, dark=dark, what=what_memory(run))
+    charts.show(with_marks(figure, loaders.analysed(step_marks, run), dark=dark), "memory.trace")
 else:
     empty.nothing("Memory was not measured at any step of this run.")

@@ -5,13 +5,15 @@ import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
 from amp_core.figures import step_cost_figure
-from pages.parts import beside, cards, charts, empty, head, loaders, profiled, tables, words
+from pages.parts import beside, cards, charts, empty, glossary, head, loaders, profiled, tables, words
 
 COLUMNS = {
     "label": st.column_config.TextColumn("Part", pinned=True),
     "frac": st.column_config.ProgressColumn("Share", **profiled.SHARE),
-    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f"),
+    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f", width=110),
 }
+
+SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
 
 SMALL = 0.01  # shares of the time below this are not worth a clause
 
@@ -54,24 +56,22 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
 
 def show_cards(cost: StepCost, bound: Amdahl) -> None:
     """Step time, matrix share, idle device, launches."""
-    time, matrix, idle, launches = st.columns(4)
-    with time:
+    with st.container(horizontal=True):
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
-    with matrix:
         on = words.percent(cost.us("tensor") / cost.step_us)
         beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
-        cards.card("Matrix work", words.percent(bound.matrix_frac), beside)
-    with idle:
+        cards.card("Matrix work", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
         share = words.percent(cost.us("data", "gaps") / cost.step_us)
         data = cost.us("data")
         waiting = f"{words.percent(data / cost.step_us)} waiting for data" if data == data else "data is not marked"
-        cards.card("Python and waiting" if cost.on_cpu else "Device idle", share, waiting)
-    with launches:
+        name = "Python and waiting" if cost.on_cpu else "Device idle"
+        cards.card(name, share, waiting, help_=None if cost.on_cpu else glossary.tip("launch-bound"))
         if cost.on_cpu:
-            cards.card("Casts", words.percent(cost.us("cast") / cost.step_us), "between formats")
+            casts = words.percent(cost.us("cast") / cost.step_us)
+            cards.card("Casts", casts, "between formats", help_=glossary.tip("cast"))
         else:
             syncs = "syncs not recorded" if cost.syncs is None else f"{words.number(cost.syncs)} host syncs"
-            cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs)
+            cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs, help_=SYNC)
 
 
 def per(cost: StepCost) -> str:

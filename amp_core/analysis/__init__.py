@@ -35,6 +35,7 @@ from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_sum
 from amp_core.analysis.stepchange import compare_step_cost
 from amp_core.analysis.stepcost import StepCost, phase_cost, step_cost
 from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_table, profiled_windows, tensor_core_use
+from amp_core.analysis.tensorsteps import shares_over_steps
 from amp_core.analysis.thin import sparkline, thin
 from amp_core.analysis.whatif import headroom_bits, what_if, whole_model
 from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
@@ -102,6 +103,7 @@ __all__ = [
     "sampled_steps",
     "scale_summary",
     "scale_trace",
+    "shares_over_steps",
     "skip_episodes",
     "sparkline",
     "speed_summary",

@@ -13,6 +13,9 @@ import pandas as pd
 
 FEW = 80
 """So many rows can be read on one page; with more the tree is folded at first."""
+TOO_FEW = 8
+"""With fewer rows than this a folded tree tells nothing: it is unfolded once more, if `MANY` do not exceed it."""
+MANY = 400
 
 
 def folded_name(name: str, depth: int) -> str:
@@ -27,11 +30,11 @@ def deepest(names: Iterable[str]) -> int:
 
 
 def readable_depth(names: Sequence[str], most: int = FEW) -> int:
-    """The greatest depth at which at most `most` rows are left; 1 where even that gives more."""
-    for depth in range(deepest(names), 1, -1):
-        if len({folded_name(name, depth) for name in names}) <= most:
-            return depth
-    return 1
+    """The greatest depth at which at most `most` rows are left, or one more where those would be too few to tell
+    anything; 1 where even that gives more."""
+    rows = {depth: len({folded_name(name, depth) for name in names}) for depth in range(1, deepest(names) + 1)}
+    depth = max((depth for depth, number in rows.items() if number <= most), default=1)
+    return depth + 1 if rows.get(depth, 0) < TOO_FEW and rows.get(depth + 1, MANY + 1) <= MANY else depth
 
 
 def matching(names: Iterable[str], asked: str) -> list[str]:

@@ -25,6 +25,7 @@ from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.speed import compare_bars, phase_figure
 from amp_core.figures.stepcost import step_cost_figure
 from amp_core.figures.style import colour, recipe_colour
+from amp_core.figures.tensorsteps import step_heatmap
 
 __all__ = [
     "accumulation_figure",
@@ -55,4 +56,5 @@ __all__ = [
     "recipe_colour",
     "scale_figure",
     "step_cost_figure",
+    "step_heatmap",
 ]

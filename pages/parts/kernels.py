@@ -6,11 +6,11 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
 from amp_core.hardware import Gpu
-from pages.parts import cards, loaders, profiled, tables, words
+from pages.parts import cards, glossary, loaders, profiled, tables, words
 
 BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
 SORTS = {
-    "name": st.column_config.TextColumn("Name", pinned=True, width="large"),
+    "name": st.column_config.TextColumn("Name", pinned=True, width=240),
     "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
     "total_ms": profiled.TIME_MS,
     "count": profiled.COUNT,
@@ -27,7 +27,7 @@ KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "coun
     "phase": st.column_config.TextColumn("Phase", help="That of most of its time"),
 }
 OPS = {
-    "op": st.column_config.TextColumn("Operator", pinned=True),
+    "op": st.column_config.TextColumn("Operator", pinned=True, width=110),
     "module": st.column_config.TextColumn("Module"),
     "phase": st.column_config.TextColumn("Phase"),
     "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
@@ -43,6 +43,9 @@ OPS = {
 }
 ON_CPU = ("tensor_core", "tensor_frac", "unknown_frac", "precision", "op")
 """Columns that say nothing of a CPU's operators."""
+
+UNKNOWN = "Kernels whose name does not tell whether they use tensor cores, such as those that Triton compiled."
+PIPE = "The hardware's own count of the time in which the tensor pipe did something. It needs Hopper or newer."
 
 UTILISATION = (
     "GPU utilisation, as `nvidia-smi` shows it, is neither: it is the share of time in which any kernel ran, on tensor "
@@ -74,18 +77,15 @@ def counter(use: TensorCoreUse) -> str:
 
 def shares(use: TensorCoreUse) -> None:
     """Shares of matrix time, of kernel time, what is unknown, and the counter."""
-    matrix, every, unknown, pipe = st.columns(4)
-    with matrix:
+    with st.container(horizontal=True):
         beside = f"matrix work: {words.percent(use.matrix_frac)}"
-        cards.card("Of matrix time on tensor cores", words.percent(use.matrix_tensor_frac), beside)
-    with every:
+        on = words.percent(use.matrix_tensor_frac)
+        cards.card("Of matrix time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
         cards.card("Of all kernel time", words.percent(use.tensor_frac), f"{use.kernel_us / 1e3:,.4g} ms in all")
-    with unknown:
         beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
-        cards.card("Unknown by name", words.percent(use.unknown_frac), beside)
-    with pipe:
+        cards.card("Unknown by name", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
         beside = "not recorded" if use.counter_frac is None else "of wall time"
-        cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside)
+        cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside, help_=PIPE)
 
 
 def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:

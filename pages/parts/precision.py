@@ -29,10 +29,12 @@ CAUSES = {
     "gradient": "backward of a cast",
 }
 FRACTION = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
-CALLS = st.column_config.NumberColumn("Calls", format="localized")
-MFLOP = st.column_config.NumberColumn("Matrix work (MFLOP)", format="localized")
-CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized")
-MODULE_COUNT = st.column_config.NumberColumn("Modules", format="localized")
+CALLS = st.column_config.NumberColumn("Calls", format="localized", width=70)
+MFLOP = st.column_config.NumberColumn(
+    "Work (MFLOP)", format="localized", width=100, help="Million operations of matrix products"
+)
+CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized", width=100)
+MODULE_COUNT = st.column_config.NumberColumn("Modules", format="localized", width=70)
 STAYED = {
     "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
     "modules": MODULE_COUNT,
@@ -68,12 +70,12 @@ ISLANDS = {
     "kib": CAST_KIB,
 }
 OPS = {
-    "op": st.column_config.TextColumn("Operator", pinned=True),
-    "ran": st.column_config.TextColumn("Ran in"),
-    "phase": st.column_config.TextColumn("Phase"),
-    "policy": st.column_config.TextColumn("Policy", width="medium"),
-    "in_dtypes": st.column_config.TextColumn("Inputs"),
-    "out_dtype": st.column_config.TextColumn("Output"),
+    "op": st.column_config.TextColumn("Operator", pinned=True, width=150),
+    "ran": st.column_config.TextColumn("Ran in", width=70),
+    "phase": st.column_config.TextColumn("Phase", width=80),
+    "policy": st.column_config.TextColumn("Policy", width=130),
+    "in_dtypes": st.column_config.TextColumn("Inputs", width=90),
+    "out_dtype": st.column_config.TextColumn("Output", width=70),
     "count": CALLS,
     "modules": MODULE_COUNT,
     "mflop": MFLOP,

@@ -1,6 +1,7 @@
 """What other loss scales would do, predicted from the recorded counts, beside what audits measured."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
@@ -17,7 +18,7 @@ from amp_core.analysis import (
 from amp_core.analysis.whatif import HEALTHY_SOURCE
 from amp_core.figures import lost_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, loaders, tables, tensor, words
+from pages.parts import address, charts, glossary, loaders, tables, tensor, words
 
 LOWEST, HIGHEST = -10, 40
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
@@ -33,22 +34,25 @@ AUDIT_COLUMNS = {
 }
 
 
-def show(run: Run, kind: str, form: str) -> None:
-    """A slider for the loss scale, and what would be lost at it."""
+def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
+    """A slider for the loss scale, and what would be lost at it of the tensors of these names."""
     st.subheader("What would be lost at another loss scale", anchor=False)
     if kind not in tensor.SCALED:
         st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
         return
     every = loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
+    key, own = f"ranges.scale.{st.session_state['run']}", starting(run)
+    address.take("scale", key, power_in_range, own)
     power = st.slider(
         "Loss scale, as a power of two",
         LOWEST,
         HIGHEST,
-        starting(run),
         format="2^%d",
-        key=f"ranges.scale.{st.session_state['run']}",
+        key=key,
+        help=glossary.tip("loss scaling"),
     )
-    chosen = every[every["log2_scale"] == power]
+    address.keep("scale", key, str(power) if power != own else "")
+    chosen = every[(every["log2_scale"] == power) & every["name"].isin(names)]
     st.markdown(sentence(chosen, kind, form, power))
     if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > HEALTHY_SOURCE).sum())):
         st.caption(
@@ -67,6 +71,11 @@ def show(run: Run, kind: str, form: str) -> None:
         tables.show(
             shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), hide_index=True, alt="Audits."
         )
+
+
+def power_in_range(text: str) -> int | None:
+    """The power of two that an address asks for; None for what the slider does not have."""
+    return int(text) if text.removeprefix("-").isdecimal() and LOWEST <= int(text) <= HIGHEST else None
 
 
 def starting(run: Run) -> int:

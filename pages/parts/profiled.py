@@ -11,8 +11,10 @@ HOW = (
     "Record one with `watch(…, profile=(50, 53))` in your own loop or `ampscope train … --profile 50:53`: steps 50, 51 "
     "and 52. A trace that `torch.profiler` wrote opens too: `ampscope import-trace TRACE --out RUN`."
 )
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
-TIME_MS = st.column_config.NumberColumn("Time (ms)", format="%.3f", help="All launches of the window together")
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 110}
+TIME_MS = st.column_config.NumberColumn(
+    "Time (ms)", format="%.3f", width=80, help="All launches of the window together"
+)
 COUNT = st.column_config.NumberColumn("Launches", format="localized")
 
 

@@ -17,6 +17,7 @@ import streamlit as st
 
 from amp_core.figures.data import chart_csv
 from amp_core.spreadsheet import as_csv
+from amp_core.words import NONE
 
 _SHOWN = "tables.shown"
 _CHARTS = "charts.shown"
@@ -36,7 +37,7 @@ def remember_chart(key: str, title: str, figure: go.Figure) -> None:
 def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
     """Show `frame` and remember it; `options` are those of `st.dataframe`, whose answer is given back."""
     st.session_state.setdefault(_SHOWN, {})[alt] = frame
-    return st.dataframe(frame, alt=alt, **options)
+    return st.dataframe(frame, alt=alt, **({"placeholder": NONE} | options))
 
 
 def offer() -> None:

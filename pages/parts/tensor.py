@@ -18,12 +18,14 @@ AROUND = 50
 SCALES = (0, 4, 8, 12, 16, 20, 24)
 """log2 of the loss scales that the table predicts for."""
 
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 110}
 COLUMNS = {
-    "format": st.column_config.TextColumn("Format", pinned=True),
-    "scale": st.column_config.TextColumn("Loss scale"),
-    "underflow_frac": st.column_config.ProgressColumn("Underflow, of elements", help="Nonzero that become 0", **SHARE),
-    "underflow_mass_frac": st.column_config.ProgressColumn("Underflow, of mass", help="Their share of Σ|x|", **SHARE),
+    "format": st.column_config.TextColumn("Format", pinned=True, width=70),
+    "scale": st.column_config.TextColumn("Loss scale", width=80),
+    "underflow_frac": st.column_config.ProgressColumn("Becomes 0, of elements", help="Nonzero that become 0", **SHARE),
+    "underflow_mass_frac": st.column_config.ProgressColumn(
+        "Becomes 0, of mass", help="Their share of the mass Σ|x|", **SHARE
+    ),
     "subnormal_frac": st.column_config.ProgressColumn("Subnormal", help="Nonzero that lose bits", **SHARE),
     "overflow_frac": st.column_config.ProgressColumn("Overflow", help="Nonzero that become infinite or NaN", **SHARE),
 }
@@ -101,8 +103,9 @@ def link(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = Non
 
 
 def jump(kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
-    """Go to this tensor of the chosen run; ends the pass."""
-    st.switch_page(PAGE, query_params=where(st.session_state["run"], kind, name, steps))
+    """Go to this tensor of the chosen run, with the limits of the same formats; ends the pass."""
+    same_limits = {"format": st.query_params["format"]} if "format" in st.query_params else {}
+    st.switch_page(PAGE, query_params=where(st.session_state["run"], kind, name, steps) | same_limits)
 
 
 def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:

@@ -46,7 +46,11 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     shares = class_shares(load_run(home.runs / "a"), "output_grad")
     worst = shares.loc[(shares["inf_frac"] + shares["nan_frac"]).idxmax(), "name"]
     assert f"most of all {worst}" in words(app)
-    assert titles(app)[:2] == ["Output gradients by tensor and exponent", "Classes of values"]
+    assert titles(app)[:3] == [
+        "Output gradients by tensor and exponent",
+        "Output gradients by tensor and step: subnormal",
+        "Classes of values",
+    ]
     assert list(app.dataframe[0].value["name"]) == list(shares["name"])
     heatmap = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
     assert any(t.get("name") == "not finite" and f"∞ {percent(0.069)} " in t["text"] for t in heatmap)
@@ -87,6 +91,18 @@ def test_a_cell_of_the_ranges_opens_its_tensor(home, open_app):
     assert app.title[0].value == "Layer detail" and app.query_params["layer"] == "head"
 
 
+def test_a_step_of_a_tensor_opens_it_there(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/number_ranges.py", run="run/a")
+    app.session_state["ranges.steps"] = {"selection": {"points": [{"x": 60, "y": 0.015}]}}  # the mark of a skip
+    app.run()
+    assert app.title[0].value == "Number ranges"
+    app.session_state["ranges.steps"] = {"selection": {"points": [{"x": 60.0, "y": "head"}]}}
+    app.run()
+    assert app.title[0].value == "Layer detail"
+    assert (app.query_params["layer"], app.query_params["steps"]) == ("head", "10-110")
+
+
 def test_a_skipped_step_opens_the_gradient_that_was_not_finite_around_it(home, open_app):
     write(home.runs / "a", "overflowing")
     app = open_app("pages/loss_scale.py", run="run/a")
@@ -114,7 +130,22 @@ def test_a_copied_link_opens_the_same_ranges(home, open_app):
     app = open_app("pages/number_ranges.py", run="run/a", kind="weight_grad", format="bf16,fp8-e4m3", step="50")
     assert "weight gradients" in words(app) and app.select_slider[0].value == 50
     assert (app.query_params["format"], app.query_params["step"]) == ("bf16,fp8-e4m3", "50")
-    odd = open_app("pages/number_ranges.py", run="run/a", kind="x", format="x", step="x", depth="x", search="no such")
+    more = open_app("pages/number_ranges.py", run="run/a", over="zero_frac", scale="-3", true="1")
+    assert more.slider[0].value == -3 and more.toggle[0].value
+    assert "Output gradients by tensor and step: exactly zero" in titles(more)
+    assert [more.query_params[k] for k in ("over", "scale", "true")] == ["zero_frac", "-3", "1"]
+    odd = open_app(
+        "pages/number_ranges.py",
+        run="run/a",
+        scale="99",
+        over="x",
+        true="x",
+        kind="x",
+        format="x",
+        step="x",
+        depth="x",
+        search="no such",
+    )
     assert not odd.exception and "No layer has all of these words" in words(odd)
 
 

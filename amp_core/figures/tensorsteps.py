@@ -1,0 +1,140 @@
+"""Tensors × steps: when something became of which tensor.
+
+>>> step_heatmap(shares_over_steps(run, "output_grad"), "subnormal_frac")
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.style import SHARES, colour, empty, finished, numbers, percent, raised, tick_names
+from amp_core.schema import RunError
+
+CELLS = 3000
+"""So many cells each carry an invisible marker, since a heatmap's own cells report no clicks; pool steps to keep to it.
+"""
+_FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """How one column is drawn."""
+
+    bar: str
+    said: str
+    """What a share is, behind the number."""
+
+
+_COLUMNS = {
+    "subnormal_frac": _Shown("subnormal, of nonzero values", "of its nonzero values subnormal"),
+    "zero_frac": _Shown("exactly zero, of all elements", "of its elements exactly zero"),
+    "absmax": _Shown("largest magnitude, as stored", ""),
+}
+
+
+def step_heatmap(
+    shares: pd.DataFrame, column: str = "subnormal_frac", dark: bool = False, title: str = "Tensors over steps"
+) -> go.Figure:
+    """One `column` of `shares_over_steps` for each tensor and step; a cell with infinite or NaN values has a cross.
+
+    A click on a cell (of at most `CELLS`) reports the tensor as `y` and in `customdata` its name, its first and its
+    last step. Raises `RunError` for a column that cannot be drawn.
+    """
+    if column not in _COLUMNS:
+        raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_COLUMNS)}")
+    if not len(shares):
+        return empty(title, "No tensor was sampled yet.")
+    names, steps = list(dict.fromkeys(shares["name"])), np.unique(shares["step"].to_numpy())
+    row = pd.Index(names).get_indexer(shares["name"])
+    place = np.searchsorted(steps, shares["step"].to_numpy())
+    grid = np.full((len(names), len(steps)), np.nan, dtype=np.float32)
+    values = shares[column].to_numpy(dtype=np.float64)
+    grid[row, place] = _heights(values, column)
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=numbers(steps),
+        y=names,
+        z=grid,
+        colorscale=[list(stop) for stop in SHARES[dark]],
+        colorbar={"title": {"text": _COLUMNS[column].bar, "side": "right"}, "thickness": 12, "outlinewidth": 0}
+        | _bar_ticks(grid, column),
+        **({} if column == "absmax" else {"zmin": _FEWEST_DECADES, "zmax": 0}),
+        ygap=2 if len(names) < 60 else 0,
+        hoverinfo="skip",
+    )
+    bad = shares[shares["nonfinite_frac"] > 0]
+    if len(bad):
+        hue = colour("overflow", dark)
+        figure.add_scatter(
+            x=numbers(bad["step"]),
+            y=bad["name"].tolist(),
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 7, "color": hue, "line": {"color": hue, "width": 2}},
+            name="holds ∞ or NaN",
+            hoverinfo="skip",
+        )
+    if len(shares) <= CELLS:
+        figure.add_scatter(
+            x=numbers(shares["step"]),
+            y=shares["name"].tolist(),
+            mode="markers",
+            marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
+            customdata=shares[["name", "step", "until"]].to_numpy(dtype=object),
+            text=_told(shares, column),
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+            name="cells",
+        )
+    every = max(1, -(-len(names) // 45))
+    figure.update_xaxes(title="step", zeroline=False, showgrid=False)
+    figure.update_yaxes(
+        autorange="reversed", type="category", showgrid=False,
+        tickvals=names[::every], ticktext=tick_names(names)[::every],
+    )  # fmt: skip
+    alt = (
+        f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {_COLUMNS[column].bar}; "
+        f"{len(bad):,} cells hold infinities or not-a-number."
+    )
+    return finished(figure, title, alt, min(800, max(260, 150 + 20 * len(names))), margin={"l": 96, "r": 24, "t": 52})
+
+
+def _heights(values: np.ndarray, column: str) -> np.ndarray:
+    """What the colours stand for: log10 of a share, log2 of a magnitude; NaN where there is nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if column == "absmax":
+            return np.where(values > 0, np.log2(values), np.nan)
+        return np.where(values > 0, np.maximum(np.log10(values), _FEWEST_DECADES), np.nan)
+
+
+def _bar_ticks(grid: np.ndarray, column: str) -> dict[str, object]:
+    """The ticks beside the colours in their own unit."""
+    if column != "absmax":
+        ticks = list(range(_FEWEST_DECADES, 1))
+        return {"tickvals": ticks, "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks]}
+    known = grid[np.isfinite(grid)]
+    if not len(known):
+        return {"tickvals": [0], "ticktext": [raised(0)]}
+    low, high = int(np.floor(known.min())), int(np.ceil(known.max()))
+    at = range(low, high + 1, max(1, -(-(high - low) // 6)))
+    return {"tickvals": list(at), "ticktext": [raised(k) for k in at]}
+
+
+def _told(shares: pd.DataFrame, column: str) -> list[str]:
+    """Each cell in words."""
+    said = []
+    for row in shares.to_dict("records"):
+        value = row[column]
+        when = f"step {row['step']:,}" if row["step"] == row["until"] else f"steps {row['step']:,} to {row['until']:,}"
+        if value != value:
+            what = "nothing to tell"
+        elif column == "absmax":
+            power = f" (2<sup>{np.log2(value):.1f}</sup>)" if value > 0 else ""
+            what = f"largest finite magnitude {value:.3g}{power}"
+        else:
+            what = f"{percent(value)} {_COLUMNS[column].said}"
+        share = row["nonfinite_frac"]
+        broken = f"<br>{percent(share)} of its elements are ∞ or NaN" if share > 0 else ""
+        said.append(f"{row['name']}, {when}<br>{what}{broken}")
+    return said

@@ -1,0 +1,150 @@
+"""Number ranges: which step and which tensors to look at, the tensors over steps, and the table of their classes."""
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Run
+from amp_core.analysis import shares_over_steps, step_marks
+from amp_core.analysis.folding import deepest, folded_name, matching, readable_depth
+from amp_core.analysis.layers import tensor_names
+from amp_core.figures import step_heatmap
+from amp_core.figures.marks import with_marks
+from amp_core.figures.tensorsteps import CELLS
+from pages.parts import address, charts, clicks, empty, loaders, tables, tensor, words
+
+OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
+SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 96}
+CLASS_COLUMNS = {
+    "name": st.column_config.TextColumn("Tensor", pinned=True, width=190),
+    "tensors": st.column_config.NumberColumn("Tensors", help="Taken together in this row"),
+    "dtype": st.column_config.TextColumn("dtype", width=70),
+    "numel": st.column_config.NumberColumn("Elements", format="localized", width=80),
+    "zero_frac": st.column_config.ProgressColumn("Zero", **SHARE),
+    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", **SHARE),
+    "normal_frac": st.column_config.ProgressColumn("Normal", **SHARE),
+    "inf_frac": st.column_config.ProgressColumn("Inf", **SHARE),
+    "nan_frac": st.column_config.ProgressColumn("NaN", **SHARE),
+    "absmax": st.column_config.NumberColumn("Largest |x|", format="%.3g", width=80),
+    "rms": st.column_config.NumberColumn("RMS", format="%.3g", width=70, help="Root mean square of the finite values"),
+    "exponents": st.column_config.TextColumn("Exponents", help="Lowest and highest exponent with a value in it"),
+}
+
+
+def verdict(shares: pd.DataFrame, kind: str) -> str:
+    """The page's answer: non-finite values first, then the worst subnormal share, else that all is well."""
+    label = words.KIND_LABELS[kind].lower()
+    bad = shares["inf_frac"] + shares["nan_frac"]
+    if (bad > 0).any():
+        worst = shares.loc[bad.idxmax()]
+        return (
+            f"{int((bad > 0).sum()):,} of {words.plural(len(shares), 'tensor')} "
+            f"{'holds' if (bad > 0).sum() == 1 else 'hold'} infinities or NaN ({label}); "
+            f"most of all {words.escape(worst['name'])}, {words.percent(bad.max())} of its elements."
+        )
+    if shares["subnormal_frac"].isna().all():  # a run imported from a log that keeps other histograms
+        return f"What was recorded of {label} does not tell how many values are subnormal or lost."
+    worst = shares.loc[shares["subnormal_frac"].idxmax()]
+    if worst["subnormal_frac"] > 0:
+        return (
+            f"All {label} are finite. {words.escape(worst['name'])} has the most subnormal values, "
+            f"{words.percent(worst['subnormal_frac'])} of its elements: these have lost bits."
+        )
+    return f"All {label} are finite, and none is subnormal in its own dtype."
+
+
+def pick_step(steps: list[int]) -> int | None:
+    """One sampled step, or None for all together."""
+    key = f"ranges.step.{len(steps)}"
+    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, -1)
+    choice = st.select_slider(
+        "Sampled step",
+        [-1, *steps],
+        format_func=lambda step: "all steps" if step < 0 else f"{step:,}",
+        key=key,
+    )
+    address.keep("step", key, "" if choice < 0 else str(choice))
+    return None if choice < 0 else choice
+
+
+def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
+    """The tensors that are searched for, and the depth at which the module tree is folded."""
+    address.take("search", "ranges.search", str)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
+        found = matching(names, asked)
+        depths = list(range(1, deepest(found) + 1))
+        at_first = readable_depth(found)
+        address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
+        if st.session_state.get(f"ranges.depth.{kind}") not in depths:
+            st.session_state[f"ranges.depth.{kind}"] = at_first
+        depth = depths[0]
+        if len(depths) > 1:
+            depth = st.segmented_control(
+                "Depth of the module tree",
+                depths,
+                required=True,
+                format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
+                key=f"ranges.depth.{kind}",
+                help="What lies deeper is added up, and its row ends in `.*`; a click on it unfolds it.",
+            )
+    address.keep("search", "ranges.search", asked)
+    address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")
+    if not found:
+        empty.nothing(f"No layer has all of these words: {words.escape(asked)}.")
+    return found, depth
+
+
+def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
+    """When something became of which tensor: a cell for each sampled step, to be clicked."""
+    rows = len({folded_name(name, depth) for name in names})
+    chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
+    shares = loaders.analysed(shares_over_steps, run, kind, depth, chosen, most_steps=max(8, CELLS // rows))
+    at_first = "subnormal_frac" if (shares["subnormal_frac"] > 0).any() else "absmax"
+    key = f"ranges.over.{at_first}"
+    address.take("over", key, address.choice(list(OVER_STEPS)), at_first)
+    shown = st.segmented_control(
+        "Over the steps", list(OVER_STEPS), required=True, format_func=OVER_STEPS.__getitem__, key=key
+    )
+    address.keep("over", key, shown if shown != at_first else "")
+    dark = charts.dark()
+    title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
+    figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
+    clicked = clicks.points(charts.show(figure, "ranges.steps", clicks=True), f"ranges.steps.{kind}")
+    pooled = shares["until"] > shares["step"]
+    if pooled.any():
+        st.caption("Several sampled steps stand in one column: of each the largest value.")
+    for point in clicked[:1]:
+        if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, which belongs to no tensor
+            continue
+        of = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
+        last = int(of["until"].iloc[0]) if len(of) else int(float(point["x"]))
+        go(kind, point["y"], (int(float(point["x"])), last))
+
+
+def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:
+    """A row was clicked: unfold a module, or open a tensor in Layer detail."""
+    if name.endswith(".*"):
+        st.session_state["ranges.unfold"] = name.removesuffix("*")
+        st.rerun()
+    tensor.jump(kind, name, steps)
+
+
+def table(classes: pd.DataFrame, kind: str) -> list[str]:
+    """The classes of each tensor in numbers; gives the name of the row that was just clicked, if one was."""
+    key = f"ranges.table.{kind}"
+    event = tables.show(
+        classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
+        column_config=CLASS_COLUMNS,
+        column_order=[column for column in CLASS_COLUMNS if column != "tensors" or (classes["tensors"] > 1).any()],
+        hide_index=True,
+        key=key,
+        on_select="rerun",
+        selection_mode="single-row",
+        alt="Class shares and magnitudes per tensor.",
+    )
+    return [str(classes["name"].iloc[row]) for row in clicks.rows(event, key, len(classes))]
+
+
+def span(low: float, high: float) -> str:
+    """Lowest and highest exponent as powers of two."""
+    return f"{words.scale(2.0**low)} to {words.scale(2.0**high)}" if low == low else words.NONE
