@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.amp.autocast_mode import autocast
 
+from amp_core.record._inert import Hook
 from amp_core.record._patch import Patches
 from amp_core.record.gradients import named_modules
 from amp_core.record.measure import dtype_name
@@ -51,9 +52,9 @@ class Modules:
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self._handles += [
-                    module.register_forward_pre_hook(self._enter),
+                    module.register_forward_pre_hook(Hook(self._enter)),
                     # A recomputed forward may end with an exception: checkpointing stops when it has what it needs.
-                    module.register_forward_hook(self._leave, always_call=True),
+                    module.register_forward_hook(Hook(self._leave), always_call=True),
                 ]
 
     def take_off(self) -> None:

@@ -6,7 +6,7 @@
 
 A Lightning module's `training_step` calls its children, a GAN in a `ModuleDict` has no forward of its own. So in the
 first step every module is asked; only a call that no other module makes is an entry. Afterwards hooks stay on the
-model alone if that is what the loop calls, else on the entries seen and on the outermost modules.
+model alone if that is all the loop calls, else on the entries seen and on the outermost modules.
 """
 
 import threading
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record._inert import Hook
 from amp_core.record.outputs import is_compiled
 
 
@@ -47,7 +48,7 @@ class Entries:
         if self._settled:
             return
         self._settled = True
-        if id(self._model) in self._entered:
+        if self._entered.keys() == {id(self._model)}:
             stay = {id(self._model)}
         else:
             stay = {id(self._model), *self._entered, *map(id, outermost(self._model))}
@@ -61,8 +62,8 @@ class Entries:
 
     def _put_on(self, module: torch.nn.Module) -> None:
         self._handles[id(module)] = [
-            module.register_forward_pre_hook(self._before, with_kwargs=True),
-            module.register_forward_hook(self._after, always_call=True),
+            module.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
+            module.register_forward_hook(Hook(self._after), always_call=True),
         ]
 
     def _take_off(self, key: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record._inert import Hook
 from amp_core.record.attempt import earlier_peaks, resident_bytes
 from amp_core.record.gradients import named_modules, named_parameters, unwrapped
 from amp_core.record.observers import Observer
@@ -141,12 +142,12 @@ class MemoryWatch(Observer):
         if self._compiled:  # a hook on a part of a compiled model would have it compiled again
             return
         for name, module in _outer_modules(self._model):
-            self._handles.append(module.register_forward_hook(self._after_module(name)))
+            self._handles.append(module.register_forward_hook(Hook(self._after_module(name))))
         trained = [(n, p) for n, p in named_parameters(self._model) if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MOST_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
             hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(hook)))
 
     def _stop_looking(self) -> None:
         self._saved.stop()

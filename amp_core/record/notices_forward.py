@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
+from amp_core.record._inert import Hook
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.measure import dtype_name, measurable
@@ -89,7 +90,7 @@ class ForwardCheck(Observer):
         wanted = self._on_cpu or due
         if wanted and not self._handles:
             self._handles = [
-                m.register_forward_hook(self._hook(i), with_kwargs=True) for i, (_, m) in enumerate(self._modules)
+                m.register_forward_hook(Hook(self._hook(i)), with_kwargs=True) for i, (_, m) in enumerate(self._modules)
             ]
         elif not wanted:
             self._take_off()

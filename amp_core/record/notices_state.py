@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record._inert import Hook
 from amp_core.record.gradients import named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -139,7 +140,7 @@ class Branches(Observer):
         self._without_grad = False
         self._step = 0
         self._written = 0
-        self._handle: Any = model.register_forward_pre_hook(self._on_forward)
+        self._handle: Any = model.register_forward_pre_hook(Hook(self._on_forward))
 
     def step_began(self, step: int) -> None:
         self._step = step

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from amp_core.record._inert import Hook
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.environment import computes
@@ -47,7 +48,7 @@ class Outputs:
         """Measure what passes from now on."""
         if self._kinds and not self._handles:
             self._largest.clear()
-            self._handles = [m.register_forward_hook(self._hook(n)) for n, m in self._modules]
+            self._handles = [m.register_forward_hook(Hook(self._hook(n))) for n, m in self._modules]
 
     def take_off(self) -> None:
         """Leave the modules alone again."""

@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core._machine import cpu_name
+from amp_core.record._inert import Hook
 from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
@@ -160,9 +161,9 @@ class _ModuleMarks:
     def put_on(self, model: torch.nn.Module) -> None:
         for name, module in named_modules(model):
             # One after the other, so that what is on can be taken off whatever comes of the next.
-            self._handles.append(module.register_forward_pre_hook(self._enter(name), prepend=True))
+            self._handles.append(module.register_forward_pre_hook(Hook(self._enter(name)), prepend=True))
             # always_call: a forward that raises is left as well.
-            self._handles.append(module.register_forward_hook(self._leave(name), always_call=True))
+            self._handles.append(module.register_forward_hook(Hook(self._leave(name)), always_call=True))
 
     def take_off(self) -> None:
         for handle in self._handles:

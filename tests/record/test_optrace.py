@@ -151,7 +151,7 @@ def test_nothing_is_left_behind(name: str, tmp_path: Path) -> None:
 
     def look(model: nn.Module, step: int) -> None:
         hooks = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        ours = [h for h in hooks if isinstance(getattr(h, "__self__", None), Modules)]
+        ours = [h for h in hooks if isinstance(getattr(getattr(h, "func", h), "__self__", None), Modules)]
         wrapped = [getattr(owner, name) is not was for (owner, name), was in zip(changed, before, strict=True)]
         modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Seeing)]
         seen.append((len(ours) == 2 * len(list(model.modules())), bool(ours), all(wrapped), any(wrapped), len(modes)))
