@@ -1,6 +1,6 @@
 """Make the README's picture: the app on a sample run, as a browser shows it.
 
-    python docs/picture.py            # writes docs/loss-scale.png
+    python -m tests.browser.picture            # writes sample_runs/loss-scale.png
 
 Needs the test extra (Playwright) and Chromium; starts the app on a free port of this machine and stops it again.
 """
@@ -12,12 +12,10 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.browser.conftest import FLAGS, serve
 
-from tests.browser.conftest import FLAGS, serve  # noqa: E402 - found only once the path is set
-
-PICTURE = ROOT / "docs" / "loss-scale.png"
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "sample_runs" / "loss-scale.png"
 ADDRESS = "/loss-scale?run=sample/fp16-overflow"
 MOST_BYTES = 300_000
 
