@@ -93,19 +93,14 @@ class Race:
         """Who left, and why."""
 
     def keep(self, done: int) -> set[int]:  # noqa: ARG002
-        """The places that go on; none once it is told who leads and that it is faster than the yardstick."""
+        """The places that go on; none once it is told of all how fast they are beside the fastest."""
         if self.over():
             return set()
         runs = self.judge()
-        if 0 in self.out:  # nothing to hold the others against
-            return set()
         going = {i for i in range(len(self._folders)) if i not in self.out}
-        others = going - {0}
-        if len(others) == 1 and 0 in runs and (lead := runs.get(next(iter(others)))) is not None:
-            ratio = ratios.speed_ratio([(runs[0], lead)])
-            if ratio.enough and ratio.verdict == "faster":
-                return set()
-        return going if others else set()
+        if 0 in self.out or len(going) < 2:  # nothing to hold the others against, or no others
+            return set()
+        return set() if going <= set(runs) and _settled([runs[i] for i in sorted(going)]) else going
 
     def judge(self) -> dict[int, Run]:
         """See who is to leave; the runs so far."""
@@ -187,6 +182,13 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
         order.append(min(alike))
         left.remove(order[-1])
     return order + [i for i in range(len(runs)) if i not in order]
+
+
+def _settled(runs: Sequence[Run]) -> bool:
+    """Whether more steps would not change who leads, nor what is known of the others' speed beside it."""
+    lead = runs[ranked([[run] for run in runs])[0]]
+    pairs = [ratios.speed_ratio([(lead, run)]) for run in runs if run is not lead]
+    return all(ratio.enough and ratio.verdict in ("slower", "no difference seen") for ratio in pairs)
 
 
 def _surely_slower(lead: Sequence[Run], other: Sequence[Run]) -> bool:
