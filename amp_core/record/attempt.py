@@ -126,8 +126,9 @@ class Attempt:
 def memory_bytes(device: torch.device) -> tuple[int, int]:
     """Now and at most so far: allocated by torch on CUDA, else the resident set of this process."""
     if device.type == "cuda":
-        highest = max(torch.cuda.max_memory_allocated(device), earlier_peaks.get(device, 0))
-        return torch.cuda.memory_allocated(device), highest
+        # `memory_allocated` and `max_memory_allocated` each sort a hundred figures into a dictionary of their own.
+        allocated = torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]
+        return allocated["current"], max(allocated["peak"], earlier_peaks.get(device, 0))
     now = resident_bytes()
     global _peak
     _peak = max(_peak, now)

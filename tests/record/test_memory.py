@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from amp_core import load_run
+from amp_core.record import attempt
 from amp_core.record import memory as watching
 from amp_core.record.memory import MemoryWatch, sampled
 from amp_core.record.observers import Observer
@@ -379,3 +380,12 @@ def test_casts_of_weights_are_told_from_other_casts():
     assert is_cast_of_weight(weight.to(torch.bfloat16)) and is_cast_of_weight(weight.to(torch.bfloat16).t())
     assert not is_cast_of_weight((weight * 2).to(torch.bfloat16))
     assert not is_cast_of_weight(weight.t()) and not is_cast_of_weight(torch.ones(2))
+
+
+def test_cuda_memory_is_the_allocators_and_keeps_a_peak_that_was_begun_anew(monkeypatch):
+    device = torch.device("cuda:0")
+    held = {"allocated_bytes": {"all": {"current": 5, "peak": 7}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda of: held if of == device else {})
+    assert attempt.memory_bytes(device) == (5, 7)
+    monkeypatch.setitem(attempt.earlier_peaks, device, 9)
+    assert attempt.memory_bytes(device) == (5, 9)
