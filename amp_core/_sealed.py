@@ -73,13 +73,12 @@ class Sealed:
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""
         needed = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
+        told = [c for c in ("name", "kind") if c in self._columns]
         parts = [TENSORS.schema.empty_table()]
         for group in self.groups:
             with Reading(self.file):
-                file = self._opened(coded=["name", "kind"])
-                keys = file.read_row_group(
-                    group.index, columns=[c for c in ("name", "kind") if c in self._columns], use_threads=False
-                )
+                file = self._opened(coded=told)
+                keys = file.read_row_group(group.index, columns=told, use_threads=False)
                 rows = np.flatnonzero(_equal(keys, "name", name) & _equal(keys, "kind", kind))
                 if len(rows):
                     found = file.read_row_group(group.index, columns=needed, use_threads=False).take(pa.array(rows))

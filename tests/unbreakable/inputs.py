@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from amp_core.packing import pack
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
+from tests.unbreakable.bombs import BOMBS
 
 Write = Callable[[Path], Path]
 Files = dict[str, bytes]
@@ -188,6 +189,15 @@ def wrong_table(rng: random.Random, room: Path) -> Path:
     return _either(rng, room, files | {f"{table.name}/00000.arrows": sink.getvalue()})
 
 
+def bomb(rng: random.Random, room: Path) -> Path:
+    """A small segment that decodes to a lot, in some tables on top of what is honest."""
+    name = rng.choice(list(BOMBS))
+    data = BOMBS[name](2 ** rng.randrange(20, 44))
+    if rng.random() < 0.2:
+        data = mangled(rng, data)
+    return _either(rng, room, honest()[0] | {f"tensors/1.{'arrows' if 'stream' in name else 'parquet'}": data})
+
+
 def wrong_names(rng: random.Random, room: Path) -> Path:
     """A zip whose members are called what no member should be called."""
     file = room / "input.zip"
@@ -277,6 +287,7 @@ KINDS: dict[str, Callable[[random.Random, Path], Path]] = {
         mangled_stream,
         wrong_head,
         wrong_table,
+        bomb,
         wrong_names,
         odd_folder,
         mangled_trace,
