@@ -16,7 +16,7 @@ from amp_core.analysis.formatlab import (
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, formats, glossary, head, tables, words
+from pages.parts import charts, formats, glossary, head, tables, taught, words
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 SUMS = {
@@ -100,6 +100,9 @@ charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.su
 
 st.subheader("What is said of formats, and what is so", anchor=False)
 st.table(formats.claims(format_claims()), hide_index=True, border="horizontal")
+
+st.subheader("What is taught of the method, and what your run shows", anchor=False)
+taught.show()
 
 st.subheader("Words, and where your own run shows them", anchor=False)
 glossary.show()

@@ -19,9 +19,9 @@ from pages.parts import cards, charts, clicks, glossary, head, loaders, predicti
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
-    "skips": st.column_config.NumberColumn("Skipped in a row", width=70),
-    "before": st.column_config.TextColumn("Scale before", width=80),
-    "after": st.column_config.TextColumn("Scale after", width=80),
+    "skips": st.column_config.NumberColumn("Skipped in a row", width=110),
+    "before": st.column_config.TextColumn("Scale before", width=95),
+    "after": st.column_config.TextColumn("Scale after", width=90),
     "origin": st.column_config.TextColumn(
         "Arose in", help="Forward: the loss was not finite already. Backward: it was, and a gradient overflowed."
     ),

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.style import colour, empty, finished, percent, tick_names
 
-MOST_BARS = 60
+MOST_BARS = 30
 
 _CLASSES = (
     ("zero", "exactly zero", "zero", ""),

@@ -37,7 +37,7 @@ _COLUMNS = {
 def step_heatmap(
     shares: pd.DataFrame, column: str = "subnormal_frac", dark: bool = False, title: str = "Tensors over steps"
 ) -> go.Figure:
-    """One `column` of `shares_over_steps` for each tensor and step; a cell with infinite or NaN values has a cross.
+    """One `column` of `shares_over_steps` for each tensor and step; a cell with infinite or NaN values has a star.
 
     A click on a cell (of at most `CELLS`) reports the tensor as `y` and in `customdata` its name, its first and its
     last step. Raises `RunError` for a column that cannot be drawn.
@@ -71,7 +71,7 @@ def step_heatmap(
             x=numbers(bad["step"]),
             y=bad["name"].tolist(),
             mode="markers",
-            marker={"symbol": "x-thin", "size": 7, "color": hue, "line": {"color": hue, "width": 2}},
+            marker={"symbol": "asterisk", "size": 7, "color": hue, "line": {"color": hue, "width": 1.6}},
             name="holds ∞ or NaN",
             hoverinfo="skip",
         )

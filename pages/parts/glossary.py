@@ -8,6 +8,9 @@ import streamlit as st
 from amp_core.glossary import TERMS, explained
 from pages.parts import findings
 
+WIDTH = 420
+"""Of a card in pixels: two stand beside each other on a page of usual width."""
+
 
 def tip(name: str) -> str:
     """The term's text for a tooltip."""
@@ -16,14 +19,12 @@ def tip(name: str) -> str:
 
 def show() -> None:
     """All terms, each with the page that shows it on the chosen run."""
-    for term in TERMS.values():
-        with st.container(border=True):
-            st.markdown(f"**{term.name}.** {term.text}")
-            file, page = findings.PAGES[term.page]
-            run = st.session_state.get("run")
-            st.page_link(
-                file,
-                label=f"On your run: {page} shows {term.shows}",
-                icon=":material/query_stats:",
-                query_params={"run": run} if run else None,
-            )
+    with st.container(horizontal=True):
+        for term in TERMS.values():
+            with st.container(border=True, width=WIDTH, height="stretch"):
+                st.markdown(f"**{term.name}.** {term.text}")
+                file, page = findings.PAGES[term.page]
+                run = st.session_state.get("run")
+                query = {"run": run} if run else None
+                st.page_link(file, label=f"On your run: {page}", icon=":material/query_stats:", query_params=query)
+                st.caption(f"It shows {term.shows}.")

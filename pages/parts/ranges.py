@@ -17,16 +17,16 @@ SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 96}
 CLASS_COLUMNS = {
     "name": st.column_config.TextColumn("Tensor", pinned=True, width=190),
     "tensors": st.column_config.NumberColumn("Tensors", help="Taken together in this row"),
-    "dtype": st.column_config.TextColumn("dtype", width=70),
-    "numel": st.column_config.NumberColumn("Elements", format="localized", width=80),
-    "zero_frac": st.column_config.ProgressColumn("Zero", **SHARE),
-    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", **SHARE),
-    "normal_frac": st.column_config.ProgressColumn("Normal", **SHARE),
     "inf_frac": st.column_config.ProgressColumn("Inf", **SHARE),
     "nan_frac": st.column_config.ProgressColumn("NaN", **SHARE),
+    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", **SHARE),
+    "zero_frac": st.column_config.ProgressColumn("Zero", **SHARE),
+    "normal_frac": st.column_config.ProgressColumn("Normal", **SHARE),
     "absmax": st.column_config.NumberColumn("Largest |x|", format="%.3g", width=80),
     "rms": st.column_config.NumberColumn("RMS", format="%.3g", width=70, help="Root mean square of the finite values"),
     "exponents": st.column_config.TextColumn("Exponents", help="Lowest and highest exponent with a value in it"),
+    "dtype": st.column_config.TextColumn("dtype", width=70),
+    "numel": st.column_config.NumberColumn("Elements", format="localized", width=80),
 }
 
 

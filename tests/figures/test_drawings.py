@@ -220,7 +220,7 @@ def test_of_many_tensors_the_worst_are_drawn_in_the_models_order() -> None:
     names = list(figure.data[0].y)
     assert len(names) == classes.MOST_BARS and names == sorted(names, key=lambda n: int(n[1:]))
     assert "l400" in names and "l499" in names
-    assert "60 of 500 tensors" in figure.layout.title.text
+    assert f"{classes.MOST_BARS} of 500 tensors" in figure.layout.title.text
 
 
 # speed and comparison ------------------------------------------------------------------------------------------------

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
+from amp_core import load_run
 from amp_core.analysis.claims import format_claims
+from amp_core.analysis.taught import METHOD, in_band
 from amp_core.formats import FORMATS
+from pages.parts.words import percent
 from tests.pages.conftest import titles, words
+from tests.synthetic import write
 
 LAB = "pages/format_lab.py"
 
@@ -130,3 +134,17 @@ def test_claims_are_all_there_with_their_verdicts(open_app):
     assert len(table) == len(format_claims())
     assert table["Verdict"].str.contains("false").sum() >= 3
     assert "2⁻¹⁴" in "".join(table["Precisely"])
+
+
+def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
+    write(home.runs / "a", "profiled")
+    said = words(open_app(LAB, run="run/a"))
+    assert all(taught.precisely in said for taught in METHOD)
+    band = in_band(load_run(home.runs / "a"))
+    assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in said
+    assert "its GPU was idle for" in said and "FP16 needed at least" in said
+
+
+def test_what_is_taught_needs_no_run(home, open_app):
+    app = open_app(LAB)
+    assert METHOD[0].precisely in words(app) and not app.exception
