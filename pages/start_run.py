@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.serving import current
-from pages.parts import ablation, comparisons, empty, form, hardware, head, live, picker, queue
+from pages.parts import batch, comparisons, empty, form, hardware, head, live, picker, queue
 
 head.title("Start a run")
 if current().read_only:
@@ -15,7 +15,6 @@ if entry is not None and entry.under_way and entry.key not in followed and queue
 if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
-        ablation.show()
     if not entry.under_way:
         together = picker.reference_first(followed)
         with st.container(horizontal=True):
@@ -27,6 +26,7 @@ if entry is not None and entry.key in followed:
                 query_params={"with": together} if len(together) > 1 else None,
             )
     comparisons.show_latest()
+    batch.show_latest()
     live.show(entry, with_queue=True)
 else:
     st.markdown(
@@ -35,6 +35,6 @@ else:
     )
     form.show()
     comparisons.show_latest()
+    batch.show_latest()
     hardware.here()
-    ablation.show()
     live.show(None, with_queue=True)

@@ -93,6 +93,7 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         "browser.gatherUsageStats": "false",
         "client.showErrorDetails": "type",
         "global.developmentMode": "false",
+        "global.disableWidgetStateDuplicationWarning": "true",  # presets set fields that have a default
     }
     if arguments.no_browser:
         options["server.headless"] = "true"

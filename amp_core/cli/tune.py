@@ -9,6 +9,7 @@ import json
 import re
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from amp_core.cli import tune_recipe
@@ -16,6 +17,7 @@ from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig
 from amp_core.train.max_batch import (
+    FILE,
     MOST,
     SHARE_OF_FREE,
     TIMEOUT_S,
@@ -67,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, telling each trial on standard error, and print the answer; 1 where not even a batch of 1 fits."""
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
-    if arguments.task is not None or arguments.out is not None:
-        raise RunError("max_batch=True keeps no runs and takes --workload; leave FILE.py:FUNCTION and --out out")
+    if arguments.task is not None:
+        raise RunError("max_batch=True takes --workload; leave FILE.py:FUNCTION out")
     config = _with_device(TrainConfig.from_dict(settings(arguments)))
     limit = parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None
     if limit is None and config.device == "cpu":
@@ -83,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = largest_batch(config, **options, tell=lambda trial: _tell(in_words(trial)))
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(json.dumps(as_json(config, found), indent=1, allow_nan=False) if arguments.json else found.in_words())
+    document = json.dumps(as_json(config, found), indent=1, allow_nan=False)
+    print(document if arguments.json else found.in_words())
+    if arguments.out is not None:
+        _keep(Path(arguments.out), document)
     return 0 if found.largest is not None else 1
 
 
@@ -108,10 +113,19 @@ def as_json(config: TrainConfig, found: MaxBatch) -> dict[str, object]:
         "device": settled.device,
         "memory": "resident set of the process" if found.on_cpu else "allocated by torch on the GPU",
         "memory_limit_bytes": found.limit_bytes,
+        "answer": found.in_words(),
         "largest_batch": found.largest,
         "smallest_that_does_not_fit": found.next_larger,
         "trials": [dataclasses.asdict(trial) for trial in found.trials],
     }
+
+
+def _keep(folder: Path, document: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"out={str(folder)!r} cannot hold the answer: {error.strerror or error}") from error
 
 
 def parse_size(text: str) -> int:

@@ -27,6 +27,8 @@ import psutil
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 
+FILE = "max_batch.json"
+"""The answer, in the folder that a search was given."""
 STEPS = 3
 """Steps of a trial: the first makes the optimizer's state, the others meet the peak of every later one."""
 MOST = 65536

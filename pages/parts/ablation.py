@@ -25,24 +25,22 @@ FOUR: dict[str, dict[str, Any]] = {
 
 def show() -> None:
     """What the preset does, and its button."""
-    with st.container(border=True):
-        st.markdown("**Loss-scale ablation**")
-        st.markdown(
-            f"Trains an LSTM on bytes ({WORKLOAD}, size {SIZE}) four times with one seed: in FP32, in FP16 without "
-            f"scaling, with a static scale of 128, and with a dynamic one, {STEPS} steps each: a minute or two on "
-            "a CPU. As in the paper (Micikevicius et al. 2017, “Mixed Precision Training”), it fails to train without "
-            "scaling and follows FP32 with either scale: its loss is a mean over so many yes-or-no answers that their "
-            "gradients are below FP16's smallest number. Number ranges shows them."
-        )
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.button("Queue the four runs", key="ablation.go", icon=":material/stacked_line_chart:", on_click=begin)
-            if keys := queued():
-                st.page_link(
-                    "pages/compare_runs.py",
-                    label="Compare the latest four",
-                    icon=":material/compare_arrows:",
-                    query_params={"with": keys},
-                )
+    st.markdown(
+        f"Trains an LSTM on bytes ({WORKLOAD}, size {SIZE}) four times with one seed: in FP32, in FP16 without "
+        f"scaling, with a static scale of 128, and with a dynamic one, {STEPS} steps each: a minute or two on "
+        "a CPU. As in the paper (Micikevicius et al. 2017, “Mixed Precision Training”), it fails to train without "
+        "scaling and follows FP32 with either scale: its loss is a mean over so many yes-or-no answers that their "
+        "gradients are below FP16's smallest number. Number ranges shows them."
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button("Queue the four runs", key="ablation.go", icon=":material/stacked_line_chart:", on_click=begin)
+        if keys := queued():
+            st.page_link(
+                "pages/compare_runs.py",
+                label="Compare the latest four",
+                icon=":material/compare_arrows:",
+                query_params={"with": keys},
+            )
 
 
 def begin() -> None:

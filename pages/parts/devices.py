@@ -8,8 +8,11 @@ import psutil
 import streamlit as st
 
 from amp_core._nvml import GpuFacts, Nvml, NvmlError, visible
+from pages.parts import words
 
 Device = tuple[str, str]
+AMPERE = (8, 0)
+"""Compute capability from which on a GPU has TF32."""
 
 
 @st.cache_data(ttl=60, show_spinner=False)
@@ -58,3 +61,26 @@ def no_compiler() -> str | None:
     if any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")):
         return None
     return "There is no C++ compiler here, which torch.compile needs (Debian: `apt-get install g++`)."
+
+
+def no_tf32(device: str | None) -> str | None:
+    """Why TF32 would be FP32 on a device of `available` (None: its first); None where the device has it."""
+    chosen = device or available()[0][0][0]
+    if chosen.startswith("cuda"):
+        try:
+            found = gpus()
+        except NvmlError:  # `available` says why
+            return None
+        capability = next((gpu.capability for gpu in found[int(chosen.partition(":")[2] or 0) :]), None)
+        if capability is None or capability >= AMPERE:
+            return None
+    name = words.escape(dict(available()[0])[chosen])
+    return f"TF32 is not offered: only NVIDIA GPUs from Ampere on have it, which {name} is not."
+
+
+def one_gpu(device: str | None) -> str | None:
+    """Why several processes cannot train on a device: each takes a GPU of its own; None where they can."""
+    cuda = [name for name, _ in available()[0] if name.startswith("cuda")]
+    if (device or available()[0][0][0]).startswith("cuda") and len(cuda) < 2:
+        return "Each process takes a GPU of its own, and there is one."
+    return None

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.analysis import overview
+from amp_core.analysis import Overview, overview
 from amp_core.train.config import RECIPES, WORKLOADS
 from pages.parts import devices, loaders, words
 from pages.parts.library import Entry
@@ -23,32 +23,32 @@ def show(state: Mapping[str, Any]) -> None:
     if not isinstance(batch, int) or batch < 1:
         return  # Start says what is wrong with it
     needed, there = size.memory_bytes(batch), devices.memory_bytes(state["device"])
-    said = [f"about {words.size(needed)} for FP32 with Adam, 16 bits take less"]
+    said = [f"about {words.size(needed)} of tensors for FP32 with Adam, 16 bits take less"]
     if there is not None:
-        said[0] += f"; {state['device']} has {words.size(there)}" + (": too little" if needed > there else "")
+        device = "the machine" if state["device"] == "cpu" else state["device"]
+        said[0] += f"; {device} has {words.size(there)}" + (": too little" if needed > there else "")
     for precision in state["precisions"]:
-        step_ms = measured(workload, name, batch, precision, state["device"])
-        label = RECIPES[precision].label
-        if step_ms is None or not isinstance(state["steps"], int):
+        label, alike = RECIPES[precision].label, measured(workload, name, batch, precision, state["device"])
+        if alike is None or alike.speed.step_ms is None or not isinstance(state["steps"], int):
             said.append(f"{label}: time not known, nothing like it was trained here")
-        else:
-            said.append(
-                f"{label}: {words.about(step_ms * state['steps'] / 1000)} at {words.number(step_ms, 'ms')} a step"
-            )
+            continue
+        took = f"{label}: {words.about(alike.speed.step_ms * state['steps'] / 1000)}"
+        took += f" at {words.number(alike.speed.step_ms, 'ms')} a step"
+        peak = f", {words.size(alike.memory.peak_bytes)} at its peak" if alike.memory.peak_bytes is not None else ""
+        said.append(f"{took}{peak}, as measured here")
     st.caption(f"Estimate: {'. '.join(said)}.")
 
 
-def measured(workload: str, size: str, batch: int, precision: str, device: str) -> float | None:
-    """Median step time in ms of the newest ended run of the same workload, size, batch, recipe and device; None without
-    one. Samples are
-    left out: they were recorded on another machine."""
+def measured(workload: str, size: str, batch: int, precision: str, device: str) -> Overview | None:
+    """What the newest ended run of the same workload, size, batch, recipe and device took; None without one. Samples
+    are left out: they were recorded on another machine."""
     asked = {"workload": workload, "size": size, "batch_size": batch, "precision": precision, "device": device}
     entries: dict[str, Entry] = st.session_state["entries"]
     for entry in entries.values():
         config = entry.config or {}
         if entry.mine and entry.status == "finished" and all(config.get(k) == v for k, v in asked.items()):
             try:
-                return loaders.analysed(overview, loaders.open_run(entry)).speed.step_ms
+                return loaders.analysed(overview, loaders.open_run(entry))
             except RunError:  # damaged: Library says so
                 continue
     return None

@@ -4,6 +4,7 @@ Nothing is checked here but that the device can hold the model. The values go in
 one that the command line prints, is shown beside the field that it names.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from amp_core import RunError, jobs
 from amp_core.labels import Label, write_label
 from amp_core.serving import current
 from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, Size, TrainConfig
-from pages.parts import comparisons, devices, estimate, library, picker, words
+from pages.parts import ablation, batch, comparisons, devices, estimate, library, picker, words
 
 ADVANCED = (
     "lr",
@@ -40,11 +41,6 @@ PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "The same training in FP32, BF16 and FP16, one after another, audited: Compare then says what each buys.",
         {"precisions": ["fp32", "bf16", "fp16"], "steps": 200, "audit_every": 100, "scaling": "dynamic"},
     ),
-    "unscaled": (
-        "Do I need a loss scale?",
-        "FP16 with and without one beside FP32, on the LSTM whose gradients are below FP16's smallest number.",
-        {"what": ("text-lstm", "logistic"), "precisions": ["fp32", "fp16-unscaled", "fp16"], "steps": 120},
-    ),
 }
 """By name: what the button says, why one would press it, and the fields that it fills."""
 OWN_SCRIPT = "def build():\n    return model, loader, lambda model, batch: loss_fn(model(batch[0]), batch[1])"
@@ -57,6 +53,7 @@ TURNS_HELP = (
 )
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 PROCESSES_HELP = "So many that torchrun starts: they average their gradients (DDP), and on GPUs take one each."
+OWN_BATCH = "Your own workload makes its batches itself."
 BY_SIZE = "Empty: what suits the size of the workload."
 FITS = "\n\nA size in GiB is about what FP32 with Adam takes at the default batch size; 16-bit autocast takes less."
 PROFILE_HELP = "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them."
@@ -64,9 +61,15 @@ AUDIT_HELP = "Every so many steps one batch is replayed in FP32, to measure what
 TRACED_STEP = 2
 """The third: the first ones make what later ones find."""
 TRACE_HELP = "Which operator ran in which precision, and why, in the third step. Precision map shows it."
+BATCH = (
+    "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
+    "does not fit, then narrows down. Each trial is a process of its own: what runs out of memory ends alone. On a CPU "
+    "no trial takes more than 80 % of what is free."
+)
 OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
 WORTH_SAYING = 2**30
 """Bytes of memory from which a size says what it needs."""
+GROWTH_HELP = "Clean steps before a dynamic loss scale grows."
 SCALE_HELP = "Dynamic: where it starts; 65536 is 2¹⁶. Static: where it stays."
 
 
@@ -89,9 +92,13 @@ def show() -> None:
                 st.text_input("Or your own", placeholder="FILE.py:FUNCTION", help=OWN_HELP, **_keep("own"))
             _refusal(refused, "workload", "size")
         with right:
+            no_tf32 = devices.no_tf32(st.session_state.get("start.device"))
+            offered = [name for name in RECIPES if name != "tf32" or no_tf32 is None]
+            if kept := st.session_state.get("start.precisions"):
+                st.session_state["start.precisions"] = [name for name in kept if name in offered]
             st.pills(
                 "Precision: one run for each, in this order",
-                list(RECIPES),
+                offered,
                 selection_mode="multi",
                 wrap=True,
                 default=["fp16"],
@@ -99,14 +106,17 @@ def show() -> None:
                 help="\n".join(f"- **{r.label}** ({r.name}): {r.description}" for r in RECIPES.values()),
                 **_keep("precisions"),
             )
-            if not any(name.startswith("cuda") for name, _ in devices.available()[0]):
-                st.caption("TF32 is FP32 here: only NVIDIA GPUs from Ampere on have it.")
+            if no_tf32 is not None:
+                st.caption(no_tf32)
             _refusal(refused, "precision")
         _sizes_and_scale(refused)
         with st.expander("More settings", expanded=refused is not None and refused[0] in ADVANCED, key="form.more"):
             _advanced(refused)
         _refusal(refused, "")
-        estimate.show({k: st.session_state[f"start.{k}"] for k in ("what", "precisions", "device", *PLAIN)})
+        if _own():
+            st.caption("Estimate: what a workload of your own takes is not known before it has run.")
+        else:
+            estimate.show({k: st.session_state[f"start.{k}"] for k in ("what", "precisions", "device", *PLAIN)})
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Start", key="start.go", on_click=begin, type="primary", icon=":material/play_arrow:")
             st.button(
@@ -115,6 +125,7 @@ def show() -> None:
                 on_click=begin,
                 args=(True,),
                 icon=":material/compare_arrows:",
+                disabled=len(st.session_state["start.precisions"]) < 2,
                 help=TURNS_HELP,
             )
             st.caption("Trains in a process of its own; closing the browser does not stop it.", width="content")
@@ -125,14 +136,27 @@ def _presets() -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         for name, (label, why, fields) in PRESETS.items():
             st.button(label, key=f"preset.{name}", help=why, on_click=_fill, args=(fields,))
+        with st.popover("Loss-scale ablation", icon=":material/stacked_line_chart:"):
+            ablation.show()
+        with st.popover("Find my batch", icon=":material/expand:"):
+            st.markdown(BATCH)
+            st.button("Search the largest batch", key="batch.go", icon=":material/search:", on_click=_find_batch)
         st.page_link("pages/tune_recipe.py", label="Find the fastest recipe", icon=":material/tune:")
         with st.popover("My own script", icon=":material/code:"):
             st.markdown("A function that returns model, batches and loss, in a file of yours:")
             st.code(OWN_SCRIPT, language="python")
             st.code("ampscope train --workload my_task.py:build --precision bf16 --steps 500 --out runs/mine")
-            st.code("ampscope tune --max-batch --workload my_task.py:build --precision bf16   # the largest batch")
     if again := st.session_state.pop("start.again", None):
         st.info(f"Filled with the settings of {words.escape(again)}: change what you like.", icon=":material/replay:")
+
+
+def _find_batch() -> None:
+    """The search was asked for: queue it, or keep the refusal."""
+    st.session_state["start.refused"] = None
+    try:
+        batch.begin(dataclasses.replace(configs(_state())[0], batch_size=None))
+    except RunError as error:
+        _refuse(error)
 
 
 def _fill(fields: Mapping[str, Any]) -> None:
@@ -141,7 +165,7 @@ def _fill(fields: Mapping[str, Any]) -> None:
 
 def begin(in_turns: bool = False) -> None:
     """The form was sent: start a job for each precision, or one in which they take turns, or keep the refusal."""
-    state = {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
+    state = _state()
     st.session_state["start.refused"] = None
     started: list[str] = []
     try:
@@ -154,35 +178,58 @@ def begin(in_turns: bool = False) -> None:
                 write_label(job.folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
             started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
     except RunError as error:
-        argument = str(error).split("=", 1)[0]
-        known = argument in (*PLAIN, *ADVANCED, "workload", "size", "precision", "loss_scale", "init_scale")
-        st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
+        _refuse(error)
     if started:
         st.session_state["start.followed"] = started
         picker.choose(started[0])
 
 
+def _own() -> str:
+    """The workload of one's own that was typed, where the server allows any."""
+    return str(st.session_state.get("start.own") or "").strip() if current().scripts else ""
+
+
+def _state() -> dict[str, Any]:
+    """What stands in the form's fields."""
+    return {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
+
+
+def _refuse(error: RunError) -> None:
+    """Keep the sentence of a refusal, with the field that it names."""
+    argument = str(error).split("=", 1)[0]
+    known = argument in (*PLAIN, *ADVANCED, "workload", "size", "precision", "loss_scale", "init_scale")
+    st.session_state["start.refused"] = (argument if known else "", words.sentence(error))
+
+
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
-    own = str(state.get("own") or "").strip() if current().scripts else ""
+    own = _own()
     settings = {name: state[name] for name in (*PLAIN, *ADVANCED)}
     settings |= {"profile": state["profile"] or None, "trace_ops": TRACED_STEP if state["trace_ops"] else None}
     if own:  # a relative path is meant from the folder that the owner allowed
         workload, size = str(Path(current().scripts[0]) / own), None
+        settings["batch_size"] = None
     else:
         _check_fits(WORKLOADS[workload].sizes[size], state["device"])
+    if settings["nproc"] != 1 and str(state["device"]).startswith("cuda"):
+        settings["device"] = "cuda"  # each process takes the GPU of its own number
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
-    with_scaler = [name for name in chosen if name in RECIPES and RECIPES[name].scaler]
     found = []
     for precision in chosen:
-        # One form serves several recipes: a fixed scale is for those that have a scaler, if any of them has.
-        takes_scale = fixed and (precision in with_scaler or not with_scaler)
-        loss_scale = state["scale"] if takes_scale else "dynamic"
+        # One form serves several recipes: a fixed scale is for those that have a scaler.
+        loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
         found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
     return found
+
+
+def _scaled() -> str | None:
+    """Why the loss scale's settings have no effect with the precisions that are chosen; None where they have."""
+    if any(RECIPES[name].scaler for name in st.session_state.get("start.precisions") or ()):
+        return None
+    return f"No precision chosen has a scaler: {', '.join(r.label for r in RECIPES.values() if r.scaler)} have."
 
 
 def _check_fits(size: Size, device: str) -> None:
@@ -198,10 +245,18 @@ def _check_fits(size: Size, device: str) -> None:
 def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
     found, why_no_gpu = devices.available()
     names = dict(found)
+    own, no_scaler = _own(), _scaled()
     with st.container(horizontal=True):  # wraps on a narrow page
         st.number_input("Steps", value=DEFAULTS.steps, step=50, help=STEPS_HELP, width=130, **_keep("steps"))
         st.number_input(
-            "Batch size", value=None, step=1, placeholder="default", help=BY_SIZE, width=130, **_keep("batch_size")
+            "Batch size",
+            value=None,
+            step=1,
+            placeholder="default",
+            disabled=bool(own),
+            help=OWN_BATCH if own else BY_SIZE,
+            width=130,
+            **_keep("batch_size"),
         )
         st.number_input("Seed", value=DEFAULTS.seed, step=1, width=100, **_keep("seed"))
         st.selectbox("Device", list(names), format_func=names.__getitem__, width=180, **_keep("device"))
@@ -211,11 +266,18 @@ def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
             default="dynamic",
             required=True,
             format_func=str.capitalize,
-            help="Dynamic: halved at each overflow, doubled after many clean steps. For recipes with a scaler.",
+            disabled=no_scaler is not None,
+            help=no_scaler or "Dynamic: halved at each overflow, doubled after many clean steps.",
             **_keep("scaling"),
         )
         st.number_input(
-            "Its value", value=DEFAULTS.init_scale, format="%.6g", help=SCALE_HELP, width=130, **_keep("scale")
+            "Its value",
+            value=DEFAULTS.init_scale,
+            format="%.6g",
+            disabled=no_scaler is not None,
+            help=no_scaler or SCALE_HELP,
+            width=130,
+            **_keep("scale"),
         )
     _refusal(refused, *PLAIN, "loss_scale", "init_scale")
     if why_no_gpu:
@@ -223,14 +285,18 @@ def _sizes_and_scale(refused: tuple[str, str] | None) -> None:
 
 
 def _advanced(refused: tuple[str, str] | None) -> None:
+    no_scaler, one_gpu = _scaled(), devices.one_gpu(st.session_state.get("start.device"))
+    fixed = "A static loss scale never moves." if st.session_state.get("start.scaling") == "static" else None
+    still = no_scaler or fixed
+    moves = {"disabled": still is not None}
     numbers = (
         ("lr", "Learning rate", {"value": None, "format": "%.3g", "placeholder": "default", "help": BY_SIZE}),
         ("accumulate", "Micro-batches per step", {}),
-        ("nproc", "Processes", {"step": 1, "help": PROCESSES_HELP}),
+        ("nproc", "Processes", {"step": 1, "disabled": one_gpu is not None, "help": one_gpu or PROCESSES_HELP}),
         ("clip_norm", "Clip gradient norm at", {"value": None, "placeholder": "off"}),
-        ("growth_interval", "Growth interval, steps", {"help": "Clean steps before a dynamic loss scale grows."}),
-        ("growth_factor", "Growth factor", {}),
-        ("backoff_factor", "Backoff factor", {}),
+        ("growth_interval", "Growth interval, steps", moves | {"help": still or GROWTH_HELP}),
+        ("growth_factor", "Growth factor", moves | {"help": still}),
+        ("backoff_factor", "Backoff factor", moves | {"help": still}),
         ("every", "Sample ranges every", {"help": "Number ranges are recorded every so many steps."}),
         ("audit_every", "Audit every", {"value": None, "placeholder": "off", "step": 50, "help": AUDIT_HELP}),
     )

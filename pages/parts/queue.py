@@ -66,6 +66,8 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
             st.space("stretch")
             key = f"run/{job.name}"
             if jobs.makes_runs(job.folder):  # no run itself: those below it are in the library
+                if lines := job.console(1):
+                    st.caption(words.escape(lines[-1].strip()), width="content")
                 beside([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
                 stop_button(job, "queue")
                 continue

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from amp_core import jobs
 from amp_core.train.config import TrainConfig
+from pages.parts import devices
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write
 
@@ -66,8 +68,6 @@ def test_the_form_starts_with_what_a_newcomer_wants(home, open_app):
 
 
 def test_a_gpu_that_is_not_there_is_explained(home, open_app, monkeypatch):
-    from pages.parts import devices
-
     monkeypatch.setattr(devices, "available", lambda: ([("cpu", "CPU")], "there is no NVIDIA driver here"))
     app = open_app(START)
     assert field(app, "device").options == ["CPU"]
@@ -75,8 +75,6 @@ def test_a_gpu_that_is_not_there_is_explained(home, open_app, monkeypatch):
 
 
 def test_gpus_that_are_there_come_first(home, open_app, monkeypatch):
-    from pages.parts import devices
-
     monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "H200 (cuda:0)"), ("cpu", "CPU")], None))
     app = open_app(START)
     assert field(app, "device").value == "cuda:0"
@@ -84,8 +82,6 @@ def test_gpus_that_are_there_come_first(home, open_app, monkeypatch):
 
 
 def test_sizes_say_what_memory_they_need_and_which_have_too_little(home, open_app, monkeypatch):
-    from pages.parts import devices
-
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 8 * 2**30)
     labels = field(open_app(START), "what").options
     assert "Text, GPT · tiny (119 k parameters)" in labels
@@ -96,8 +92,6 @@ def test_sizes_say_what_memory_they_need_and_which_have_too_little(home, open_ap
 
 
 def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkeypatch):
-    from pages.parts import devices
-
     configs, _ = started
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**30)
     app = open_app(START)
@@ -195,13 +189,47 @@ def test_no_precision_is_refused(started, open_app):
     assert app.error[0].value.replace("\\", "").startswith("precision='' is unknown; choose one of fp32")
 
 
-def test_a_static_scale_without_a_scaler_is_refused(started, open_app):
+def test_what_has_no_effect_is_disabled_with_the_reason(started, open_app):
     configs, _ = started
     app = open_app(START)
-    field(app, "precisions").set_value(["bf16"])
-    field(app, "scaling").set_value("static")
-    app = submit(app)
-    assert "has no effect with precision='bf16'" in app.error[0].value.replace("\\", "") and not configs
+    field(app, "scaling").set_value("static").run()
+    for name in ("growth_interval", "growth_factor", "backoff_factor"):
+        assert field(app, name).disabled and field(app, name).help == "A static loss scale never moves."
+    field(app, "precisions").set_value(["bf16"]).run()
+    for name in ("scaling", "scale", "growth_interval"):
+        assert field(app, name).disabled and field(app, name).help.startswith(
+            "No precision chosen has a scaler: FP16 AMP"
+        )
+    submit(app)
+    assert [(c.precision, c.loss_scale) for c in configs] == [("bf16", "dynamic")]
+
+
+@pytest.mark.parametrize(("capability", "offered"), [((8, 0), True), ((7, 0), False), (None, True)])
+def test_tf32_is_offered_where_the_gpu_has_it(home, open_app, monkeypatch, capability, offered):
+    monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "Tesla (cuda:0)"), ("cpu", "CPU")], None))
+    monkeypatch.setattr(
+        devices, "gpus", lambda: [SimpleNamespace(name="Tesla", capability=capability, memory_bytes=2**34)]
+    )
+    app = open_app(START)
+    assert ("TF32" in field(app, "precisions").options) == offered
+    assert ("from Ampere on have it, which Tesla (cuda:0) is not." in words(app)) == (not offered)
+    field(app, "precisions").set_value(["fp32"] + ["tf32"] * offered).run()
+    field(app, "device").set_value("cpu").run()
+    assert not app.exception and field(app, "precisions").value == ["fp32"]
+
+
+def test_processes_take_a_gpu_each(started, open_app, monkeypatch):
+    configs, _ = started
+    cards = [(f"cuda:{i}", f"Tesla (cuda:{i})") for i in range(2)]
+    monkeypatch.setattr(devices, "gpus", list)
+    monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**34)
+    monkeypatch.setattr(devices, "available", lambda: (cards[:1], None))
+    assert field(open_app(START), "nproc").disabled
+    monkeypatch.setattr(devices, "available", lambda: (cards, None))
+    app = open_app(START)
+    field(app, "nproc").set_value(2).run()
+    submit(app)
+    assert [(c.nproc, c.device) for c in configs] == [(2, "cuda")]
 
 
 def test_an_unwritable_runs_folder_is_a_sentence(home, open_app):

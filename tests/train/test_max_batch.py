@@ -224,6 +224,17 @@ def test_the_command_prints_one_document_and_tells_its_trials_beside_it(monkeypa
     )
 
 
+def test_the_answer_is_kept_where_a_folder_is_given(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(max_batch, "try_batch", machine(48))
+    argv = ["tune", "--max-batch", "--workload", "digits-cnn", "--device", "cpu", "--out"]
+    assert main([*argv, str(tmp_path / "a")]) == 0
+    found = json.loads((tmp_path / "a" / max_batch.FILE).read_text())
+    assert found["largest_batch"] == 48 and found["answer"].startswith("largest batch that fits: 48")
+    (tmp_path / "file").write_text("")
+    assert main([*argv, str(tmp_path / "file")]) == 2
+    assert "cannot hold the answer" in capsys.readouterr().err
+
+
 def test_the_command_says_with_its_exit_code_that_nothing_fits(monkeypatch, capsys):
     monkeypatch.setattr(max_batch, "try_batch", machine(0))
     assert main(["tune", "--max-batch", "--workload", "digits-cnn", "--device", "cpu"]) == 1
@@ -233,7 +244,7 @@ def test_the_command_says_with_its_exit_code_that_nothing_fits(monkeypatch, caps
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION and --out out"),
+        (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION out"),
         (["tune", "--max-batch", "--memory-limit", "much"], "memory_limit='much' is no size; give one such as 2GiB"),
         (["tune", "--max-batch", "--device", "cpu", "--most", "none"], "most='none' is not possible"),
         (["tune", "--max-batch", "--device", "cpu", "--timeout", "soon"], "timeout='soon' is not possible"),

@@ -1,0 +1,61 @@
+"""The largest batch that fits, searched from the app: one job, `ampscope tune --max-batch`, and its answer.
+
+batch.begin(config)        # queue the search
+batch.show_latest()        # how it stands, with a button that takes the answer into the form
+"""
+
+import json
+import sys
+
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.train.config import TrainConfig
+from amp_core.train.max_batch import FILE
+from pages.parts import library, words
+
+_STARTED = "batch.started"
+
+
+def begin(config: TrainConfig) -> str:
+    """Queue the search for the settings of `config`; gives the folder's name. Raises `RunError` as `jobs.start`."""
+    if config.own is not None:
+        raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
+    settled = config.resolved()
+    name = f"batch-{settled.workload}-{settled.size}-{settled.precision}"
+    command = [sys.executable, "-m", "amp_core", "tune", "--max-batch"]
+    job = jobs.start(config, library.runs_dir(), name, command=command, makes="runs")
+    st.session_state[_STARTED] = job.name
+    return job.name
+
+
+def show_latest() -> None:
+    """What the search found that this session queued last, or why it ended without an answer."""
+    name = st.session_state.get(_STARTED)
+    if name is None:
+        return
+    folder = library.runs_dir() / name
+    try:
+        job = jobs.find(folder)
+        found = json.loads((folder / FILE).read_text(encoding="utf-8")) if not job.alive else None
+    except RunError:  # removed meanwhile
+        return
+    except OSError:
+        st.warning(f"The search for a batch ended without an answer: {words.escape(_last_words(job))}")
+        return
+    if found is None:
+        return  # the queue shows it
+    with st.container(horizontal=True, vertical_alignment="center", border=True, key="batch.answer"):
+        what = f"{found['workload']} {found['size']} in {found['precision']} on {found['device']}"
+        st.markdown(f"**{words.escape(what)}**: {words.escape(words.sentence(found['answer']))}", width="stretch")
+        if found["largest_batch"] is not None:
+            st.button("Use it", key="batch.use", on_click=_use, args=(found["largest_batch"],))
+
+
+def _use(size: int) -> None:
+    st.session_state["start.batch_size"] = size
+
+
+def _last_words(job: jobs.Job) -> str:
+    lines = job.console(1)
+    return words.sentence(lines[-1] if lines else job.reason or job.state)

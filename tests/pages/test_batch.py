@@ -1,0 +1,64 @@
+"""Find my batch: the search is queued with the form's settings, and its answer goes back into the form."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from amp_core import jobs
+from amp_core.train.max_batch import FILE
+from tests.pages.conftest import words
+from tests.pages.test_start_run import START, field
+
+ANSWER = {"workload": "digits-cnn", "size": "tiny", "precision": "bf16", "device": "cpu"}
+
+
+@pytest.fixture
+def search(home, monkeypatch):
+    """A search that has been queued from the form: what was asked for, and its job."""
+    asked = []
+    job = SimpleNamespace(name="batch-1", folder=home.runs / "batch-1", alive=True, console=lambda lines: ["no memory"])
+
+    def start(config, runs_dir, name, *, command, makes):
+        asked.append((config, name, command, makes))
+        return job
+
+    monkeypatch.setattr(jobs, "start", start)
+    monkeypatch.setattr(jobs, "find", lambda folder: job)
+    job.folder.mkdir(parents=True)
+    return asked, job
+
+
+def press(app, key):
+    return next(b for b in app.button if b.key == key).click().run()
+
+
+def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
+    asked, job = search
+    app = open_app(START)
+    field(app, "what").set_value(("digits-cnn", "tiny"))
+    field(app, "precisions").set_value(["bf16", "fp16"])
+    field(app, "batch_size").set_value(4)
+    app = press(app, "batch.go")
+    assert not app.exception and not app.error
+    ((config, name, command, makes),) = asked
+    assert (config.workload, config.precision, config.batch_size) == ("digits-cnn", "bf16", None)
+    assert command[-2:] == ["tune", "--max-batch"] and makes == "runs" and name == "batch-digits-cnn-tiny-bf16"
+    assert not any(b.key == "batch.use" for b in app.button)
+
+    job.alive = False
+    found = ANSWER | {"answer": "largest batch that fits: 48", "largest_batch": 48}
+    (job.folder / FILE).write_text(json.dumps(found))
+    app = press(app.run(), "batch.use")
+    assert "digits-cnn tiny in bf16 on cpu: largest batch that fits: 48." in words(app).replace("*", "")
+    assert field(app, "batch_size").value == 48
+
+
+def test_a_search_that_ended_without_an_answer_says_so(search, open_app):
+    _, job = search
+    app = press(open_app(START), "batch.go")
+    job.alive = False
+    assert "ended without an answer: no memory." in words(app.run())
+    (job.folder / FILE).write_text(json.dumps(ANSWER | {"answer": "not even a batch of 1 fits", "largest_batch": None}))
+    app = app.run()
+    assert "not even a batch of 1 fits." in words(app) and not any(b.key == "batch.use" for b in app.button)
