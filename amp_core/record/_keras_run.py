@@ -1,13 +1,13 @@
 """The run of one `fit`: steps as they are handed in, with gradients as torch tensors.
 
-run = KerasRun("runs/a", model, every=10, config={})
+run = KerasRun("runs/a", model, [model.optimizer], every=10, config={})
 run.began(Seen(…))             # gradients are there, the optimizer has not used them yet
 run.made(iterations)           # it has, or has skipped the step
 run.close()
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import environment
 from amp_core.record.gradients import norms
 from amp_core.record.measure import dtype_name, measurable, measure_together
+from amp_core.record.mirror import Mirror
 from amp_core.record.outbox import Outbox
 from amp_core.record.sampling import Sampling
 
@@ -42,14 +43,25 @@ class Seen:
     tracker: torch.Tensor | None
     iterations: torch.Tensor
     rate: Callable[[], float]
+    samples: int = 0
+    """0 where the step does not tell."""
+    optimizer: int = 0
+    """Which of the model's, where it has several."""
 
 
 class KerasRun:
-    """Writes the run folder of one training."""
+    """Writes the run folder of one training by these optimizers, which number them in `steps.optimizer`."""
 
-    def __init__(self, into: str | os.PathLike[str], model: Any, every: int, config: Mapping[str, Any]) -> None:
-        optimizer = model.optimizer
-        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    def __init__(
+        self,
+        into: str | os.PathLike[str],
+        model: Any,
+        optimizers: Sequence[Any],
+        every: int,
+        config: Mapping[str, Any],
+    ) -> None:
+        scalers = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
+        scaled = bool(scalers)
         dtype = _compute_dtype(model)
         recipe = RECIPES.get(dtype, dtype)
         settings = {
@@ -60,9 +72,9 @@ class KerasRun:
             "kinds": ["weight_grad"],
             "autocast_dtype": dtype if dtype in ("float16", "bfloat16") else None,
             "precision": "fp16-unscaled" if recipe == "fp16" and not scaled else recipe,
-            "scaler": _scaler(optimizer) if scaled else None,
-            "optimizers": [type(getattr(optimizer, "inner_optimizer", optimizer)).__name__],
-            "lr": float(optimizer.learning_rate),
+            "scaler": _scaler(scalers[0]) if scaled else None,
+            "optimizers": [type(getattr(o, "inner_optimizer", o)).__name__ for o in optimizers],
+            "lr": float(optimizers[0].learning_rate),
         }
         self._writer = TrainingWriter(
             into,
@@ -79,6 +91,9 @@ class KerasRun:
         self._made: list[Attempt] = []
         self._seen: set[str] = set()
         self._step = 0
+        self._optimizers = len(optimizers)
+        self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._batches = 0
         measure_together([torch.zeros(1)])  # compiles at its first use
         self._writer.before_end = self._empty
         self._writer.event("started", name=self._writer.head.name, detail=f"watching {type(model).__name__}")
@@ -100,7 +115,11 @@ class KerasRun:
         self._phases.enter("optimizer")
         with self._phases.watching():
             self._send()
-            attempt = Attempt(self._step, 0, sampled=self._sampling.due(self._step), scaled=seen.scale is not None)
+            if seen.optimizer in self._stepped:
+                self._next_number()
+            attempt = Attempt(
+                self._step, seen.optimizer, sampled=self._sampling.due(self._step), scaled=seen.scale is not None
+            )
             attempt.gradients = seen.names
             attempt.put("loss", seen.loss)
             attempt.put("loss_scale", seen.scale)
@@ -113,6 +132,7 @@ class KerasRun:
                 found, attempt.norm_order = norms(seen.grads)
                 attempt.put("norms", found)
             attempt.lr = seen.rate()
+            attempt.samples = seen.samples
             self._open = (attempt, seen.iterations)
 
     def made(self, iterations: torch.Tensor) -> None:
@@ -127,7 +147,9 @@ class KerasRun:
             attempt.seen = frozenset(self._seen)
             self._seen.clear()
             self._made.append(attempt)
-            self._step += 1
+            self._stepped.add(attempt.optimizer)
+            if len(self._stepped) == self._optimizers:
+                self._next_number()
         attempt.spans = self._phases.take()
         self._phases.enter("data")
 
@@ -135,12 +157,26 @@ class KerasRun:
         """Keep an evaluation's numbers, as an event of the step that is over and in the head as the latest."""
         numbers = {name: float(value) for name, value in results.items()}
         said = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        self._writer.event("evaluated", name="held-out", detail=said, step=max(0, self._step - 1))
+        self._writer.event("evaluated", name="held-out", detail=said, step=max(0, self._step - (not self._stepped)))
         self._writer.update_head(results=dict(self._writer.head.results) | numbers)
+
+    def batch_ended(self) -> None:
+        """A batch is over, whatever its step did with it."""
+        self._batches += 1
+
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step from now on to `tracker` too: `Recorder.mirror`."""
+        self._outbox.mirrors.append(Mirror(tracker, self._writer))
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
         """Write what is left, and the end."""
+        if self._batches and not self._step and not self._stepped:
+            self.not_seen("steps: none of the model's optimizers applied gradients, as its attributes or its own")
         self._writer.close(status, end_reason)
+
+    def _next_number(self) -> None:
+        self._step += 1
+        self._stepped.clear()
 
     def _send(self) -> None:
         made, self._made = self._made, []

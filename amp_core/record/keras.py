@@ -7,9 +7,10 @@
     model.fit(x, y, callbacks=[WatchCallback("runs/a")])
 
 Recorded are loss, loss scale, skipped steps, gradient norm and times of each step, and histograms of the gradient of
-each variable on sampled steps. Outputs of layers are not seen. The gradients come from `optimizer.apply`; on TensorFlow
-they leave the graph through a function of NumPy, which XLA does not have: where Keras compiles with it (`jit_compile`,
-on a GPU its default), only the scale and the skipped steps are recorded, and the run says so.
+each variable on sampled steps. Outputs of layers are not seen. The gradients come from `optimizer.apply`, of every
+optimizer that is an attribute of the model: a `train_step` of one's own may have several. On TensorFlow they leave the
+graph through a function of NumPy, which XLA does not have: where Keras compiles with it (`jit_compile`, on a GPU its
+default), only the scale and the skipped steps are recorded, and the run says so.
 """
 
 import functools
@@ -19,10 +20,13 @@ from typing import Any
 
 import keras
 import torch
+from torch.utils._pytree import tree_leaves
 
 from amp_core import _ending
+from amp_core.record import notices_patch
 from amp_core.record._keras_run import KerasRun, Seen
 from amp_core.record._patch import Patches
+from amp_core.record.gradients import in_backward
 from amp_core.schema import RunError
 
 BACKENDS = ("torch", "tensorflow")
@@ -54,7 +58,10 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._patches = Patches()
         self._run: KerasRun | None = None
         self._unseen = False
-        self._loss: Any = None
+        self._trackers: list[Any] = []
+        self._optimizers: list[Any] = []
+        self._samples: Any = None  # of the present batch
+        self._loss: Any = None  # since the last step of an optimizer
         self._before: Seen | None = None  # where the steps themselves are not seen: what stood before the present one
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -62,17 +69,26 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._end()
         self._trainings += 1
         into = self._into if self._trainings == 1 else f"{self._into}-{self._trainings}"
-        self._run = KerasRun(into, self.model, self._every, self._config)
-        optimizer = self.model.optimizer
-        self._before = None
+        self._optimizers = _optimizers(self.model)
+        self._run = KerasRun(into, self.model, self._optimizers, self._every, self._config)
+        for tracker in self._trackers:
+            self._run.mirror(tracker)
+        self._before = self._loss = self._samples = None
         self._unseen = self._on_tensorflow and bool(self.model.jit_compile)
         if self._unseen:
             self._run.not_seen("loss and gradients: XLA does not let them out; compile with jit_compile=False")
         else:
-            self._patches.wrap(optimizer, "scale_loss", self._around_scale_loss)
-            self._patches.wrap(optimizer, "apply", self._around_apply)
+            for index, optimizer in enumerate(self._optimizers):
+                self._patches.wrap(optimizer, "scale_loss", self._around_scale_loss)
+                self._patches.wrap(optimizer, "apply", functools.partial(self._around_apply, optimizer, index))
+            self._patches.wrap(self.model, "train_step", self._around_train_step)
             if self._on_tensorflow:
+                import tensorflow as tf
+
+                self._patches.wrap(tf.GradientTape, "gradient", self._around_gradient)
                 self.model.make_train_function(force=True)  # what is traced already would not show anything
+            else:
+                notices_patch.backward.listen(self._on_backward)
         self._patches.wrap(self.model, "train_function", self._guarded)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -84,7 +100,10 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Where the step itself is not seen: what it left behind."""
-        if self._run is not None and self._before is not None:
+        if self._run is None:
+            return
+        self._run.batch_ended()
+        if self._before is not None:
             self._run.began(self._before)
             self._run.made(self._outside().iterations)
 
@@ -97,6 +116,13 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         """End the run."""
         self._end()
 
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._trackers.append(tracker)
+        if self._run is not None:
+            self._run.mirror(tracker)
+
     @property
     def _on_tensorflow(self) -> bool:
         return bool(keras.backend.backend() == "tensorflow")
@@ -105,6 +131,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         if self._run is None:
             return
         self._patches.restore()
+        notices_patch.backward.unlisten(self._on_backward)
         if self._on_tensorflow:
             self.model.train_function = None  # the traced one still asks for this callback
         run, self._run = self._run, None
@@ -134,15 +161,43 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
 
         return scale_loss
 
-    def _around_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        optimizer = self.model.optimizer
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A `train_step` of one's own calls backward itself, perhaps without `scale_loss`."""
+        roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
+        if self._run is None or in_backward():
+            return
+        if self._loss is None and len(roots) == 1 and roots[0].numel() == 1:
+            self._loss = roots[0]
+        self._run.enter("backward")
 
+    def _around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The same on TensorFlow, where a tape is asked for gradients of the loss."""
+
+        @functools.wraps(original)
+        def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._loss is None and getattr(target, "shape", None) == ():
+                self._loss = target
+            return original(tape, target, *args, **kwargs)
+
+        return gradient
+
+    def _around_train_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            self._loss = None
+            self._samples = _rows(args)
+            return original(*args, **kwargs)
+
+        return train_step
+
+    def _around_apply(self, optimizer: Any, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def apply(grads: Any, trainable_variables: Any = None) -> Any:
             assert self._run is not None
             names = [v.path for v in trainable_variables or self.model.trainable_variables]
             given = [(name, grad) for name, grad in zip(names, grads, strict=True) if grad is not None]
-            (self._see_in_graph if self._on_tensorflow else self._see)(given, optimizer)
+            (self._see_in_graph if self._on_tensorflow else self._see)(given, optimizer, index)
+            self._loss = None
             result = original(grads, trainable_variables)
             if self._on_tensorflow:
                 self._made_in_graph(optimizer)
@@ -160,7 +215,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         iterations = torch.tensor(int(keras.ops.convert_to_numpy(optimizer.iterations)))
         return Seen([], [], None, scale, tracker, iterations, lambda: float(optimizer.learning_rate))
 
-    def _see(self, given: list[tuple[str, Any]], optimizer: Any) -> None:
+    def _see(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> None:
         assert self._run is not None
         scale, count = getattr(optimizer, "dynamic_scale", None), getattr(optimizer, "step_counter", None)
         self._run.began(
@@ -172,33 +227,39 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
                 tracker=count.value.detach().clone() if count is not None else None,
                 iterations=optimizer.iterations.value.detach().clone(),
                 rate=lambda: float(optimizer.learning_rate),
+                samples=int(self._samples) if self._samples is not None else 0,
+                optimizer=index,
             )
         )
 
-    def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any) -> None:
+    def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> None:
         """The same where this is traced once: what arrives with each step goes through a function of NumPy."""
         import tensorflow as tf
 
         names = [name for name, _ in given]
         scaled = hasattr(optimizer, "dynamic_scale")
+        with_loss = self._loss is not None
 
-        def arrived(rate: Any, iterations: Any, loss: Any, scale: Any, tracker: Any, *grads: Any) -> None:
+        def arrived(rate: Any, iterations: Any, samples: Any, loss: Any, scale: Any, tracker: Any, *grads: Any) -> None:
             if self._run is not None:
                 self._run.began(
                     Seen(
                         names=names,
                         grads=[_as_torch(grad) for grad in grads],
-                        loss=_as_torch(loss).reshape(()),
+                        loss=_as_torch(loss).reshape(()) if with_loss else None,
                         scale=_as_torch(scale) if scaled else None,
                         tracker=_as_torch(tracker) if scaled else None,
                         iterations=_as_torch(iterations),
                         rate=lambda: float(rate),
+                        samples=int(samples),
+                        optimizer=index,
                     )
                 )
 
         dense = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for _, grad in given]
         own = [optimizer.dynamic_scale, optimizer.step_counter] if scaled else [1.0, 0]
-        values = [optimizer.learning_rate, optimizer.iterations, self._loss, *own]
+        samples = self._samples if self._samples is not None else 0
+        values = [optimizer.learning_rate, optimizer.iterations, samples, self._loss if with_loss else 0.0, *own]
         tf.numpy_function(arrived, [tf.convert_to_tensor(v) for v in [*values, *dense]], [])
 
     def _made_in_graph(self, optimizer: Any) -> None:
@@ -209,6 +270,18 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
                 self._run.made(_as_torch(iterations))
 
         tf.numpy_function(made, [tf.convert_to_tensor(optimizer.iterations)], [])
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """Those that are attributes of the model, and last the one it was compiled with, which may be there by default."""
+    own = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer) and o is not model.optimizer]
+    return [*{id(o): o for o in own}.values(), model.optimizer]
+
+
+def _rows(data: Any) -> Any:
+    """How many samples a batch has: of its first array, a number or a tensor of the graph at hand."""
+    first = next((leaf for leaf in keras.tree.flatten(data) if len(getattr(leaf, "shape", ())) > 0), None)
+    return keras.ops.shape(first)[0] if first is not None else None
 
 
 def _as_torch(array: Any) -> torch.Tensor:

@@ -73,6 +73,7 @@ def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
     assert run.status == "finished" and run.steps.step.tolist() == list(range(STEPS))
     means = run.steps.loss.to_numpy().reshape(2, 20).cumsum(1) / np.arange(1, 21)
     assert np.allclose(means.ravel(), watched, rtol=1e-4)
+    assert (run.steps.samples == 16).all()
     for column in ("loss", "grad_norm", "lr", "step_ms", "loss_scale"):
         assert run.table("steps").column(column).null_count == 0
     grads = run.tensors(kind="weight_grad")
@@ -138,6 +139,107 @@ def test_an_exception_ends_the_run_and_gives_the_optimizer_back(tmp_path):
     assert run.status == "failed" and len(run.steps) == 5
     model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[callback])
     assert load_run(tmp_path / "run-2").status == "finished"
+
+
+def minimized(optimizer, loss_of, weights):
+    """A step in which the loop asks for gradients by itself, and Keras scales nothing."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = loss_of()
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+    import torch
+
+    for weight in weights:
+        weight.value.grad = None
+    loss = loss_of()
+    loss.backward()
+    with torch.no_grad():
+        optimizer.apply([weight.value.grad for weight in weights], weights)
+    return loss
+
+
+class Pair(keras.Model):
+    """Two networks against each other, an optimizer each: with a `train_step` and a `compile` of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="dense")], name="maker")
+        self.judge = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="dense")], name="judge")
+        self.built = True
+        self.losses_seen = []
+
+    def compile(self, judging, making):
+        super().compile(jit_compile=False, run_eagerly=True)
+        self.judging, self.making = judging, making
+
+    def train_step(self, data):
+        real, z = data
+
+        def judged(x, wanted):
+            return keras.ops.mean((self.judge(x) - wanted) ** 2)
+
+        pairs = (
+            (self.judging, self.judge, lambda: judged(real, 1.0) + judged(keras.ops.stop_gradient(self.maker(z)), 0.0)),
+            (self.making, self.maker, lambda: judged(self.maker(z), 1.0)),
+        )
+        made = [minimized(optimizer, loss_of, part.trainable_weights) for optimizer, part, loss_of in pairs]
+        self.losses_seen += [float(keras.ops.convert_to_numpy(loss)) for loss in made]
+        return {"judge": made[0], "maker": made[1]}
+
+
+def fit_pair(callbacks):
+    keras.utils.set_random_seed(0)
+    model = Pair()
+    model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.SGD(1e-2))
+    r = np.random.default_rng(0)
+    rows = [r.normal(size=(96, n)).astype("float32") for n in (3, 4)]
+    model.fit(*rows, batch_size=32, epochs=4, verbose=0, shuffle=False, callbacks=callbacks)
+    return model.losses_seen
+
+
+class Tracker:
+    def __init__(self):
+        self.rows = []
+
+    def log(self, row, step):
+        self.rows.append((step, row))
+
+
+def test_a_train_step_of_ones_own_with_two_optimizers(tmp_path):
+    plain, tracker = fit_pair([]), Tracker()
+    callback = WatchCallback(tmp_path / "run", every=4)
+    callback.mirror(tracker)
+    watched = fit_pair([callback])
+    assert plain == watched and len(plain) == 24
+    run = load_run(tmp_path / "run")
+    assert run.steps.step.tolist() == np.repeat(range(12), 2).tolist()
+    assert run.steps.optimizer.tolist() == [0, 1] * 12
+    assert np.allclose(run.steps.loss, watched, rtol=1e-6) and (run.steps.samples == 32).all()
+    assert run.head.config["optimizers"][:2] == ["Adam", "SGD"]
+    grads = run.tensors(kind="weight_grad")
+    assert sorted(grads.step.unique()) == [0, 4, 8]
+    assert set(grads.name) == {f"{part}/dense/{w}" for part in ("maker", "judge") for w in ("kernel", "bias")}
+    assert warned(run) == []
+    assert [step for step, _ in tracker.rows] == run.steps.step.tolist()
+    assert [row["amp/loss/optimizer1"] for _, row in tracker.rows[1::2]] == run.steps.loss[1::2].tolist()
+
+
+def test_steps_that_no_optimizer_of_the_model_makes_are_said_to_be_missing(tmp_path):
+    elsewhere = [keras.optimizers.SGD()]
+
+    class Hidden(keras.Sequential):
+        def train_step(self, data):
+            loss = minimized(elsewhere[0], lambda: keras.ops.mean(self(data[0]) ** 2), self.trainable_weights)
+            return {"loss": loss}
+
+    model = Hidden([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(jit_compile=False, run_eagerly=True)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[WatchCallback(tmp_path / "run")])
+    assert len(load_run(tmp_path / "run").steps) == 0
+    assert run_events(tmp_path, "warning").detail.str.contains("none of the model's optimizers").any()
 
 
 def test_every_must_be_a_number_of_steps(tmp_path):
