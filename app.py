@@ -6,15 +6,12 @@ Each page's address differs from its file's name: Streamlit takes `pages/` for i
 
 from pathlib import Path
 
-import pyarrow as pa
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, picker, report, signin, tables
+from pages.parts import empty, memory_back, picker, report, signin, tables
 
-# Arrow's own pool keeps what a thread freed for that thread, and Streamlit runs each pass in a new one: following a
-# live run, the app grew by 50 KB a second. The system's pool gives it back.
-pa.set_memory_pool(pa.system_memory_pool())
+memory_back.at_once()
 
 PARTS = Path(__file__).parent / "pages" / "parts"
 PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,9 @@ from amp_core._source import FolderSource, retried
 from amp_core.addresses import Address
 from amp_core.run import Run, load_run
 from amp_core.tasting import Taster
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
@@ -80,6 +84,10 @@ class Extract(Run):
                 self._extract = retried(self._extracted, self._folder / "tensors")
             return self._extract
 
+    def _frame(self, name: str) -> "pd.DataFrame":
+        with self._lock:
+            return super()._frame(name)
+
     def snapshot(self) -> "Extract":
         """The run with what was read of it so far, for others to read while this one goes on: a `refresh` here changes
         nothing there."""
@@ -90,6 +98,14 @@ class Extract(Run):
                 if isinstance(value, dict):
                     setattr(other, name, dict(value))
             return other
+
+    def forget(self) -> None:
+        """Give back everything that was read; what is asked for afterwards is read again, as it is by then."""
+        with self._lock:
+            for name, value in list(vars(self).items()):
+                if isinstance(value, dict):
+                    setattr(self, name, {})
+            self._extract = None
 
     def refresh(self) -> bool:
         with self._lock:

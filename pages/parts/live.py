@@ -78,6 +78,8 @@ def _numbers(entry: Entry, paused: bool) -> Run | None:
     held_of, held = st.session_state.get("live.held", ("", None))
     run: Run = held if paused and held_of == entry.key else loaders.open_run(entry)
     st.session_state["live.held"] = entry.key, run
+    if paused:
+        loaders.hold(run)
     if entry.under_way and not run.is_live:
         st.rerun()  # once: the next listing knows that it has ended
     view = loaders.analysed(overview, run)

@@ -6,13 +6,17 @@
 Sessions that look at one run share it: it is read by one of them, and each gets a snapshot that nobody changes. What an
 analysis made of a snapshot is shared like it, and what it made of a run that no longer grows is remembered under the
 fingerprint of the run's files. When the last session that looks at a run closes, all of it is gone.
+
+Pages, widgets and closed tabs that may come back keep the snapshot that they were shown, so that memory must not depend
+on who still has one: what was read and made of a snapshot is given back as soon as there is a newer one and the passes
+that began with it have ended. Whoever asks an old one after that has it read again, as the run is by then.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import streamlit as st
 
@@ -37,6 +41,8 @@ class _Shared:
         self._lock = threading.Lock()
         self._read_at = time.monotonic()
         self._snapshot = run
+        self._older: WeakSet[Extract] = WeakSet()
+        self._passes: WeakKeyDictionary[threading.Thread, WeakSet[Extract]] = WeakKeyDictionary()
 
     def look(self, before: Run | None) -> Run:
         """The run as it is now; as another session read it a moment ago, where this one has not seen that yet."""
@@ -44,13 +50,24 @@ class _Shared:
             if before is self._snapshot or time.monotonic() - self._read_at > FRESH_S:
                 newer = self._snapshot.snapshot()  # holds what sessions have read of the older one
                 if newer.refresh():
+                    self._older.add(self._snapshot)
                     self._snapshot = newer
+                    self._let_go()
                 self._read_at = time.monotonic()
+            self._passes.setdefault(threading.current_thread(), WeakSet()).add(self._snapshot)
             return self._snapshot
+
+    def _let_go(self) -> None:
+        """Give back what older snapshots hold; Streamlit runs each pass in a thread that ends with it."""
+        in_use = {run for thread, runs in self._passes.items() if thread.is_alive() for run in runs} | set(_held)
+        for run in self._older - in_use:
+            run.forget()
+            _made.pop(run, None)
 
 
 _shared: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
 _made: WeakKeyDictionary[Run, tuple[threading.RLock, dict[Any, Any]]] = WeakKeyDictionary()
+_held: WeakSet[Run] = WeakSet()
 _opening = threading.Lock()
 _taster = Taster()
 
@@ -74,6 +91,11 @@ def open_run(entry: Entry) -> Run:
     if not run.is_live:
         analysed(_check, run)
     return run
+
+
+def hold(run: Run) -> None:
+    """Keep the run as it is now for whoever has it: a view that was paused does not move on."""
+    _held.add(run)
 
 
 def _open(entry: Entry) -> tuple[_Shared | None, Run]:

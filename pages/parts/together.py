@@ -54,7 +54,9 @@ def _panel(entries: Sequence[Entry], paused: bool) -> None:
     runs: dict[str, Run] = {}
     for entry in entries:
         try:
-            run = _look(entry, held.get(entry.key) if paused or not entry.under_way else None)
+            known = held.get(entry.key)
+            ended = known is not None and known.head.status == entry.status != "running"  # read when it had its end
+            run = _look(entry, known if paused or ended else None)
         except RunError as error:
             st.error(f"{words.escape(entry.name)}: {words.escape(words.sentence(error))}")
             continue
@@ -72,6 +74,8 @@ def _look(entry: Entry, held: Run | None) -> Run | None:
         run = None
         if entry.readable:
             run = held if held is not None else loaders.open_run(entry)
+            if held is not None:
+                loaders.hold(held)
             if entry.under_way and held is None and not run.is_live:
                 st.rerun()  # once: the next listing knows that it has ended
             live.progress(loaders.analysed(overview, run), entry.name)

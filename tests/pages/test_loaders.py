@@ -1,0 +1,132 @@
+"""What pages hold of a run: of a live one only how it is now, whoever still has what it was."""
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from amp_core.analysis import overview, scale_trace
+from amp_core.extract import Extract, open_extract
+from pages.parts import loaders
+from tests.synthetic import SyntheticRun, live
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    with live(tmp_path / "a") as run:
+        run.advance(20)
+        yield run
+
+
+def in_a_pass(work: Callable[[], T]) -> T:
+    """As Streamlit runs a pass: in a thread that ends with it."""
+    given: list[T] = []
+    thread = threading.Thread(target=lambda: given.append(work()))
+    thread.start()
+    thread.join()
+    return given[0]
+
+
+def look(shared: loaders._Shared, before: Extract | None) -> Extract:
+    """A pass that looks anew, reads and analyses."""
+    seen = in_a_pass(lambda: shared.look(before))
+    loaders.analysed(scale_trace, seen)
+    loaders.analysed(overview, seen)
+    assert len(seen.steps) and seen.table("tensors").num_rows
+    return seen
+
+
+def held(run: Extract) -> int:
+    """Tables and frames that a snapshot holds, and analyses that were made of it."""
+    return len(run._tables) + len(run._frames) + len(run._open) + len(loaders._made.get(run, (None, {}))[1])
+
+
+def test_only_the_newest_snapshot_holds_anything(run: SyntheticRun, tmp_path: Path) -> None:
+    shared = loaders._Shared(open_extract(tmp_path / "a"))
+    seen: list[Extract] = []  # as closed tabs have them that may come back, and pages in their widgets
+    for _ in range(30):
+        seen.append(look(shared, seen[-1] if seen else None))
+        run.advance(3)
+    assert len({id(snapshot) for snapshot in seen}) == 30
+    assert [held(snapshot) for snapshot in seen[:-1]] == [0] * 29
+    assert held(seen[-1]) > 0
+    gc.collect()
+    others = [o for o in gc.get_objects() if isinstance(o, Extract) and o.path == tmp_path / "a" and held(o)]
+    assert others == [seen[-1]]
+
+
+def test_an_old_snapshot_that_is_asked_again_says_what_the_run_is_now(run: SyntheticRun, tmp_path: Path) -> None:
+    shared = loaders._Shared(open_extract(tmp_path / "a"))
+    old = look(shared, None)
+    run.advance(5)
+    look(shared, old)
+    assert held(old) == 0
+    assert list(old.steps["step"]) == list(range(25)) and loaders.analysed(overview, old).steps_done == 25
+    run.advance(5)
+    look(shared, None if old is shared._snapshot else shared._snapshot)
+    assert held(old) == 0
+
+
+def test_a_pass_keeps_what_it_began_with(run: SyntheticRun, tmp_path: Path) -> None:
+    shared = loaders._Shared(open_extract(tmp_path / "a"))
+    go_on, looked = threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def slow() -> None:
+        seen = shared.look(None)
+        found.append(len(seen.steps))
+        looked.set()
+        go_on.wait(30)
+        found.append(held(seen))
+        found.append(len(seen.steps))
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    assert looked.wait(30)
+    run.advance(5)
+    assert len(look(shared, shared._snapshot).steps) == 25
+    go_on.set()
+    thread.join(30)
+    assert found[0] == found[2] == 20 and found[1] > 0
+
+
+def test_what_is_held_does_not_move_on(run: SyntheticRun, tmp_path: Path) -> None:
+    shared = loaders._Shared(open_extract(tmp_path / "a"))
+    paused = look(shared, None)
+    loaders.hold(paused)
+    run.advance(5)
+    assert len(look(shared, paused).steps) == 25
+    assert len(paused.steps) == 20
+
+
+BLOCKS = """
+import ctypes, numpy as np
+from pages.parts import memory_back
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usm fsm used free keep".split()]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+memory_back.at_once()
+for mib in (1, 8, 16, 24):  # each, when freed, would raise the size up to which blocks come from the heap
+    block = np.ones(mib * 2**20, np.uint8)
+    del block
+before = libc.mallinfo2().hblkhd
+blocks = [np.ones(2**18, np.uint8) for _ in range(8)]
+print(libc.mallinfo2().hblkhd - before, memory_back.pa.default_memory_pool().backend_name)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
+def test_large_blocks_go_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
+    if "mallinfo2" in done.stderr:
+        pytest.skip("the C library has no mallinfo2, which glibc has since 2.33")
+    mapped, pool = done.stdout.split()
+    assert int(mapped) >= 8 * 2**18 and pool == "system"
