@@ -164,9 +164,9 @@ def diagnosed_beside(pair: Sequence[Run]) -> list[Finding]:
 head.title("Compare")
 entries = pick()
 under_way = any(entry.under_way for entry in entries)
-if under_way:
-    together.follow(entries)
 runs = opened([entry for entry in entries if entry.readable])
+if under_way:
+    together.follow(entries, len(runs))
 if len(runs) < 2:
     empty.nothing("The comparison begins when two of them have steps." if under_way else ASK)
 if under_way:

@@ -1,5 +1,7 @@
 """Which runs are there, how did they fare, and how do I bring one in or take one away?"""
 
+from collections import Counter
+
 import streamlit as st
 
 from amp_core import RunError
@@ -32,7 +34,8 @@ def take(kind: str) -> None:
 
 def table_key() -> str:
     """The table is a new one, with its tick on the right row, whenever the picker or the search was used."""
-    return f"library.table.{st.session_state.get('picker.turn', 0)}.{st.session_state.get('library.search', '')}"
+    asked = [st.session_state.get(name) or "" for name in ("picker.turn", "library.search", "library.folder")]
+    return f"library.table.{'.'.join(str(one) for one in asked)}"
 
 
 def pick() -> None:
@@ -42,6 +45,22 @@ def pick() -> None:
     before = st.session_state.get("library.ticked", [])
     st.session_state["library.ticked"] = ticked
     picker.choose(shelf.chosen(ticked, before, st.session_state["run"]))
+
+
+def folders(entries: dict[str, Entry]) -> str | None:
+    """A choice among folders of runs that were made together; None for all runs, and where there is no such folder."""
+    groups = Counter(entry.group for entry in entries.values() if entry.group)
+    if not groups:
+        return None
+    return st.selectbox(
+        "Folder",
+        list(groups),
+        index=None,
+        format_func=lambda name: f"{name} ({words.plural(groups[name], 'run')})",
+        placeholder="All",
+        width=260,
+        key="library.folder",
+    )
 
 
 def uploads() -> None:
@@ -88,13 +107,17 @@ if said := st.session_state.pop("library.said", None):
 answer = st.container()
 keeping.bin_line()
 if entries:
-    asked = st.text_input(
-        "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
-    )
-    shown = [entry for entry in entries.values() if shelf.matches(entry, asked)]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        asked = st.text_input(
+            "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
+        )
+        folder = folders(entries)
+    found = [entry for entry in entries.values() if shelf.matches(entry, asked)]
+    shown, folded = (found, {}) if asked and folder is None else shelf.in_folder(found, folder)
     most = st.session_state.setdefault("library.most", MOST)
     page, more = shown[:most], max(0, len(shown) - most)
     st.session_state["library.shown"] = [entry.key for entry in page]
+    keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
     table, waiting = shelf.table(page)
     with answer:
         damaged = table[table["Status"] == "damaged"] if len(table) else table
@@ -109,12 +132,11 @@ if entries:
             column_config=shelf.COLUMNS,
             column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
             hide_index=True,
-            placeholder=words.NONE,
             key=table_key(),
             on_select=pick,
             selection_mode="multi-row",
             selection_default={"selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}},
-            alt="All runs with verdict, status, recipe, loss, speed, workload, steps, date and size.",
+            alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
         )
         shelf.look_on(waiting)
         if more and st.button(f"Show {min(more, MOST)} more"):
@@ -122,9 +144,11 @@ if entries:
             st.rerun()
         for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
             st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
-    else:
+    elif not folded:
         st.info("No run has all of these words.", icon=":material/info:")
-    keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
+    if folded:
+        said = ", ".join(f"{words.escape(name)} ({words.plural(count, 'run')})" for name, count in folded.items())
+        st.caption(f"Trainings of searches are folded: {said}. Choose the folder, or search, to see them.")
 else:
     st.write("No runs yet. Bring one in below, or start one.")
     st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")

@@ -27,15 +27,18 @@ def show(state: Mapping[str, Any]) -> None:
     if there is not None:
         device = "the machine" if state["device"] == "cpu" else state["device"]
         said[0] += f"; {device} has {words.size(there)}" + (": too little" if needed > there else "")
+    unknown = []
     for precision in state["precisions"]:
         label, alike = RECIPES[precision].label, measured(workload, name, batch, precision, state["device"])
         if alike is None or alike.speed.step_ms is None or not isinstance(state["steps"], int):
-            said.append(f"{label}: time not known, nothing like it was trained here")
+            unknown.append(label)
             continue
         took = f"{label}: {words.about(alike.speed.step_ms * state['steps'] / 1000)}"
         took += f" at {words.number(alike.speed.step_ms, 'ms')} a step"
         peak = f", {words.size(alike.memory.peak_bytes)} at its peak" if alike.memory.peak_bytes is not None else ""
         said.append(f"{took}{peak}, as measured here")
+    if unknown:
+        said.append(f"{', '.join(unknown)}: time not known, nothing like it was trained here")
     st.caption(f"Estimate: {'. '.join(said)}.")
 
 

@@ -21,6 +21,7 @@ from amp_core.addresses import Address, roots
 from amp_core.labels import label_of
 from amp_core.schema import TABLES, Head
 from amp_core.serving import folder_bytes
+from amp_core.train.tune_result import FILE as SEARCH_FILE
 from pages.parts import elsewhere
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
@@ -28,6 +29,9 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 
 UPLOADS = "uploads"
 """Folder of the runs directory into which uploads are unpacked."""
+
+SEARCH_DEPTH = 2
+"""Levels of folders between the folder of a search and those that hold its runs: stage and recipe."""
 
 MOST = 20_000
 """So many folders are looked at; a runs directory pointed at something else must not hang the app."""
@@ -61,6 +65,12 @@ class Entry:
     def under_way(self) -> bool:
         """Whether it will still change by itself."""
         return self.status in ("queued", "starting", "running")
+
+    @property
+    def group(self) -> str:
+        """Folder that it shares with runs made together with it, as by `ampscope compare` or `tune`; empty without."""
+        parts = self.key.split("/")
+        return parts[1] if len(parts) > 2 and self.origin in ("sample", "run") else ""
 
     @property
     def mine(self) -> bool:
@@ -107,7 +117,16 @@ def listing() -> dict[str, Entry]:
 
 
 def _newest_first(entries: list[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda e: ("9" if e.under_way else e.created_at, e.name), reverse=True)
+    """Runs of one group stand together, where the newest of them would."""
+    made = {e.key: "9" if e.under_way else e.created_at for e in entries}
+    newest: dict[str, str] = {}
+    for e in entries:
+        newest[e.group] = max(newest.get(e.group, ""), made[e.key])
+    return sorted(
+        entries,
+        key=lambda e: (newest[e.group] if e.group else made[e.key], e.group, made[e.key], e.name),
+        reverse=True,
+    )
 
 
 def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
@@ -141,15 +160,20 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
     return min(ended, key=rank).key if ended else None
 
 
-def _folders(root: Path, prefix: str) -> Iterator[tuple[Path, str]]:
-    """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them."""
+def _folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str]]:
+    """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them, and
+    further down in the folder of a search, as `ampscope tune` does."""
     for path in _subfolders(root):
         if _is_run(path):
             yield path, f"{prefix}/{path.name}"
-        else:
-            for inner in _subfolders(path):
-                if _is_run(inner):
-                    yield inner, f"{prefix}/{path.name}/{inner.name}"
+        elif deeper:
+            below = SEARCH_DEPTH if is_search(path) else deeper - 1
+            yield from _folders(path, f"{prefix}/{path.name}", below)
+
+
+def is_search(path: Path) -> bool:
+    """Whether a folder is that of `ampscope tune`, with the trainings of its search below it."""
+    return (path / SEARCH_FILE).is_file()
 
 
 def _subfolders(path: Path) -> list[Path]:

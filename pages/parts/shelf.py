@@ -6,6 +6,7 @@ Opening and diagnosing a run takes tens of milliseconds, so a pass does that for
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from amp_core.analysis import overview, sparkline
 from amp_core.muting import muted
 from amp_core.packing import pack
 from pages.parts import library, loaders, picker, words
-from pages.parts.library import Entry
+from pages.parts.library import Entry, runs_dir
 
 PATIENCE_S = 0.25
 """So long one pass looks into runs that it has not looked into yet."""
@@ -48,6 +49,15 @@ def matches(entry: Entry, asked: str) -> bool:
     facts += [str(config.get(name) or "") for name in ("precision", "workload", "size", "device")]
     text = " ".join(facts).lower()
     return all(word in text for word in asked.lower().split())
+
+
+def in_folder(entries: Sequence[Entry], folder: str | None) -> tuple[list[Entry], dict[str, int]]:
+    """The runs of one folder; without a folder all but those of searches, and how many of each are left out."""
+    if folder is not None:
+        return [entry for entry in entries if entry.group == folder], {}
+    searches = {g for g in {e.group for e in entries if e.origin == "run"} if g and library.is_search(runs_dir() / g)}
+    folded = Counter(entry.group for entry in entries if entry.origin == "run" and entry.group in searches)
+    return [e for e in entries if e.origin != "run" or e.group not in searches], dict(folded)
 
 
 def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
@@ -97,18 +107,18 @@ def _about(entry: Entry) -> dict[str, Any]:
     config: Mapping[str, Any] = entry.config or {}
     return {
         "Name": picker.placed(entry),
-        "Status": entry.status,
         "Verdict": None,
         "Recipe": config.get("precision"),
         "Loss": None,
         "Last loss": None,
         "Samples/s": None,
         "Skipped": None,
+        "Size (MiB)": None if isinstance(entry.path, Address) else library.size_bytes(entry.path) / 2**20,
+        "Status": entry.status,
+        "Tags": list(entry.tags) or None,
         "Workload": " ".join(str(config[k]) for k in ("workload", "size") if config.get(k)) or None,
         "Steps": None,
-        "Tags": list(entry.tags) or None,
         "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
-        "Size (MiB)": None if isinstance(entry.path, Address) else library.size_bytes(entry.path) / 2**20,
         "Sentence": entry.sentence or None,
         "Kind": KINDS[entry.origin],
     }

@@ -43,13 +43,16 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
     charts.show(figure, "compare.loss")
 
 
-def follow(entries: Sequence[Entry]) -> None:
-    """A line for each run with its Stop, and the curves of those that have steps, looked at once a second."""
+def follow(entries: Sequence[Entry], begun: int) -> None:
+    """A line for each run with its Stop, and the curves of those that have steps, looked at once a second.
+
+    `begun` is how many had steps when the page was run: with the second of them there is something to compare.
+    """
     paused = st.toggle("Pause", key="compare.pause", help="Holds the curves still, to zoom. The runs go on.")
-    st.fragment(_panel, run_every=None if paused else live.TICK_S)(entries, paused)
+    st.fragment(_panel, run_every=None if paused else live.TICK_S)(entries, begun, paused)
 
 
-def _panel(entries: Sequence[Entry], paused: bool) -> None:
+def _panel(entries: Sequence[Entry], begun: int, paused: bool) -> None:
     held: dict[str, Run] = st.session_state.setdefault("compare.held", {})
     runs: dict[str, Run] = {}
     for entry in entries:
@@ -63,7 +66,10 @@ def _panel(entries: Sequence[Entry], paused: bool) -> None:
         if run is not None:
             runs[entry.key] = run
     st.session_state["compare.held"] = runs
-    if drawn := [run for run in runs.values() if not run.steps.empty]:
+    drawn = [run for run in runs.values() if not run.steps.empty]
+    if not paused and begun < 2 <= len(drawn):
+        st.rerun()
+    if drawn:
         losses(drawn, live.POINTS)
 
 

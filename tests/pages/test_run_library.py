@@ -299,3 +299,38 @@ def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
     with pytest.raises(RunError, match="took more than"):
         incoming.take_zip("slow.zip", zip_of({"run.json": b"{}"}))
     assert files_below(home.runs) == []
+
+
+def test_trainings_of_a_search_are_folded_until_its_folder_is_chosen(home, open_app):
+    search = home.runs / "tune-a"
+    for place in ("look", "race/fp32", "confirm/bf16/bf16-seed0"):
+        write(search / place, "healthy", steps=5)
+    (search / "tune.json").write_text("{}")
+    write(home.runs / "cmp" / "fp32", "fp32", steps=5)
+    write(home.runs / "own", "healthy", steps=5)
+    app = open_app(LIBRARY)
+    assert not app.exception
+    assert set(app.session_state["entries"]) >= {"run/tune-a/look", "run/tune-a/confirm/bf16/bf16-seed0"}
+    assert sorted(app.dataframe[0].value["Name"]) == ["cmp/fp32", "own"]
+    assert "folded: tune-a (3 runs)" in words(app)
+    folder = next(s for s in app.selectbox if s.label == "Folder")
+    assert folder.options == ["cmp (1 run)", "tune-a (3 runs)"] or folder.options == ["tune-a (3 runs)", "cmp (1 run)"]
+    app = folder.set_value("tune-a").run()
+    assert sorted(app.dataframe[0].value["Name"]) == [
+        "tune-a/confirm/bf16/bf16-seed0",
+        "tune-a/look",
+        "tune-a/race/fp32",
+    ]
+    app = next(s for s in app.selectbox if s.label == "Folder").set_value(None).run()
+    app.text_input[0].set_value("seed0").run()  # a search looks everywhere
+    assert list(app.dataframe[0].value["Name"]) == ["tune-a/confirm/bf16/bf16-seed0"]
+
+
+def test_a_deleted_training_of_a_search_comes_back_to_its_place(home, open_app):
+    write(home.runs / "tune-a" / "confirm" / "bf16" / "bf16-seed0", "healthy", steps=5)
+    (home.runs / "tune-a" / "tune.json").write_text("{}")
+    app = open_app(LIBRARY, run="run/tune-a/confirm/bf16/bf16-seed0")
+    app = next(b for b in app.button if b.label == "Delete").click().run()
+    assert not any("bf16-seed0" in key for key in app.session_state["entries"])
+    app = next(b for b in app.button if b.label == "Undo").click().run()
+    assert "run/tune-a/confirm/bf16/bf16-seed0" in app.session_state["entries"] and not app.error

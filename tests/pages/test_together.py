@@ -94,3 +94,13 @@ def test_a_live_run_is_suggested_beside_those_of_its_task_alone_where_it_is_chos
     write(home.runs / "ended", "healthy")
     assert open_app(COMPARE, run="run/ended").multiselect[0].value == ["run/ended"]
     assert set(open_app(COMPARE, run="run/fp32").multiselect[0].value) == {"run/fp32", "run/overflowing", "run/ended"}
+
+
+def test_one_that_ended_while_it_was_followed_is_finished_beside_one_that_goes_on(home, open_app):
+    with live(home.runs / "b") as going_on:
+        going_on.advance(10)
+        with live(home.runs / "a") as run:
+            run.advance(40)
+            app = open_app(COMPARE, **{"with": ["run/a", "run/b"]})
+        app.run()
+        assert [line.split(" · ")[1] for line in lines(app)] == ["finished", "running"]
