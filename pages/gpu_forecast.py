@@ -93,9 +93,8 @@ if not asked:
     empty.nothing("Choose one GPU or more.")
 try:
     found = loaders.analysed(made, run, tuple(asked))
-except RunError as error:  # a profiler's trace has operators, but not their sizes and what autocast decided
-    st.info(words.escape(words.sentence(error)), icon=":material/info:")
-    empty.nothing(f"A forecast needs a step that AMPscope traced. {HOW}", sample=True)
+except RunError:  # a profiler's trace has operators, but not what autocast decided of them
+    empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)
 with answer:
     head.verdict(verdict(found.table))
 dark = charts.dark()

@@ -34,7 +34,7 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
             line={"color": hue, "width": 2, "dash": _DASHES[column]},
             marker={"color": hue, "size": 7},
             name=NAMES[column],
-            hovertemplate="%{y:.3g} %",
+            hovertemplate="%{y:.3g} % of the time",
         )
     figure.update_xaxes(title="time since the start (s)")
     figure.update_yaxes(title="share of time (%)", range=[0, 104])

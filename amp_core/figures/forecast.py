@@ -56,7 +56,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
                 "width": 6,
             },
             hovertext=[f"{v:.3g} {unit}, likely {a:.3g} to {b:.3g}" for v, a, b in zip(value, low, high, strict=True)],
-            hovertemplate="%{x}, %{fullData.name}: %{hovertext}<extra></extra>",
+            hovertemplate=f"%{{x}}, %{{fullData.name}}: {what.lower()} %{{hovertext}}, forecast<extra></extra>",
         )
     if column == "speedup":
         figure.add_hline(y=1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})

@@ -110,7 +110,7 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
             mode="lines",
             line=line,
             name=name,
-            hovertemplate="%{y:.6g}",
+            hovertemplate="sum %{y:.6g}",
         )
     figure.update_xaxes(title="numbers added")
     figure.update_yaxes(title="sum")

@@ -159,7 +159,7 @@ def magnitude_figure(
     figure = go.Figure()
     hue = colour("norm", dark)
     for column, name, line in (
-        ("absmax", "largest", {"color": hue, "width": 2}),
+        ("absmax", "largest magnitude", {"color": hue, "width": 2}),
         ("rms", "root mean square", {"color": hue, "width": 1.6, "dash": "dot"}),
     ):
         figure.add_scatter(

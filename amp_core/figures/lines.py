@@ -159,7 +159,7 @@ def memory_figure(
             fill=fill,
             fillcolor=faded(hue, 0.12),
             name=name,
-            hovertemplate=f"%{{y:.3g}} {unit}",
+            hovertemplate=f"%{{y:.3g}} {unit} held",
         )
     figure.update_xaxes(title="step", range=_steps_shown(trace))
     figure.update_yaxes(title=f"memory ({unit})", range=[0, 1.1 * top / size])

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.analysis.memory_parts import CATEGORIES
-from amp_core.figures.style import MEMORY, colour, empty, faded, finished, numbers, shortened
+from amp_core.figures.style import MEMORY, colour, empty, faded, finished, hatched, numbers, shortened
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
@@ -35,8 +35,8 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
             y=runs,
             orientation="h",
             name=label,
-            marker={"color": MEMORY[category][dark], "line": {"width": 0}},
-            hovertemplate=f"%{{y}}: {label} %{{x:.3g}} {unit}<extra></extra>",
+            marker={"color": MEMORY[category][dark], "line": {"width": 0}, "pattern": hatched(category, dark)},
+            hovertemplate=f"%{{y}}: %{{x:.3g}} {unit} of {label}<extra></extra>",
         )
     figure.update_xaxes(title=f"memory ({unit})", rangemode="tozero")
     ticks = [shortened(str(run), 24) for run in runs]
@@ -78,9 +78,10 @@ def memory_moments_figure(
             mode="lines",
             line={"color": hue, "width": 0.8},
             fillcolor=faded(hue, 0.85),
+            fillpattern=hatched(category, dark),
             stackgroup="memory",
             name=CATEGORIES[category],
-            hovertemplate=f"%{{y:.3g}} {unit}",
+            hovertemplate=f"%{{y:.3g}} {unit} held",
         )
     if not tensors_only:
         figure.add_scatter(
@@ -89,7 +90,7 @@ def memory_moments_figure(
             mode="lines",
             line={"color": colour("limit", dark), "width": 1.4, "dash": "dot", "shape": "vh"},
             name="highest in between",
-            hovertemplate=f"%{{y:.3g}} {unit}",
+            hovertemplate=f"%{{y:.3g}} {unit} held",
         )
     figure.add_scatter(  # what the moment is, once for all that is drawn there
         x=x,

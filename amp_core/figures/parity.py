@@ -52,7 +52,7 @@ def deviation_figure(
             "thickness": 1.4,
             "width": 5,
         },
-        hovertemplate="%{y}: %{x:+.3g} %<extra></extra>",
+        hovertemplate="%{y}: final loss off by %{x:+.3g} %<extra></extra>",
         showlegend=False,
     )
     figure.add_vline(x=0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})

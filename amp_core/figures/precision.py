@@ -12,8 +12,6 @@ import plotly.graph_objects as go
 from amp_core.figures.style import colour, empty, finished, recipe_colour, shortened, tick_names
 from amp_core.formats import FORMATS
 
-MOST_WORDS = 600
-"""With more cells than this the format is not written into each."""
 _OTHERS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}
 """Colours of what is no recipe, light and dark."""
 _ORDER = ("fp8-e5m2", "fp8-e4m3", "fp16", "bf16", "mixed", "fp32", "fp64")
@@ -32,6 +30,10 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
     column = [ops.index(name) for name in cells["op"]]
     grid = np.full((len(modules), len(ops)), np.nan, dtype=np.float32)
     grid[row, column] = [found.index(ran) if ran in found else np.nan for ran in cells["ran"]]
+    words = np.full(grid.shape, "", dtype=object)
+    words[row, column] = [
+        "" if cross else _word(n, short=True) for n, cross in zip(cells["ran"], cells["stayed"], strict=True)
+    ]
     hues = [_hue(name, dark) for name in found]
     names = _shown(modules, cells)
     figure = go.Figure()
@@ -43,6 +45,8 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         zmax=len(found) - 0.5,
         colorscale=[[edge / len(found), hue] for i, hue in enumerate(hues) for edge in (i, i + 1)],
         showscale=False,
+        text=words,
+        texttemplate="%{text}",  # plotly leaves it out of cells that are too small, and takes black or white
         xgap=2,
         ygap=2 if len(modules) < 80 else 0,
         hoverinfo="skip",
@@ -57,7 +61,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
             hoverinfo="skip",
             name=f"ran in {_word(name)}",
         )
-        _words(figure, those, _ink(hue), len(cells) <= MOST_WORDS)
+    _tell(figure, cells)
     _crosses(figure, cells[cells["stayed"]], dark)
     every = max(1, math.ceil(len(modules) / 60))
     figure.update_xaxes(
@@ -94,20 +98,15 @@ def _shown(modules: list[str], cells: pd.DataFrame) -> list[str]:
     return [f"{m} × {members[m]}" if members[m] > 1 else m for m in modules]
 
 
-def _words(figure: go.Figure, cells: pd.DataFrame, ink: str, written: bool) -> None:
-    """The format in each cell, and what there is to know of it when it is pointed at."""
+def _tell(figure: go.Figure, cells: pd.DataFrame) -> None:
+    """What there is to know of each cell when it is pointed at."""
     columns = ["module", "op", "ran", "count", "members", "flops", "policy"]
-    told = [_told(*values) for values in cells[columns].itertuples(index=False, name=None)]
     figure.add_scatter(
         x=cells["op"].tolist(),
         y=cells["module"].tolist(),
-        mode="text" if written else "markers",
+        mode="markers",
         marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
-        text=[_word(n, short=True) if not cross else "" for n, cross in zip(cells["ran"], cells["stayed"], strict=True)]
-        if written
-        else None,
-        textfont={"size": 10, "color": ink},
-        hovertext=told,
+        hovertext=[_told(*values) for values in cells[columns].itertuples(index=False, name=None)],
         hoverinfo="text",
         showlegend=False,
         name="cells",
@@ -147,11 +146,3 @@ def _word(name: str, short: bool = False) -> str:
     if name in FORMATS:
         return FORMATS[name].label if not short or len(FORMATS[name].label) < 6 else "FP8"
     return {"mixed": "mix" if short else "mixed"}.get(name, name.upper())
-
-
-def _ink(hue: str) -> str:
-    """Black or white, whichever stands out more on a cell of that colour (WCAG 2.1, relative luminance)."""
-    parts = [int(hue[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (light + 0.05) ** 2 > 1.05 * 0.05 else "#FFFFFF"

@@ -10,7 +10,18 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, faded, finished, log2_axis, numbers, recipe_colour, shortened, span
+from amp_core.figures.style import (
+    colour,
+    empty,
+    faded,
+    finished,
+    hatched,
+    log2_axis,
+    numbers,
+    recipe_colour,
+    shortened,
+    span,
+)
 from amp_core.schema import RunError
 
 PEAK = 4.0
@@ -41,9 +52,10 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             line={"color": hue, "width": 0.8},
             marker={"color": hue, "size": 7},
             fillcolor=faded(hue, 0.85),
+            fillpattern=hatched(column.removesuffix("_ms"), dark),
             stackgroup="phases",
             name=_PHASES[column],
-            hovertemplate="%{y:.3g} ms",
+            hovertemplate="%{y:.3g} ms of the step",
         )
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
@@ -120,6 +132,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         "thickness": 1.4,
         "width": 5,
     }
+    axis = bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20))
     figure = go.Figure()
     figure.add_bar(
         x=value.astype(np.float32),
@@ -129,7 +142,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         error_x=error if spread else None,
         text=words,
         textposition="none",
-        hovertemplate="%{y}: %{text}<extra></extra>",
+        hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
         showlegend=False,
     )
     figure.add_scatter(
@@ -149,7 +162,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         figure.update_xaxes(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
         figure.update_xaxes(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
-    figure.update_xaxes(title=bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20)))
+    figure.update_xaxes(title=axis)
     figure.update_yaxes(
         autorange="reversed",
         type="category",

@@ -53,7 +53,9 @@ PHASES: dict[str, tuple[str, str]] = {
     "watch": ("#4E9A8C", "#69BCAC"),
     "other": ("#B9C2C7", "#5D6A71"),
 }
-"""Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness."""
+"""Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness or in hatching."""
+HATCHES = {"watch": ".", "activations": "/"}
+"""Hatching of phases and of what memory is used for, where lightness does not tell it from its neighbour."""
 
 _WHITE, _BLACK = "#FFFFFF", "#11181B"
 PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
@@ -69,7 +71,7 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "communication": ("#7A4A63", "#B97B98", (_WHITE, _BLACK), ""),
     "copy": ("#B7C86A", "#A4B755", (_BLACK, _BLACK), ""),
     "other": ("#B9C2C7", "#5D6A71", (_BLACK, _WHITE), ""),
-    "watch": ("#4E9A8C", "#69BCAC", (_BLACK, _BLACK), ""),
+    "watch": ("#4E9A8C", "#69BCAC", (_BLACK, _BLACK), "."),
     "forward": ("#2B5C8F", "#4C82BD", (_WHITE, _WHITE), ""),
     "backward": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
 }
@@ -86,7 +88,7 @@ MEMORY: dict[str, tuple[str, str]] = {
     "temporary": ("#C9AE6A", "#BFA45F"),
     "other": ("#B9C2C7", "#5D6A71"),
 }
-"""Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness."""
+"""Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness or in hatching."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
     "gpu_util_frac": ("#8A949B", "#6B747A"),
@@ -119,6 +121,12 @@ def recipe_colour(recipe: object, dark: bool = False) -> str:
 def colour(meaning: str, dark: bool = False) -> str:
     """The colour of a meaning (`MEANINGS`) or a phase (`PHASES`)."""
     return (MEANINGS.get(meaning) or PHASES[meaning])[dark]
+
+
+def hatched(name: str, dark: bool, opacity: float = 0.45) -> dict[str, Any]:
+    """The hatching of a phase or a category of memory, for `marker.pattern` or `fillpattern`; none for most."""
+    ground = "#11181B" if dark else "#FFFFFF"
+    return {"shape": HATCHES.get(name, ""), "size": 6, "fgcolor": ground, "fillmode": "overlay", "fgopacity": opacity}
 
 
 def faded(hex_colour: str, opacity: float) -> str:

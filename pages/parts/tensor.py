@@ -22,9 +22,9 @@ SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 110}
 COLUMNS = {
     "format": st.column_config.TextColumn("Format", pinned=True, width=70),
     "scale": st.column_config.TextColumn("Loss scale", width=80),
-    "underflow_frac": st.column_config.ProgressColumn("Becomes 0, of elements", help="Nonzero that become 0", **SHARE),
+    "underflow_frac": st.column_config.ProgressColumn("Lost: elements", help="Nonzero values that become 0", **SHARE),
     "underflow_mass_frac": st.column_config.ProgressColumn(
-        "Becomes 0, of mass", help="Their share of the mass Σ|x|", **SHARE
+        "Lost: mass", help="The share of the mass Σ|x| that those carried", **SHARE
     ),
     "subnormal_frac": st.column_config.ProgressColumn("Subnormal", help="Nonzero that lose bits", **SHARE),
     "overflow_frac": st.column_config.ProgressColumn("Overflow", help="Nonzero that become infinite or NaN", **SHARE),

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import itertools
 import json
+import re
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -20,8 +22,10 @@ import amp_core.figures as figures
 from amp_core import Run, load_run
 from amp_core.analysis.formatlab import accumulated, format_ranges
 from amp_core.analysis.layers import layer_exponents, layer_trace, tensor_names
+from amp_core.figures.data import chart_csv, chart_data
 from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
+from tests.figures.test_style import oklab
 from tests.synthetic import SAMPLES, SCENARIOS, write
 
 
@@ -192,3 +196,98 @@ def test_numbers_go_out_as_32_bit_arrays(name: str, runs: dict[str, Run]) -> Non
             if isinstance(values[0], str):
                 continue
             assert isinstance(values, np.ndarray) and values.dtype.itemsize == 4, f"{trace.type} {axis}"
+
+
+BARE = re.compile(
+    r"step|loss|loss scale|sum|numbers added|GPU|operator|module|magnitude.*|moments of the step, in order"
+    r"|2-norm of all gradients, unscaled|norm of the difference over .*|times .*"
+)
+"""Axes of what has no unit: counts, names, ratios and values as they stand in a tensor."""
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_every_axis_says_its_unit(name: str, runs: dict[str, Run]) -> None:
+    layout = drawn(name, runs["overflowing"]).layout
+    for axis in (layout.xaxis, layout.yaxis):
+        title = axis.title.text or ""
+        if title.startswith("share"):
+            assert "%" in f"{title} {axis.tickformat or ''} {axis.ticktext or ''}", title
+        elif axis.type != "category":
+            assert re.search(r"\((ms|s|GiB|MiB|KiB|bytes)\)|^% of ", title) or BARE.fullmatch(title), title
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_pointing_at_a_number_says_in_words_what_it_is(name: str, runs: dict[str, Run]) -> None:
+    figure = drawn(name, runs["overflowing"])
+    for trace in figure.data:
+        if trace.hoverinfo == "skip":
+            continue
+        told = trace.hovertemplate or " ".join(trace.hovertext)
+        if "%{text}" in told:
+            told += " ".join(map(str, np.atleast_1d(trace.text)))
+        said = re.sub(r"%\{[^}]*\}|<[^>]*>", " ", told) + (trace.name or "")
+        assert len(re.findall(r"[^\W\d_]{2,}", said)) >= 2, f"{trace.name}: {told[:80]}"
+
+
+STACKED = {
+    "class_bars",
+    "classes_over_time",
+    "kernel_figure",
+    "answer_figure",
+    "phase_figure",
+    "memory_moments_figure",
+    "memory_parts_figure",
+    "step_cost_figure",
+    "rank_figure",
+}
+"""Parts of a whole, told by their order too: neighbours differ in lightness or hatching."""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", FRAMES)
+def test_nothing_is_told_by_hue_alone(name: str, dark: bool, runs: dict[str, Run]) -> None:
+    named = [
+        trace for trace in drawn(name, runs["overflowing"], dark).data if trace.name and trace.showlegend is not False
+    ]
+    named = [trace for trace in named if trace.type != "heatmap" and trace.hoverinfo != "skip"]
+    if name in STACKED:
+        for one, other in itertools.pairwise(named):
+            assert mark(one) != mark(other) or lightness_apart(hue(one), hue(other)) > 0.04, (one.name, other.name)
+    else:
+        assert len({mark(trace) for trace in named}) == len(named), [trace.name for trace in named]
+
+
+def mark(trace: Any) -> tuple[Any, ...]:
+    """What of a trace can be told without colour."""
+    marker, line = trace.marker, getattr(trace, "line", None)
+    fill = getattr(trace, "fillpattern", None)
+    return (
+        trace.type,
+        getattr(trace, "mode", None),
+        getattr(marker, "symbol", None),
+        marker.pattern.shape if trace.type == "bar" else fill.shape if fill is not None else None,
+        (line.dash, line.width) if line is not None else None,
+        getattr(trace, "fill", None),
+    )
+
+
+def hue(trace: Any) -> str:
+    return str(trace.marker.color if trace.type == "bar" else trace.line.color)
+
+
+def lightness_apart(one: str, other: str) -> float:
+    return abs(float(oklab(one, "all cones")[0] - oklab(other, "all cones")[0]))
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_live_update_keeps_the_zoom(name: str, runs: dict[str, Run]) -> None:
+    early, late = drawn(name, runs["overflowing"]).layout, drawn(name, runs["healthy"]).layout
+    assert early.uirevision and (early.uirevision == late.uirevision or early.title.text != late.title.text)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_numbers_of_every_figure_are_to_be_had(name: str, runs: dict[str, Run]) -> None:
+    figure = drawn(name, runs["overflowing"])
+    table = chart_data(figure)
+    assert len(table) and {"trace", "x", "y"} <= set(table)
+    assert chart_csv(figure).count(b"\n") == len(table) + 1

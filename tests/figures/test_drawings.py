@@ -338,7 +338,7 @@ def test_steps_with_infinities_are_crosses_however_few_there_are(runs: dict[str,
 def test_magnitudes_are_held_against_the_format(runs: dict[str, Run]) -> None:
     found = layer_trace(runs["healthy"], "output_grad", "head")
     figure = magnitude_figure(found)
-    assert trace(figure, "largest").y == pytest.approx(found["absmax"].to_numpy())
+    assert trace(figure, "largest magnitude").y == pytest.approx(found["absmax"].to_numpy())
     assert [s.y0 for s in figure.layout.shapes] == [65504.0, 2.0**-14]
     assert figure.layout.yaxis.type == "log" and not magnitude_figure(found, ("bf16",)).layout.shapes
 
