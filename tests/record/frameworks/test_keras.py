@@ -46,21 +46,21 @@ def train(policy, callbacks, optimizer=None, jit=False, rows=None):
     x, y = r.normal(size=(320, 24)).astype("float32"), r.integers(0, 10, 320)
     if rows is not None:
         x[rows] = np.inf
-    each = Losses()
+    each = Logs()
     checked = (x[:64], y[:64])
     model.fit(x, y, 16, 2, verbose=0, callbacks=[each, *callbacks], validation_data=checked, shuffle=False)
-    return each.losses, model.get_weights()
+    return [step["loss"] for step in each.steps], model.get_weights()
 
 
-class Losses(keras.callbacks.Callback):
-    """Means since the beginning of an epoch, as Keras gives them."""
+class Logs(keras.callbacks.Callback):
+    """What Keras tells of each step; of a loss the mean since the beginning of an epoch."""
 
     def __init__(self):
         super().__init__()
-        self.losses = []
+        self.steps = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.losses.append(float(logs["loss"]))
+        self.steps.append({name: float(value) for name, value in logs.items()})
 
 
 @pytest.mark.parametrize("policy", WAYS)
@@ -169,10 +169,9 @@ class Pair(keras.Model):
         self.maker = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="dense")], name="maker")
         self.judge = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="dense")], name="judge")
         self.built = True
-        self.losses_seen = []
 
     def compile(self, judging, making):
-        super().compile(jit_compile=False, run_eagerly=True)
+        super().compile(jit_compile=False)
         self.judging, self.making = judging, making
 
     def train_step(self, data):
@@ -186,7 +185,6 @@ class Pair(keras.Model):
             (self.making, self.maker, lambda: judged(self.maker(z), 1.0)),
         )
         made = [minimized(optimizer, loss_of, part.trainable_weights) for optimizer, part, loss_of in pairs]
-        self.losses_seen += [float(keras.ops.convert_to_numpy(loss)) for loss in made]
         return {"judge": made[0], "maker": made[1]}
 
 
@@ -196,8 +194,9 @@ def fit_pair(callbacks):
     model.compile(keras.optimizers.Adam(1e-2), keras.optimizers.SGD(1e-2))
     r = np.random.default_rng(0)
     rows = [r.normal(size=(96, n)).astype("float32") for n in (3, 4)]
-    model.fit(*rows, batch_size=32, epochs=4, verbose=0, shuffle=False, callbacks=callbacks)
-    return model.losses_seen
+    each = Logs()
+    model.fit(*rows, batch_size=32, epochs=4, verbose=0, shuffle=False, callbacks=[each, *callbacks])
+    return [step[part] for step in each.steps for part in ("judge", "maker")]
 
 
 class Tracker:
@@ -236,7 +235,7 @@ def test_steps_that_no_optimizer_of_the_model_makes_are_said_to_be_missing(tmp_p
             return {"loss": loss}
 
     model = Hidden([keras.Input((4,)), keras.layers.Dense(2)])
-    model.compile(jit_compile=False, run_eagerly=True)
+    model.compile(jit_compile=False)
     model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, callbacks=[WatchCallback(tmp_path / "run")])
     assert len(load_run(tmp_path / "run").steps) == 0
     assert run_events(tmp_path, "warning").detail.str.contains("none of the model's optimizers").any()
