@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from amp_core import _jobfile
+from amp_core._files import replace_file
 from amp_core._source import console_tail
 from amp_core.run import load_run
-from amp_core.runlog import replace_file
 from amp_core.schema import Head, RunError
 
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -4,22 +4,19 @@
     >>> label_of("runs/a").tags
     ('lstm', 'paper')
 
-Kept in a small JSON file beside the run, `.a.label.json` beside `a`, as mutings are: a run, once written, is not
-changed, and a packed one cannot be.
+Kept beside the run, `.a.label.json` beside `a` (see `_beside`).
 """
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from amp_core._beside import file_beside, read_beside, write_beside
 from amp_core.addresses import is_address
-from amp_core.runlog import replace_file
 from amp_core.schema import RunError
+from amp_core.serving import current
 
-MOST_BYTES = 2**16
-"""A larger file is none of ours."""
 MOST_NAME, MOST_TAGS, MOST_NOTE = 120, 20, 2000
 """Characters of a name or tag, tags, characters of a note; what is longer is cut."""
 
@@ -36,13 +33,7 @@ class Label:
 
 def label_of(path: str | os.PathLike[str]) -> Label:
     """The label of the run at `path`; an empty one where the file is not there or cannot be read."""
-    file = label_file(path)
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            return Label()
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return Label()
+    found = read_beside(label_file(path))
     if not isinstance(found, dict):
         return Label()
     tags = found.get("tags")
@@ -51,15 +42,16 @@ def label_of(path: str | os.PathLike[str]) -> Label:
 
 
 def write_label(path: str | os.PathLike[str], label: Label) -> None:
-    """Give the run at `path` this label. Raises `RunError` where the file beside the run cannot be written."""
+    """Give the run at `path` this label.
+
+    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
+    """
+    current().check_change("label a run")
     if is_address(path):
         raise RunError(f"path={str(path)!r} cannot be labelled: a label is kept beside a run on this machine's disks")
     label, file = tidied(label), label_file(path)
     try:
-        if label == Label():
-            file.unlink(missing_ok=True)
-        else:
-            replace_file(file, json.dumps(dataclasses.asdict(label)).encode())
+        write_beside(file, dataclasses.asdict(label) if label != Label() else None)
     except OSError as error:
         raise RunError(f"path={str(path)!r} cannot be labelled: {file} ({error.strerror or error})") from error
 
@@ -73,9 +65,7 @@ def tidied(label: Label) -> Label:
 
 def label_file(path: str | os.PathLike[str]) -> Path:
     """Where the label of the run at `path` is kept."""
-    where = Path(path)
-    where = where.resolve() if where.name in ("", "..") else where
-    return where.with_name(f".{where.name}.label.json")
+    return file_beside(path, "label")
 
 
 def _text(value: object) -> str:

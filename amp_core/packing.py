@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amp_core._files import replace_file
 from amp_core.run import Run, load_run
-from amp_core.runlog import replace_file
 from amp_core.schema import TABLES, RunError
 
 MAX_UNPACKED_BYTES = 4 * 2**30

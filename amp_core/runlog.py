@@ -16,28 +16,24 @@ A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams h
 `run.py` reads what this writes; `packing.py` makes and opens zips.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import errno
-import functools
 import os
-import queue
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from amp_core import _ending
 from amp_core._columns import message
+from amp_core._files import create_file, replace_file
 from amp_core._machine import this_process
 from amp_core._resuming import Earlier, earlier_part
+from amp_core._sealing import OpenSegment, Sealer
 from amp_core._shipping import Shipment, seal_age_s
 from amp_core.addresses import Address, located
 from amp_core.schema import TABLES, Head, RunError
@@ -46,9 +42,6 @@ SEAL_BYTES = 16 * 2**20
 """A segment larger than this is sealed: a few thousand steps, some tens of sampled steps of a large model."""
 SEAL_AGE_S = 600.0
 """A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
-
-LOOK_S = 1.0
-"""How often it is looked whether the file that is written to was deleted."""
 
 BESIDE = frozenset({"console.log", "job.json", "config.json"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
@@ -87,14 +80,15 @@ class RunWriter:
         self._began = time.monotonic()  # not time.time(): clocks are set back
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._claim_of_end = threading.RLock()
         self._writing_thread: int | None = None
         self._closing_thread: int | None = None
         self._ended = threading.Event()
-        self._segments: dict[str, _Segment] = {}
+        self._segments: dict[str, OpenSegment] = {}
         self.earlier = self._earlier() if resume else None
         """What earlier processes wrote of the run that this one goes on with."""
         self._counts: dict[str, int] = dict(self.earlier.segments) if self.earlier is not None else {}
-        self._sealer = _Sealer(self._shipment)
+        self._sealer = Sealer(self._shipment)
         self.closed = False
         self.before_end: Callable[[], None] | None = None
         """Called once when the run is about to end, however that comes about: the place for what is still held back."""
@@ -166,16 +160,19 @@ class RunWriter:
         """Seal what is open and write the end. Closing twice is harmless; the first end stands."""
         if self._pid != os.getpid():
             return
-        with self._lock:
+        with self._claim_of_end:
             if self._closing_thread is not None:
                 return
             self._closing_thread = threading.get_ident()
         try:
-            if self.before_end is not None:
-                self.before_end()
+            self._write_what_is_held_back()
             self.event("ended", name=status, detail=end_reason or "")
         finally:
             self._end(status, end_reason)
+
+    def _write_what_is_held_back(self) -> None:
+        if self.before_end is not None:
+            self.before_end()
 
     def _end(self, status: str, end_reason: str | None) -> None:
         try:
@@ -281,7 +278,7 @@ class RunWriter:
             replace_file(self.folder / "run.json", data)
             self._sealer.send_head(data)
 
-    def _segment(self, table: str) -> "_Segment":
+    def _segment(self, table: str) -> OpenSegment:
         segment = self._segments.get(table)
         if segment is not None and segment.due(self._seal_bytes, self._oldest_s()):
             self._close_segment(table)
@@ -296,7 +293,7 @@ class RunWriter:
             self._counts[table] = number + 1
             suffix = f".r{self.rank}" if self.rank else ""
             path = self.folder / table / f"{number:05d}{suffix}.arrows"
-            segment = self._segments[table] = _Segment(path, TABLES[table].schema)
+            segment = self._segments[table] = OpenSegment(path, TABLES[table].schema)
         return segment
 
     def _still_ours(self) -> None:
@@ -353,162 +350,3 @@ class _Writing:
 
 _PATIENCE_S = 10.0
 _NO_THREAD = 0  # no thread has this number
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-
-
-class _Segment:
-    """An open segment: an Arrow IPC stream that grows by whole record batches, each with one write to the file."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        path.parent.mkdir(exist_ok=True)
-        self.path = path
-        self.torn = False
-        self._began = self._looked = time.monotonic()
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
-        self._size = 0
-        self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
-
-    def write(self, batch: bytes) -> None:
-        try:
-            self._put(self._start + batch)
-        except BaseException:  # a full disk, Ctrl-C between two writes: the next batch goes into a segment of its own
-            self.torn = True
-            raise
-        self._start = b""
-
-    def due(self, most_bytes: int, most_seconds: float) -> bool:
-        return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
-
-    def removed(self) -> bool:
-        """Whether the file was deleted, so that what is written to it goes nowhere."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_S:
-            return False
-        self._looked = now
-        return os.fstat(self._file.fileno()).st_nlink == 0
-
-    def abandon(self) -> None:
-        """Let go of a file that is no more."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def close(self) -> None:
-        with self._file:
-            if self.torn:
-                self._file.truncate(self._size)
-                self._file.seek(self._size)
-            if self._size:
-                try:
-                    self._put(_END_OF_STREAM)
-                except OSError:  # no room for eight bytes: a reader does without them, but not with a part of them
-                    self._file.truncate(self._size)
-
-    def _put(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._size += len(data)
-
-
-class _Sealer:
-    """Seals closed segments one after another in a background thread that lives only while there is work, and sends
-    them away where the run is written at an address."""
-
-    def __init__(self, shipment: Shipment | None = None) -> None:
-        self._shipment = shipment
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-
-    def put(self, stream: Path) -> None:
-        self._do(functools.partial(self._seal, stream))
-
-    def send_head(self, data: bytes) -> None:
-        if self._shipment is not None:
-            self._do(functools.partial(self._shipment.send, "run.json", data))
-
-    def _do(self, work: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ampscope-seal", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # at interpreter exit no thread can be started any more
-                self._thread = None
-                work()
-                return
-        self._work.put(work)
-
-    def finish(self) -> None:
-        """Wait for all seals; raises what the last failing one raised."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except Exception as error:  # the stream stays and is as readable as the parquet would have been
-                self._error = error
-
-    def _seal(self, stream: Path) -> None:
-        seal(stream)
-        sealed = stream.with_suffix(".parquet")
-        if self._shipment is not None and sealed.exists():
-            self._shipment.send(f"{stream.parent.name}/{sealed.name}")
-
-
-def seal(stream: Path) -> None:
-    """Turn the closed Arrow stream `NNNNN.arrows` into `NNNNN.parquet` beside it, then remove the stream."""
-    if stream.stat().st_size == 0:  # its first write failed
-        stream.unlink()
-        return
-    with pa.memory_map(str(stream)) as source:
-        table = pa.ipc.open_stream(source).read_all()
-        with _aside(stream.with_name(f".{stream.stem}.parquet.tmp")) as aside:
-            pq.write_table(table, aside, compression="zstd")
-            aside.replace(stream.with_suffix(".parquet"))
-    stream.unlink()
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, finds either the old content or the new."""
-    with _written_aside(path, data) as aside:
-        aside.replace(path)
-
-
-def create_file(path: Path, data: bytes) -> None:
-    """The same for a file that must not be there yet: of two that create it at a time, one gets `FileExistsError`."""
-    with _written_aside(path, data) as aside:
-        try:
-            path.hardlink_to(aside)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links, on which looking first has to do
-            if path.exists():
-                raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
-            aside.replace(path)
-
-
-@contextlib.contextmanager
-def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
-    """`data` in a file beside `path`, with the disk; it is gone afterwards, if it has not become something else."""
-    with _aside(path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")) as aside:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        yield aside
-
-
-@contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """What is written to `path` does not stay there: on a full disk a half-written file would only take room."""
-    try:
-        yield path
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, load_run, runlog
+from amp_core._files import replace_file
 from amp_core._machine import process_alive, this_process
-from amp_core.runlog import RunWriter, replace_file
+from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
 
 NAN, INF = math.nan, math.inf

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from amp_core._files import replace_file
 from amp_core.interop.importing import new_folder
 from amp_core.run import Run
-from amp_core.runlog import replace_file
 from amp_core.schema import TABLES, RunError
 
 FORMS = ("tensorboard", "parquet", "csv")

@@ -108,25 +108,23 @@ class TrainingWriter(RunWriter):
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
         """Write what is held and the end, for at most `END_S` where the folder does not answer."""
-        if self._pid != os.getpid():
-            return
-        self._let_go_of_locks()
-        with self._at_hand:
-            if self._closing_thread is not None:
-                return
-            self._closing_thread = threading.get_ident()
+        if self._pid == os.getpid():
+            self._let_go_of_locks()
+        super().close(status, end_reason)
+
+    def _write_what_is_held_back(self) -> None:
         try:
-            if self.before_end is not None:
-                self.before_end()
+            super()._write_what_is_held_back()
         except Exception as error:  # of a device that failed, say: what was held back is lost, the run is not
             self._say(f"not all of the run's end was recorded: {type(error).__name__}: {error}")
             self.event("warning", "not recorded", f"what was held back at the end: {type(error).__name__}: {error}")
-        self.event("ended", name=status, detail=end_reason or "")
-        with self._at_hand:
-            self._hurry = True
-            self._hand_over(_Waiting(self._report))
-            self._hand_over(_Waiting(functools.partial(self._stop, status, end_reason)))
+
+    def _end(self, status: str, end_reason: str | None) -> None:
         try:
+            with self._at_hand:
+                self._hurry = True
+                self._hand_over(_Waiting(self._report))
+                self._hand_over(_Waiting(functools.partial(self._stop, status, end_reason)))
             if not self._stopped.wait(END_S):
                 self._say(f"the end of the run could not be written within {END_S:g} s to {self.folder}")
         finally:

@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import torch
 
+from amp_core._files import replace_file
 from amp_core.record.observers import Observer
 from amp_core.run import load_run
-from amp_core.runlog import RunWriter, replace_file
+from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
 

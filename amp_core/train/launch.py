@@ -20,9 +20,10 @@ from typing import ParamSpec, TypeVar, cast
 
 import psutil
 
+from amp_core._files import replace_file
 from amp_core.analysis.ranks import end_in_words
 from amp_core.run import load_run
-from amp_core.runlog import RunWriter, replace_file
+from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 
 Arguments = ParamSpec("Arguments")

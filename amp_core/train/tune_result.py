@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from amp_core._files import replace_file
 from amp_core._machine import process_alive
-from amp_core.runlog import replace_file
 from amp_core.schema import RunError
 
 FILE = "tune.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_core import RunError, load_run
-from amp_core.runlog import replace_file
+from amp_core._files import replace_file
 from amp_core.train import TrainConfig, train
 from tests.gpu.checks import Place, Row
 

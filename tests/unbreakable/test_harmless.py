@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from amp_core import load_run, runlog
+from amp_core import _sealing, load_run, runlog
 from amp_core.record import _guard, _stumbles, _watch, measure, outputs, profile, tensors
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
@@ -67,7 +67,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.befall: Callable[[], None] = lambda: None
-        put, opened = runlog._Segment._put, runlog._Segment.__init__
+        put, opened = _sealing.OpenSegment._put, _sealing.OpenSegment.__init__
 
         def before_put(segment: Any, data: bytes) -> None:
             self.befall()
@@ -77,8 +77,8 @@ class Disk:
             self.befall()
             opened(segment, *args)
 
-        monkeypatch.setattr(runlog._Segment, "_put", before_put)
-        monkeypatch.setattr(runlog._Segment, "__init__", before_open)
+        monkeypatch.setattr(_sealing.OpenSegment, "_put", before_put)
+        monkeypatch.setattr(_sealing.OpenSegment, "__init__", before_open)
         monkeypatch.setattr(_guard, "RETRY_S", 0.01)
 
     def fails(self, number: int) -> None:
@@ -167,7 +167,7 @@ def test_file_system_that_is_really_full(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runlog, "LOOK_S", 0.0)
+    monkeypatch.setattr(_sealing, "LOOK_S", 0.0)
     monkeypatch.setattr(_guard, "RETRY_S", 0.01)
 
     def between(step: int, folder: Path) -> None:
@@ -182,7 +182,7 @@ def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest
 
 
 def test_another_run_in_the_same_place_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runlog, "LOOK_S", 0.0)
+    monkeypatch.setattr(_sealing, "LOOK_S", 0.0)
     monkeypatch.setattr(_guard, "RETRY_S", 0.01)
     monkeypatch.setattr(_guard, "END_S", 1.0)
 
