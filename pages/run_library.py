@@ -67,30 +67,33 @@ def uploads() -> None:
     """Bring in a packed run, traces or a folder."""
     st.subheader("Bring in a run", anchor=False)
     turn = st.session_state["library.turn"]
-    left, middle, right = st.columns(3)
-    left.file_uploader(
+    row = st.container(horizontal=True)  # wraps on a narrow page
+    row.file_uploader(
         "A packed run (.zip, up to 64 MB)",
         type=["zip"],
         key=f"library.zip.{turn}",
+        width=290,
         on_change=take,
         args=("zip",),
         help="`ampscope pack RUN` or the Download button makes one.",
     )
-    middle.file_uploader(
+    row.file_uploader(
         "Profiler traces (.json, .json.gz, up to 64 MB a file)",
         type=["json", "gz"],
         accept_multiple_files=True,
         key=f"library.trace.{turn}",
+        width=290,
         on_change=take,
         args=("trace",),
         help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
         "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
     )
-    right.file_uploader(
+    row.file_uploader(
         "A run folder (up to 64 MB a file)",
         type=["json", "parquet", "arrows", "log"],
         accept_multiple_files="directory",
         key=f"library.folder.{turn}",
+        width=290,
         on_change=take,
         args=("folder",),
         help="Choose the folder that directly contains run.json.",

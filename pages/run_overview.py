@@ -19,13 +19,13 @@ from amp_core.figures.marks import with_marks
 from pages.parts import cards, charts, findings, glance, head, live, loaders, ranks, report, tour, words
 from pages.parts.library import Entry
 
+# What a run without steps may hold, and the pages that show it.
 PROFILED = (
     ("kernels", "pages/tensor_cores.py", "Tensor cores"),
     ("windows", "pages/step_cost.py", "Step cost"),
     ("ops", "pages/precision_map.py", "Precision map"),
     ("ops", "pages/gpu_forecast.py", "Forecast"),
 )
-"""What a run without steps may hold, and the pages that show it."""
 
 
 def summary(view: Overview) -> str:

@@ -29,10 +29,13 @@ UNREAD = "…"
 
 COLUMNS = {
     "Name": st.column_config.TextColumn(pinned=True, width="medium"),
-    "Verdict": st.column_config.TextColumn(help="Errors and warnings that were found, each with what follows from it"),
+    "Verdict": st.column_config.TextColumn(
+        width=120, help="Errors and warnings that were found, each with what follows from it"
+    ),
     "Loss": st.column_config.LineChartColumn(help="From the first step to the last", width="small"),
     "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
-    "Steps": st.column_config.TextColumn(help="Steps done of steps planned"),
+    "Recipe": st.column_config.TextColumn(width=90),
+    "Steps": st.column_config.TextColumn(width=120, help="Steps done of steps planned"),
     "Samples/s": st.column_config.NumberColumn(format="%.3g", help="Median, warm-up left out"),
     "Skipped": st.column_config.TextColumn(help="Of the steps attempted"),
     "Tags": st.column_config.ListColumn(),

@@ -1,5 +1,6 @@
 """The frame: navigation, the run picker and the address, with and without runs."""
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -132,3 +133,10 @@ def test_markdown_in_a_run_name_is_text(home, open_app):
     app = open_app()
     assert not app.exception
     assert any(r"\*\*bold\*\* \[link\]\(http\:" in m.value for m in app.markdown)
+
+
+@pytest.mark.parametrize("file", pages())
+def test_no_page_prints_a_string_that_explains_a_constant(file):
+    """Streamlit shows what stands alone in a line of a page: there a comment explains, not a string."""
+    body = ast.parse((ROOT / file).read_text()).body[1:]
+    assert not [line.lineno for line in body if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)]
