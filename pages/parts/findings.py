@@ -15,6 +15,7 @@ from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis.layers import tensor_names
 from amp_core.findings import GUIDE
 from amp_core.muting import mute, muted
+from amp_core.serving import current
 from pages.parts import loaders, tensor, words
 
 LOOK = {
@@ -126,7 +127,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
                 )
                 label = f"What {finding.code} means"
                 st.page_link("pages/findings_guide.py", label=label, icon=":material/menu_book:", query_params=query)
-                if run is not None:
+                if run is not None and not current().read_only:
                     key = f"findings.mute.{finding.code}"
                     st.button("Mute", key=key, help="Hide it for this run", on_click=_mute, args=(run, finding.code))
 
@@ -160,7 +161,7 @@ def _proof(finding: Finding, run: Run) -> None:
 def _muted(run: Run, codes: Sequence[str]) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"Muted for this run: {', '.join(codes)}.", width="content")
-        for code in codes:
+        for code in codes if not current().read_only else ():
             st.button(
                 f"Show {code}", key=f"findings.unmute.{code}", type="tertiary", on_click=_mute, args=(run, code, False)
             )
