@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.observers import Observer
 from amp_core.record.optrace import OpTrace
-from amp_core.record.prepared import bare, requested_precision, scaler_of
+from amp_core.record.prepared import bare, bare_scaler, requested_precision, scaler_in_sight, scaler_of
 from amp_core.record.profile import ProfileWindow
 from amp_core.record.recorder import Recorder
 from amp_core.record.sampling import Sampling
@@ -57,7 +58,9 @@ def watch(
         model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
         optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
             Accelerate and Lightning are seen through.
-        scaler: the `torch.amp.GradScaler` of the loop, or None. That of Accelerate is found by itself.
+        scaler: the `torch.amp.GradScaler` of the loop, or what holds it as timm's `NativeScaler` does. Left out, that
+            of Accelerate or Fabric is taken, or else the one that stands where `watch` is called: a variable there or
+            in the functions that called it, or an attribute of their `self`.
         into: folder of the run; it must not hold a run yet, unless it is resumed.
         every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
             as a whole is recorded on each.
@@ -88,7 +91,9 @@ def watch(
             raise RunError(f"optimizer={type(item).__name__} is not a torch.optim.Optimizer; give one or a list")
     if not optimizers:
         raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
-    scaler = scaler_of(given) if scaler is None else scaler
+    scaler = scaler_of(given) if scaler is None else bare_scaler(scaler)
+    if scaler is None and requested_precision(given) is None:
+        scaler = scaler_in_sight(sys._getframe(1))
     if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
         raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:

@@ -2,23 +2,24 @@
 
     gathered.entered(model, 32)      # a forward begins, of so many samples
     gathered.hooked = True           # its output tells of its backward
+    gathered.add(loss)               # a scaler is given the loss: from then on it tells of all of them
     gathered.called(loss)            # backward is called
     gathered.arrived()               # its first gradient has reached the model
     gathered.ended()
     loss, samples = gathered.take()
 
-Without a scaler the loss is what backward starts from. Only what came through the model to its end counts: another
-model's backward does not, nor one that an exception broke off.
+Where no scaler is given the loss, it is what backward starts from. Only what came through the model to its end counts:
+another model's backward does not, nor one that an exception broke off.
 """
 
 import torch
 
 
 class Gathered:
-    """Of one step; `scaled` where a scaler tells of the losses, through `add`."""
+    """Of one step."""
 
-    def __init__(self, scaled: bool) -> None:
-        self._scaled = scaled
+    def __init__(self) -> None:
+        self._scaled = False  # a scaler tells of the losses
         self._losses: list[torch.Tensor] = []
         self._samples: dict[int, int] = {}  # by the module that was called with them
         self._sure = 0  # losses whose backward came to its end
@@ -42,14 +43,15 @@ class Gathered:
 
     def add(self, loss: torch.Tensor) -> None:
         """A loss, before the scaler multiplies it."""
-        self._losses.append(loss.detach().clone().reshape(()))
+        self._scaled = True
+        self._keep(loss)
 
     def called(self, loss: torch.Tensor | None) -> None:
         """Backward is called, from `loss` where it is a single number."""
         if not self._scaled:
             self._drop()
             if loss is not None:
-                self.add(loss)
+                self._keep(loss)
             if not self.hooked:
                 self._sure = len(self._losses)
         self._called = self.hooked
@@ -78,6 +80,9 @@ class Gathered:
         """An exception broke the step off."""
         self.take()
         self._inside = False
+
+    def _keep(self, loss: torch.Tensor) -> None:
+        self._losses.append(loss.detach().clone().reshape(()))
 
     def _drop(self) -> None:
         del self._losses[self._sure :]

@@ -5,17 +5,17 @@ from typing import Any
 
 import torch
 
-_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
-"""What FSDP, activation checkpointing and `torch.compile` put into the names of what they wrap."""
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module"})
+"""What FSDP, activation checkpointing, `torch.compile` and Lightning's Fabric put into the names of what they wrap."""
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP and FSDP."""
+    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP, FSDP and Fabric."""
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
             inner: Any = model.module
         else:
-            held = (getattr(model, name, None) for name in ("_orig_mod", "_fsdp_wrapped_module"))
+            held = (getattr(model, name, None) for name in ("_orig_mod", "_fsdp_wrapped_module", "_forward_module"))
             inner = next((m for m in held if m is not None), None)
         if not isinstance(inner, torch.nn.Module):
             return model

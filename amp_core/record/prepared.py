@@ -1,13 +1,15 @@
-"""Optimizers as frameworks wrap them: the torch optimizer inside, the scaler that comes with it, what was asked for.
+"""Optimizers and scalers as frameworks wrap them: what is inside, what comes with it, what was asked for.
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     watch(model, optimizer, into="runs/a")           # the scaler is the optimizer's own
 
-Nothing of a framework is imported here: Accelerate's `AcceleratedOptimizer` (also inside of the Transformers Trainer)
-and Lightning's `LightningOptimizer` are known by what they carry.
+Nothing of a framework is imported here: Accelerate's `AcceleratedOptimizer` (also inside of the Transformers Trainer),
+the wrappers of Lightning and its Fabric, and the scaler of timm are known by what they carry.
 """
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ def bare(optimizer: Any) -> Any:
 
     One's own optimizer that holds another stays whole: that is what its loop gives to `scaler.step`.
     """
-    while hasattr(optimizer, "accelerator_state") or not isinstance(optimizer, torch.optim.Optimizer):
+    # Those of Accelerate and of Lightning's Fabric are of the class of what they hold.
+    marks = ("accelerator_state", "_strategy")
+    while any(hasattr(optimizer, mark) for mark in marks) or not isinstance(optimizer, torch.optim.Optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, torch.optim.Optimizer):
             break
@@ -28,10 +32,43 @@ def bare(optimizer: Any) -> Any:
     return optimizer
 
 
+def bare_scaler(scaler: Any) -> Any:
+    """The GradScaler in timm's `NativeScaler` and its like (DeiT, MAE, Swin); what is none is returned as it is."""
+    inner = getattr(scaler, "_scaler", None)
+    return inner if isinstance(inner, torch.amp.GradScaler) else scaler
+
+
 def scaler_of(optimizers: Iterable[Any]) -> Any:
-    """The GradScaler that Accelerate hands to its optimizers; None where there is none."""
-    held = (getattr(o, "scaler", None) for o in optimizers if hasattr(o, "accelerator_state"))
+    """The GradScaler that Accelerate or Fabric hands to its optimizers; None where there is none."""
+    held = (o.scaler if hasattr(o, "accelerator_state") else _of_fabric(o) for o in optimizers)
     return next((scaler for scaler in held if scaler is not None), None)
+
+
+def _of_fabric(optimizer: Any) -> Any:
+    return getattr(getattr(getattr(optimizer, "_strategy", None), "precision", None), "scaler", None)
+
+
+def scaler_in_sight(frame: FrameType | None) -> Any:
+    """The one enabled GradScaler that a loop at `frame` could mean: its own variable, one of the functions that called
+    it, a global of theirs, or an attribute of the `self` of one. None where there is none, or more than one."""
+    found = {id(scaler): scaler for scaler in _scalers(frame) if scaler.is_enabled()}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _scalers(frame: FrameType | None) -> Iterator[torch.amp.GradScaler]:
+    seen: set[int] = set()
+    while frame is not None:
+        for names in (frame.f_locals, frame.f_globals, getattr(frame.f_locals.get("self"), "__dict__", {})):
+            if id(names) not in seen:
+                seen.add(id(names))
+                for value in list(names.values()):
+                    for one in (
+                        value,
+                        inspect.getattr_static(value, "_scaler", None),
+                    ):  # asks nothing of strange objects
+                        if issubclass(type(one), torch.amp.GradScaler):
+                            yield one
+        frame = frame.f_back
 
 
 def requested_precision(optimizers: Iterable[Any]) -> str | None:

@@ -70,7 +70,7 @@ class Steps:
         self.over: Callable[[], None] = lambda: None
         """Called at the end of each step."""
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
-        self.gathered = Gathered(scaled=scaler is not None)
+        self.gathered = Gathered()
         self.precision = PrecisionSeen(writer, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or capturing())
         self.outbox = Outbox(writer, self.phases, sampling)
