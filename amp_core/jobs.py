@@ -207,7 +207,7 @@ def device_of(config: TrainConfig) -> str:
 
 def _upkeep(folder: Path, record: _jobfile.Record) -> _jobfile.Record:
     """Do what is due for a job: wait for it if it ended, kill it if its grace time is over."""
-    alive = _jobfile.is_alive(record)
+    alive = _alive(folder, record)
     if alive:
         if time.time() > _job_end.kill_due_s(record):
             _job_end.kill(record)
@@ -220,6 +220,15 @@ def _upkeep(folder: Path, record: _jobfile.Record) -> _jobfile.Record:
     return record
 
 
+def _alive(folder: Path, record: _jobfile.Record) -> bool | None:
+    """Whether the job's process runs; None where only another machine could say. A child of ours that takes long to
+    write itself into its record, as on a busy machine, is known without that."""
+    child = _children.get(folder)
+    if record.process is None and child is not None and child.poll() is None:
+        return True
+    return _jobfile.is_alive(record)
+
+
 def _forget_removed() -> None:
     """Wait for ended children whose folders were removed: nobody will ask after them again."""
     for folder, child in list(_children.items()):
@@ -228,7 +237,10 @@ def _forget_removed() -> None:
 
 
 def _job(folder: Path, record: _jobfile.Record, jobs: Sequence[tuple[Path, _jobfile.Record]] | None = None) -> Job:
-    state, reason, position = _state(folder, record, jobs)
+    alive = _alive(folder, record)
+    if alive is False and record.ended_s is None:  # it has ended since it was looked after: nobody would know how
+        record = _upkeep(folder, record)
+    state, reason, position = _state(folder, record, alive, jobs)
     return Job(
         folder=folder,
         device=record.device,
@@ -243,9 +255,8 @@ def _job(folder: Path, record: _jobfile.Record, jobs: Sequence[tuple[Path, _jobf
 
 
 def _state(
-    folder: Path, record: _jobfile.Record, jobs: Sequence[tuple[Path, _jobfile.Record]] | None
+    folder: Path, record: _jobfile.Record, alive: bool | None, jobs: Sequence[tuple[Path, _jobfile.Record]] | None
 ) -> tuple[str, str | None, int | None]:
-    alive = _jobfile.is_alive(record)
     if (folder / "run.json").exists():
         try:
             run = load_run(folder)

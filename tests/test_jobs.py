@@ -315,6 +315,33 @@ def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable
     assert steps_recorded(job.folder) == 3
 
 
+@pytest.mark.parametrize(("mode", "makes", "state"), [("aborts", "run", "failed"), ("short", "runs", "finished")])
+def test_one_that_ends_while_it_is_looked_at_is_seen_to_its_end(
+    runs: Path, stand_in: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, mode: str, makes: str, state: str
+) -> None:
+    job = start(CPU, runs, command=stand_in(mode), makes=makes)
+    wait_for(lambda: gone(job.pid))
+    (job.folder / "run.json").unlink(missing_ok=True)
+    really = _jobfile.is_alive
+    looks = iter([True])  # the first look was a moment before its end
+    monkeypatch.setattr(_jobfile, "is_alive", lambda record: next(looks, None) or really(record))
+    found = find(job.folder)
+    assert found.state == state and "nobody saw" not in (found.reason or "")
+    assert _jobfile.read(job.folder).returncode == (7 if mode == "aborts" else 0)
+
+
+def test_child_that_is_slow_to_begin_is_waited_for_by_no_one(
+    runs: Path, stand_in: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(CPU, runs, command=stand_in("endless"))
+    until(job.folder, "running")
+    record = dataclasses.replace(_jobfile.read(job.folder), process=None, created_ns=1)
+    monkeypatch.setattr(_jobfile, "read", lambda folder: record)  # it has not written itself down, for ever so long
+    assert find(job.folder).state == "running"
+    monkeypatch.undo()
+    assert job.stop().state == "stopped"
+
+
 def test_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("short"))
     child = forget(job.folder)  # nobody waits for it now
