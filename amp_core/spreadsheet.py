@@ -1,5 +1,4 @@
-"""Frames as CSV that a spreadsheet may open: names come from strangers' models, and it would compute what looks like a
-formula.
+"""CSV that a spreadsheet may open: names come from strangers' models, and it would compute what looks like a formula.
 
     >>> as_csv(pd.DataFrame({"name": ["=1+1", "w"], "loss": [-0.5, None]}))
     b"name,loss\\n'=1+1,-0.5\\nw,\\n"
@@ -10,8 +9,10 @@ What begins as a formula does (OWASP, "CSV Injection") is given an apostrophe be
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
-BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n")
+BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Full-width forms of the first four included."""
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
@@ -23,6 +24,28 @@ def as_csv(frame: pd.DataFrame) -> bytes:
     )  # fmt: skip
     plain.columns = pd.Index([harmless(str(name)) for name in frame.columns])
     return plain.to_csv(index=False).encode("utf-8", "replace")
+
+
+def csv_safe(table: pa.Table) -> pa.Table:
+    """The table with nothing in it that a spreadsheet would calculate, and with lists as JSON text."""
+    columns = [_cells(table.column(i)) for i in range(table.num_columns)]
+    return pa.table(columns, names=[harmless(name) for name in table.column_names])
+
+
+def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_struct(kind):
+        return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return pa.chunked_array([_texts(chunk) for chunk in column.chunks], column.type)
+    return column
+
+
+def _texts(chunk: pa.Array) -> pa.Array:
+    coded = chunk.dictionary_encode()  # a name stands in very many rows
+    return pa.array([harmless(text) for text in coded.dictionary.to_pylist()], chunk.type).take(coded.indices)
 
 
 def harmless(value: Any) -> Any:

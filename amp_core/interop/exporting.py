@@ -11,8 +11,6 @@ and per tensor a histogram of log2 magnitudes.
 import os
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -20,11 +18,9 @@ from amp_core._files import replace_file
 from amp_core.interop.importing import new_folder
 from amp_core.run import Run
 from amp_core.schema import TABLES, RunError
+from amp_core.spreadsheet import csv_safe
 
 FORMS = ("tensorboard", "parquet", "csv")
-
-_FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
-"""How a cell begins that spreadsheets calculate (OWASP, "CSV Injection"), full-width forms included."""
 
 
 def export(run: Run, to: str, out: str | os.PathLike[str]) -> list[Path]:
@@ -49,24 +45,3 @@ def export(run: Run, to: str, out: str | os.PathLike[str]) -> list[Path]:
                     pyarrow.csv.write_csv(csv_safe(table), aside / f"{name}.csv")
         names = sorted(file.name for file in aside.iterdir())
     return [Path(out) / name for name in names]
-
-
-def csv_safe(table: pa.Table) -> pa.Table:
-    """The table with nothing in it that a spreadsheet would calculate, and with lists as JSON text."""
-    columns = [_cells(table.column(i)) for i in range(table.num_columns)]
-    return pa.table(columns, names=[_harmless(name) for name in table.column_names])
-
-
-def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_list(column.type) or pa.types.is_struct(column.type):
-        return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        starts = pc.is_in(pc.utf8_slice_codeunits(column, 0, 1), pa.array(list(_FORMULA), column.type))
-        return pc.if_else(starts, pc.binary_join_element_wise("'", column, ""), column)
-    return column
-
-
-def _harmless(name: str) -> str:
-    return f"'{name}" if name.startswith(tuple(_FORMULA)) else name

@@ -28,7 +28,7 @@ def test_parquet_is_itself_a_run(tmp_path: Path) -> None:
 def hostile(folder: Path) -> Path:
     with RunWriter(folder) as writer:
         writer.append("steps", {"step": [0, 1], "loss": [math.nan, None], "grad_norm": [-0.0, math.inf]})
-        names = ['=HYPERLINK("http://x","y")', "+1", "-2", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", 'plain, "quoted"\n=2']
+        names = ['=HYPERLINK("http://x","y")', "+1+1", "-2", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", 'plain, "quoted"\n=2']
         rows = {"step": [0] * len(names), "name": names, "exp_min": [-3] * len(names)}
         writer.append("tensors", rows | {"exp_counts": [[1, 2]] * len(names)})
     return folder
@@ -43,7 +43,7 @@ def test_csv_holds_no_formulas_and_tells_null_from_nan(tmp_path: Path) -> None:
         for cell in row.values():
             assert not cell.startswith(("=", "+", "-=", "@", "\t", "\r", "\uff1d")), cell
     assert rows[0]["name"] == '\'=HYPERLINK("http://x","y")' and rows[7]["name"] == 'plain, "quoted"\n=2'
-    assert rows[2]["name"] == "'-2" and rows[2]["exp_min"] == "-3"  # a number stays one
+    assert rows[2]["name"] == "-2" and rows[2]["exp_min"] == "-3"  # a number stays one
     assert json.loads(rows[0]["exp_counts"]) == [1, 2]
     with open(tmp_path / "out" / "steps.csv", newline="", encoding="utf-8") as file:
         nan, null = csv.DictReader(file)
