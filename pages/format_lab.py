@@ -16,7 +16,7 @@ from amp_core.analysis.formatlab import (
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
-from pages.parts import charts, formats, glossary, head, tables, taught, words
+from pages.parts import address, charts, formats, glossary, head, prediction, tables, taught, words
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 SUMS = {
@@ -27,6 +27,8 @@ SUMS = {
     "2⁻¹³ × 2⁻¹³ in FP16": ("fp16", "2^-13", "×", "2^-13"),
     "300 × 300 in FP16": ("fp16", "300", "×", "300"),
 }
+FIELDS = ("format", "a", "operation", "b")
+"""What a sum or product is made of."""
 
 
 def number(label: str, text: str) -> Number:
@@ -48,8 +50,14 @@ def take_example() -> None:
 def take_sum() -> None:
     """An example of a sum or product was clicked."""
     if chosen := st.session_state["lab.sum"]:
-        for field, value in zip(("format", "a", "operation", "b"), SUMS[chosen], strict=True):
+        for field, value in zip(FIELDS, SUMS[chosen], strict=True):
             st.session_state[f"lab.{field}"] = value
+
+
+def linked_sum(text: str) -> tuple[str, ...] | None:
+    """`bf16,256,+,1` from an address; None where it is no sum or product in a format."""
+    parts = tuple(text.split(","))
+    return parts if len(parts) == len(FIELDS) and parts[0] in FORMATS and parts[2] in ("+", "×") else None
 
 
 head.title("Format lab")
@@ -67,7 +75,10 @@ st.code(formats.bit_rows(table), language=None)
 tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
 
 st.subheader("What a loss scale does to it in FP16", anchor=False)
-power = st.slider("Loss scale, as a power of two", -10, 40, 16, format="2^%d", key="lab.scale")
+address.take("scale", "lab.scale", prediction.power_in_range, 16)
+low, high = prediction.LOWEST, prediction.HIGHEST
+power = st.slider("Loss scale, as a power of two", low, high, format="2^%d", key="lab.scale")
+address.keep("scale", "lab.scale", str(power) if power != 16 else "")
 trip = scaling(value, power, FORMATS["fp16"])
 st.markdown(formats.trip_verdict(trip))
 st.table(formats.trip(trip, power), hide_index=True, border="horizontal", width="content")
@@ -83,8 +94,11 @@ charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "la
 
 st.subheader("Sums and products that round away", anchor=False)
 st.pills("For example", list(SUMS), key="lab.sum", on_change=take_sum)
-for field, value_at_first in zip(("format", "a", "operation", "b"), next(iter(SUMS.values())), strict=True):
-    st.session_state.setdefault(f"lab.{field}", value_at_first)
+address.take("sum", "lab.linked", linked_sum)
+linked = st.session_state.pop("lab.linked", None)
+for field, at_first in zip(FIELDS, linked or next(iter(SUMS.values())), strict=True):
+    if linked or f"lab.{field}" not in st.session_state:
+        st.session_state[f"lab.{field}"] = at_first
 with st.container(horizontal=True, vertical_alignment="bottom"):
     form = FORMATS[
         st.selectbox("Format", list(FORMATS), key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
@@ -92,6 +106,8 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     a = number("a", st.text_input("a", key="lab.a", max_chars=60, width=140))
     sign = st.segmented_control("Operation", ["+", "×"], key="lab.operation", required=True)
     b = number("b", st.text_input("b", key="lab.b", max_chars=60, width=140))
+    shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
+    address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
     many = st.number_input("Add b so many times", 1, MOST_ADDENDS, 3000, key="lab.count", width=180)
 st.markdown(formats.operation(combined(a, b, sign, form), sign, form.label))
 sums = accumulated(a, b, int(many), form)

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
 from amp_core.hardware import Gpu
-from pages.parts import cards, glossary, loaders, profiled, tables, words
+from pages.parts import address, cards, glossary, loaders, profiled, tables, words
 
 BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
 SORTS = {
@@ -125,9 +125,10 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     """Kernel time added up as one likes; on a CPU the kernels are its operators."""
     st.subheader("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
-    by = st.segmented_control(
-        "Added up by", list(names), default="kernel", required=True, format_func=names.get, key=f"tensor_cores.by.{cpu}"
-    )
+    key = f"tensor_cores.by.{cpu}"
+    address.take("by", key, address.choice(list(names)), "kernel")
+    by = st.segmented_control("Added up by", list(names), required=True, format_func=names.get, key=key)
+    address.keep("by", key, by if by != "kernel" else "")
     table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:

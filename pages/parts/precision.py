@@ -9,8 +9,9 @@ from amp_core import Run
 from amp_core.analysis import PrecisionMap
 from amp_core.autocast import POLICIES, READ_AT
 from amp_core.formats import FORMATS
+from pages.parts import address, empty, tables, words
 from pages.parts import cards as card_parts
-from pages.parts import empty, tables, words
+from pages.parts.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, STAYED
 
 HOW = (
     "Record one with `watch(…, trace_ops=2)` in your own loop, or `ampscope train … --trace-ops`: every operator of "
@@ -20,6 +21,7 @@ WITHOUT_POLICIES = (
     "This trace was written by a profiler, which does not tell what autocast decided: casts by their cause, FP32 "
     f"islands and reasons are not known. {HOW}"
 )
+TOGETHER = ["automatic", "alike as one", "each"]
 NARROW = ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
 CAUSES = {
@@ -27,69 +29,6 @@ CAUSES = {
     "code": "Python code: .to, .float, …",
     "operator": "an operator, inside",
     "gradient": "backward of a cast",
-}
-FRACTION = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
-CALLS = st.column_config.NumberColumn("Calls", format="localized", width=70)
-MFLOP = st.column_config.NumberColumn(
-    "Work (MFLOP)", format="localized", width=100, help="Million operations of matrix products"
-)
-CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized", width=100)
-MODULE_COUNT = st.column_config.NumberColumn("Modules", format="localized", width=70)
-STAYED = {
-    "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
-    "modules": MODULE_COUNT,
-    "op": st.column_config.TextColumn("Operator"),
-    "why": st.column_config.TextColumn("Why", width="large"),
-    "count": CALLS,
-    "flops_frac": st.column_config.ProgressColumn("Of matrix work", help="Of all operations of the step", **FRACTION),
-}
-ELSEWHERE = {
-    "op": st.column_config.TextColumn("Operator", pinned=True),
-    "ran": st.column_config.TextColumn("Ran in, on this CPU"),
-    "would_run": st.column_config.TextColumn("Would run in, on CUDA"),
-    "here": st.column_config.TextColumn("Policy here"),
-    "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
-    "count": CALLS,
-}
-CASTS = {
-    "cause": st.column_config.TextColumn("Made by", pinned=True, width="medium"),
-    "cast_of": st.column_config.TextColumn("Of"),
-    "way": st.column_config.TextColumn("Cast"),
-    "phase": st.column_config.TextColumn("Phase"),
-    "count": st.column_config.NumberColumn("Casts a step", format="localized"),
-    "kib": st.column_config.NumberColumn("Written (KiB)", format="localized"),
-    "repeated": st.column_config.NumberColumn("Made before", help="The same tensor had been cast to that dtype before"),
-    "undone": st.column_config.NumberColumn("Undone", help="Cast back to the dtype that the value came from"),
-}
-ISLANDS = {
-    "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
-    "modules": MODULE_COUNT,
-    "why": st.column_config.TextColumn("Why", width="medium"),
-    "ops": st.column_config.TextColumn("Operators", width="medium"),
-    "count": CALLS,
-    "kib": CAST_KIB,
-}
-OPS = {
-    "op": st.column_config.TextColumn("Operator", pinned=True, width=150),
-    "ran": st.column_config.TextColumn("Ran in", width=70),
-    "phase": st.column_config.TextColumn("Phase", width=80),
-    "policy": st.column_config.TextColumn("Policy", width=130),
-    "in_dtypes": st.column_config.TextColumn("Inputs", width=90),
-    "out_dtype": st.column_config.TextColumn("Output", width=70),
-    "count": CALLS,
-    "modules": MODULE_COUNT,
-    "mflop": MFLOP,
-    "kib": CAST_KIB,
-    "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
-}
-MODULES = {
-    "module": st.column_config.TextColumn("Module", pinned=True, width="medium"),
-    "layer_class": st.column_config.TextColumn("Class"),
-    "narrow_frac": st.column_config.ProgressColumn("Matrix work in 16 bits", **FRACTION),
-    "mflop": MFLOP,
-    "count": CALLS,
-    "casts": st.column_config.NumberColumn("Casts for it", format="localized"),
-    "kib": CAST_KIB,
 }
 
 
@@ -106,7 +45,10 @@ def pick_step(steps: list[int]) -> int | None:
     """The traced step to look at, None for the only one."""
     if len(steps) < 2:
         return None
-    choice = st.selectbox("Traced step", steps, format_func=lambda s: f"{s:,}", key=f"precision.step.{len(steps)}")
+    key = f"precision.step.{len(steps)}"
+    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, steps[0])
+    choice = st.selectbox("Traced step", steps, format_func=lambda s: f"{s:,}", key=key)
+    address.keep("step", key, str(choice) if choice != steps[0] else "")
     return int(choice) if choice is not None else None
 
 
@@ -114,15 +56,19 @@ def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
     """Phase of the map, and whether modules that differ in a number are shown as one (None: where there are many)."""
     phases = [p for p in ("forward", "backward", "optimizer") if (view.ops["phase"] == p).any()] or ["forward"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        phase = st.segmented_control("Phase", phases, default=phases[0], required=True, key="precision.phase")
+        key = f"precision.phase.{phases[0]}"
+        address.take("phase", key, address.choice(phases), phases[0])
+        phase = st.segmented_control("Phase", phases, required=True, key=key)
+        address.keep("phase", key, phase if phase != phases[0] else "")
+        address.take("modules", "precision.together", address.choice(TOGETHER), TOGETHER[0])
         shown = st.segmented_control(
             "Modules",
-            ["automatic", "alike as one", "each"],
-            default="automatic",
+            TOGETHER,
             required=True,
             key="precision.together",
             help="`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on.",
         )
+        address.keep("modules", "precision.together", shown if shown != TOGETHER[0] else "")
     return phase, {"alike as one": True, "each": False}.get(shown)
 
 

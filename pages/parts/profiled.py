@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import profiled_windows
-from pages.parts import loaders, words
+from pages.parts import address, loaders, words
 
 HOW = (
     "Record one with `watch(…, profile=(50, 53))` in your own loop or `ampscope train … --profile 50:53`: steps 50, 51 "
@@ -25,14 +25,16 @@ def pick(run: Run) -> int | None:
     if len(windows) < 2 or known.empty:
         return None
     labels = {int(w.step): span(w.step, w.steps) for w in known.itertuples()}
+    key = f"profiled.window.{len(labels)}"
+    address.take("window", key, lambda text: int(text) if text.isdecimal() and int(text) in labels else None, -1)
     choice = st.segmented_control(
         "Profiled steps",
         [-1, *labels],
-        default=-1,
         required=True,
         format_func=lambda step: "all windows" if step < 0 else labels[step],
-        key=f"profiled.window.{len(labels)}",
+        key=key,
     )
+    address.keep("window", key, str(choice) if choice >= 0 else "")
     return None if choice < 0 else choice
 
 
