@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from amp_core.formats import FORMATS
 
@@ -35,7 +36,7 @@ def bare(optimizer: Any) -> Any:
 def bare_scaler(scaler: Any) -> Any:
     """The GradScaler in timm's `NativeScaler` and its like (DeiT, MAE, Swin); what is none is returned as it is."""
     inner = getattr(scaler, "_scaler", None)
-    return inner if isinstance(inner, torch.amp.GradScaler) else scaler
+    return inner if isinstance(inner, GradScaler) else scaler
 
 
 def scaler_of(optimizers: Iterable[Any]) -> Any:
@@ -55,7 +56,7 @@ def scaler_in_sight(frame: FrameType | None) -> Any:
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _scalers(frame: FrameType | None) -> Iterator[torch.amp.GradScaler]:
+def _scalers(frame: FrameType | None) -> Iterator[GradScaler]:
     seen: set[int] = set()
     while frame is not None:
         for names in (frame.f_locals, frame.f_globals, getattr(frame.f_locals.get("self"), "__dict__", {})):
@@ -66,7 +67,7 @@ def _scalers(frame: FrameType | None) -> Iterator[torch.amp.GradScaler]:
                         value,
                         inspect.getattr_static(value, "_scaler", None),
                     ):  # asks nothing of strange objects
-                        if issubclass(type(one), torch.amp.GradScaler):
+                        if issubclass(type(one), GradScaler):
                             yield one
         frame = frame.f_back
 
