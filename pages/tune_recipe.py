@@ -47,6 +47,8 @@ if tuned.answer:
     head.verdict(words.escape(tuned.answer))
 if tuned.why:
     st.markdown(words.escape(tuned.why))
+if not tuned.confirmed:
+    st.warning("This is what looks best so far, and no finding: do not ship it on this evidence.")
 if tuned.config:
     searches.code(tuned)
 searches.evidence(tuned)

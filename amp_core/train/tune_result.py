@@ -124,6 +124,9 @@ def load_tuned(folder: str | os.PathLike[str]) -> Tuned:
             isinstance(given.get(name, {}), dict) for name in ("config", "process")
         ):
             raise TypeError
+        confirmed, needs_s = given.get("confirmed", True), given.get("needs_s")
+        if not isinstance(confirmed, bool) or not isinstance(needs_s, int | float | None):
+            raise TypeError
         left_out = tuple((str(what), str(why)) for what, why in record["left_out"])
         return Tuned(tried=tuple(tried), left_out=left_out, **given)
     except RunError:

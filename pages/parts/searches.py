@@ -27,7 +27,8 @@ COLUMNS = {
     "trainings": st.column_config.NumberColumn("Trainings"),
 }
 BUDGET_HELP = (
-    "Seconds that the search may take. Runs are shortened to fit; too small a budget leaves FP32 as the answer."
+    "Seconds that the search may take. Runs are shortened to fit; where it is too small to tell, the answer names the "
+    "budget that would."
 )
 STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same; fewer where the budget asks for it."
 

@@ -140,7 +140,7 @@ def main(repeats: int, now: Callable[[], float]) -> int:
     rows, wrong = [], False
     for name, right, ask in questions:
         began = time.process_time()
-        said = Counter()
+        said: Counter[str] = Counter()
         for repeat in range(repeats):
             said[ask(repeat)] += 1
             say(f"{name}: {repeat + 1} of {repeats}, {said[right]} right")

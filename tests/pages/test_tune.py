@@ -76,6 +76,17 @@ def test_the_address_says_which_search(home, open_app):
     assert "BF16: 2.5" in words(app) and app.query_params["search"] == "tune-2"
 
 
+def test_what_is_not_told_is_called_no_finding(home, open_app):
+    answer = "BF16 looks fastest, 2.5 × FP32's speed, but whether it learns the same is not told: run with --budget 240"
+    write(home, "tune-1", dataclasses.replace(FOUND, answer=answer, confirmed=False, needs_s=240.0))
+    write(home, "tune-2")
+    app = open_app(PAGE, search="tune-1")
+    assert not app.exception and answer.partition(",")[0] in words(app)
+    assert ["no finding" in warning.value for warning in app.warning] == [True]
+    app.selectbox(key="tune.search").select("tune-2").run()
+    assert not app.warning
+
+
 def test_without_a_search_the_page_says_how_to_make_one(home, open_app):
     app = open_app(PAGE)
     assert not app.exception and "ampscope tune my_task.py:build" in words(app) and "No search yet" in words(app)
