@@ -2,11 +2,8 @@
 
 import argparse
 
-from amp_core._machine import bounded_memory
-from amp_core.schema import RunError
+from amp_core.cli._strangers import makes_a_run, strangers
 
-MOST_MEMORY_GIB = 8
-"""What reading may take of a machine; the log may be a stranger's."""
 MOST_TAGS = 12
 """Tags named on the terminal; the run's head keeps them all."""
 
@@ -19,8 +16,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         allow_abbrev=False,
     )
     command.add_argument("logdir", metavar="LOGDIR", help="the folder that TensorBoard is pointed at, or an event file")
-    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
-    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
+    makes_a_run(command)
     command.set_defaults(run=run)
 
 
@@ -28,11 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Import, and print what was and what was not understood."""
     from amp_core.interop import import_tensorboard
 
-    try:
-        with bounded_memory(MOST_MEMORY_GIB):
-            made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
-    except MemoryError:
-        raise RunError(f"logdir={arguments.logdir!r} needs more than {MOST_MEMORY_GIB} GiB to read") from None
+    with strangers(f"logdir={arguments.logdir!r}"):
+        made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
     print(made.folder)
     for column, tag in made.understood.items():
         print(f"{column}: {tag}, {made.points[column]:,} values")

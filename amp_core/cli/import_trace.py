@@ -2,11 +2,7 @@
 
 import argparse
 
-from amp_core._machine import bounded_memory
-from amp_core.schema import RunError
-
-MOST_MEMORY_GIB = 8
-"""What reading may take of a machine: a trace of a gigabyte takes less than one."""
+from amp_core.cli._strangers import makes_a_run, strangers
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -17,8 +13,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "traces", metavar="TRACE", nargs="+", help="Chrome trace; one of each rank where there are more"
     )
-    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
-    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
+    makes_a_run(command)
     command.set_defaults(run=run)
 
 
@@ -27,11 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.run import load_run
     from amp_core.traces import import_traces
 
-    try:
-        with bounded_memory(MOST_MEMORY_GIB):
-            folder = import_traces(arguments.traces, arguments.out, arguments.name)
-    except MemoryError:
-        raise RunError(f"traces={arguments.traces!r:.200} need more than {MOST_MEMORY_GIB} GiB to read") from None
+    with strangers(f"traces={arguments.traces!r:.200}"):
+        folder = import_traces(arguments.traces, arguments.out, arguments.name)
     print(folder)
     made = load_run(folder)
     kernels = made.kernels

@@ -2,12 +2,8 @@
 
 import argparse
 
-from amp_core._machine import bounded_memory
+from amp_core.cli._strangers import strangers
 from amp_core.packing import pack, unpack
-from amp_core.schema import RunError
-
-MOST_MEMORY_GIB = 8
-"""What unpacking may take of a machine. A run's tables are read one at a time, so honest ones need far less."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,9 +27,6 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 def run_unpack(arguments: argparse.Namespace) -> int:
     """Unpack, and print where to. The file may be a stranger's, so its memory is bounded."""
-    try:
-        with bounded_memory(MOST_MEMORY_GIB):
-            print(unpack(arguments.file, arguments.out))
-    except MemoryError:
-        raise RunError(f"file={arguments.file!r} needs more than {MOST_MEMORY_GIB} GiB to read; no run does") from None
+    with strangers(f"file={arguments.file!r}"):
+        print(unpack(arguments.file, arguments.out))
     return 0

@@ -1,0 +1,27 @@
+"""What the commands share that read files which may be a stranger's."""
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+
+from amp_core._machine import bounded_memory
+from amp_core.schema import RunError
+
+MOST_MEMORY_GIB = 8
+"""What reading may take of a machine. Tables are read one at a time, and a trace of a gigabyte takes less than one."""
+
+
+@contextlib.contextmanager
+def strangers(what: str) -> Iterator[None]:
+    """While this lasts, memory is bounded; `what` is read, says the sentence that ends it where that is not enough."""
+    try:
+        with bounded_memory(MOST_MEMORY_GIB):
+            yield
+    except MemoryError:
+        raise RunError(f"{what} needs more than {MOST_MEMORY_GIB} GiB to read") from None
+
+
+def makes_a_run(command: argparse.ArgumentParser) -> None:
+    """Where the run goes, and its name."""
+    command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
+    command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")
