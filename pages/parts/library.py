@@ -10,7 +10,7 @@ joined to a path. A folder that cannot be read is listed with the sentence that 
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from amp_core import RunError, jobs, load_run
 from amp_core.addresses import Address, roots
-from amp_core.labels import label_of
+from amp_core.labels import Label, label_file, label_of
 from amp_core.schema import TABLES, Head
 from amp_core.serving import folder_bytes
 from amp_core.train.tune_result import FILE as SEARCH_FILE
@@ -102,14 +102,14 @@ def _listed_roots() -> list[Path | Address]:
 
 def listing() -> dict[str, Entry]:
     """All runs by key: samples by name, then own runs and uploads, then those of other places, each newest first."""
-    samples = [_entry(path, key, "sample") for path, key in _folders(SAMPLES, "sample")]
+    samples = [_entry(path, key, "sample", dotted) for path, key, dotted in _folders(SAMPLES, "sample")]
     own_dir = runs_dir()
     pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
     own = []
-    for path, key in _folders(own_dir, "run"):
+    for path, key, dotted in _folders(own_dir, "run"):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
-        if (path / "run.json").is_file() or path.name not in pending:
-            own.append(_entry(path, key, origin))
+        if path.name not in pending or (path / "run.json").is_file():
+            own.append(_entry(path, key, origin, dotted))
         else:
             own.append(Entry(key, path, origin, path.name, pending[path.name]))
     others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
@@ -132,7 +132,7 @@ def _newest_first(entries: list[Entry]) -> list[Entry]:
 def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
     """The runs of another place; where it cannot be looked at, one entry that says why."""
     if isinstance(root, Path):
-        return [_entry(path, key, "elsewhere") for path, key in _folders(root, name)]
+        return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in _folders(root, name)]
     try:
         found = elsewhere.runs_at(root)
     except RunError as error:
@@ -160,15 +160,18 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
     return min(ended, key=rank).key if ended else None
 
 
-def _folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str]]:
+def _folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them, and
-    further down in the folder of a search, as `ampscope tune` does."""
-    for path in _subfolders(root):
+    further down in the folder of a search, as `ampscope tune` does. Each with its key and the names beginning with a
+    dot that lie beside it."""
+    names, dotted = _subfolders(root)
+    for name in names:
+        path = root / name
         if _is_run(path):
-            yield path, f"{prefix}/{path.name}"
+            yield path, f"{prefix}/{name}", dotted
         elif deeper:
             below = SEARCH_DEPTH if is_search(path) else deeper - 1
-            yield from _folders(path, f"{prefix}/{path.name}", below)
+            yield from _folders(path, f"{prefix}/{name}", below)
 
 
 def is_search(path: Path) -> bool:
@@ -176,26 +179,30 @@ def is_search(path: Path) -> bool:
     return (path / SEARCH_FILE).is_file()
 
 
-def _subfolders(path: Path) -> list[Path]:
+def _subfolders(path: Path) -> tuple[list[str], set[str]]:
+    """Names of the folders in `path`, and all names in it that begin with a dot."""
     try:
         with os.scandir(path) as found:
-            names = sorted(e.name for e in found if e.is_dir() and not e.name.startswith("."))
+            every = list(found)
     except OSError:  # no such folder yet, or not ours to read: then it holds no runs
-        return []
-    return [path / name for name in names[:MOST]]
+        return [], set()
+    dotted = {e.name for e in every if e.name.startswith(".")}
+    return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MOST], dotted
 
 
 def _is_run(path: Path) -> bool:
     try:
-        names = {p.name for p in path.iterdir()}
+        with os.scandir(path) as found:
+            names = {e.name for e in found}
     except OSError:
         return False
-    if "job.json" in names and "run.json" not in names:
-        return not jobs.makes_runs(path)
-    return "run.json" in names or len(names & TABLES.keys()) > 1
+    if "run.json" in names:
+        return True
+    return not jobs.makes_runs(path) if "job.json" in names else len(names & TABLES.keys()) > 1
 
 
-def _entry(path: Path, key: str, origin: str) -> Entry:
+def _entry(path: Path, key: str, origin: str, dotted: Collection[str]) -> Entry:
+    """The entry of a folder, `dotted` being what lies beside it: of thousands of runs hardly one has a label."""
     try:
         info = (path / "run.json").stat()
         head = _head(str(path), info.st_mtime_ns, info.st_size)
@@ -204,7 +211,7 @@ def _entry(path: Path, key: str, origin: str) -> Entry:
         return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
     except (RunError, OSError) as error:
         return _damaged(path, key, origin, str(error))
-    label = label_of(path)
+    label = label_of(path) if dotted and label_file(path).name in dotted else Label()
     name = label.name or head.name or path.name
     return Entry(key, path, origin, name, status, head.created_at, head.config, tags=label.tags, note=label.note)
 
