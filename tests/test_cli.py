@@ -139,12 +139,32 @@ def test_compare_trains_each_precision_on_the_same_and_prints_one_table(tmp_path
     assert fp32.head.process["pid"] != fp16.head.process["pid"]
     assert (fp32.head.config["loss_scale"], fp16.head.config["loss_scale"]) == ("dynamic", 128.0)
     assert fp16.steps["loss"].iloc[0] == pytest.approx(fp32.steps["loss"].iloc[0], rel=2e-3)
-    table = capsys.readouterr().out.splitlines()
+    settings, _, table = capsys.readouterr().out.partition("\n\n")
+    assert settings.splitlines()[0].split() == ["differs", "fp32", "fp16"]  # what differs comes first
+    assert ["loss_scale", "dynamic", "128.0"] in [line.split() for line in settings.splitlines()]
+    table = table.splitlines()
     assert [line.split()[0] for line in table[:3]] == ["precision", "fp32", "fp16"]
     assert table[2].split()[-2:] == ["0", "128"]
     assert any(line.startswith("fp16: ") and "fp32" in line for line in table[3:])  # the verdict on its learning
     assert main(["compare", "--precisions", "fp16", "--out", os.fspath(out), *quick]) == 2
     assert "already holds a run fp16" in capsys.readouterr().err
+
+
+def test_a_comparison_as_text_shows_what_was_measured_and_no_other_column():
+    from amp_core.analysis import compare, gradient_agreement
+    from amp_core.cli.comparison_text import in_full
+
+    runs = [load_run(SAMPLES / name) for name in ("fp32", "fp16-underflow")]
+    found = compare(runs)
+    text = in_full(found, gradient_agreement(runs))
+    assert text.startswith("differs") and "J/sample" not in text and "tensor cores" not in text
+    assert "fp16-underflow: gradients are 0.1" in text and " off FP32's in the median layer, " in text
+    assert "fp32: gradients" not in text
+    found.table["energy_j"], found.table["tensor_frac"] = [0.51, 0.25], [0.0, 0.875]
+    text = in_full(found, gradient_agreement(runs[:1]))
+    assert [word in text for word in ("J/sample", "0.51", "tensor cores", "88%", "gradients are")] == [True] * 4 + [
+        False
+    ]
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["pack", "nothing-there"], ["--version"]])

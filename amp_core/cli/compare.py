@@ -6,21 +6,17 @@ a block of steps each, so that whatever slows the machine down slows all of them
 
 import argparse
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from amp_core.cli.comparison_text import in_full
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig, unknown
 from amp_core.train.interleave import Member, default_block, interleave
-
-if TYPE_CHECKING:
-    from amp_core.analysis import Comparison
 
 SAID_EVERY_S = 2.0
 """Between two lines on how far it has come."""
@@ -85,38 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         failed = failed or any(codes)
     runs = [load_run(folder) for folder in folders if (folder / "run.json").exists()]
     if runs:
-        from amp_core.analysis import compare
+        from amp_core.analysis import compare, gradient_agreement
 
-        print(table(compare(runs)))
+        print(in_full(compare(runs), gradient_agreement(runs)))
     return 1 if failed else 0
-
-
-def table(comparison: "Comparison") -> str:
-    """A line of answer per recipe, the runs as a table, set against the first, and whether each learned the same."""
-    found = comparison.table
-    rows = [
-        ("precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", "skipped", "final scale")
-    ]
-    repeated = len(found) > len(comparison.recipes)
-    rows += [
-        (
-            str(row["run"] if repeated else row["precision"]),
-            _number(row["loss_final"], ".4g"),
-            _number(row["eval_loss"], ".4g"),
-            _number(row["step_ms"], ".2f"),
-            _number(row["speed_ratio"], ".2f", "×"),
-            f"({_number(row['speed_ratio_low'], '.2f')}–{_number(row['speed_ratio_high'], '.2f')})",
-            _number(row["memory_peak_bytes"] / 2**20, ".0f"),
-            _number(row["memory_ratio"], ".2f", "×"),
-            _number(row["skip_frac"] * row["steps"], ".0f"),
-            _number(row["scale_last"], "g"),
-        )
-        for row in found.to_dict("records")
-    ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    verdicts = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
-    return "\n".join([*lines, "", *verdicts, *comparison.notes, "", *comparison.answers.values()])
 
 
 def _progress(steps: int) -> Callable[[int], None]:
@@ -132,11 +100,6 @@ def _progress(steps: int) -> Callable[[int], None]:
             print(f"step {done} of {steps} of each | {left:.0f} s left", file=sys.stderr, flush=True)
 
     return told
-
-
-def _number(value: float, form: str, unit: str = "") -> str:
-    """`value` as text; a dash where it was not measured."""
-    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
 def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:

@@ -1,0 +1,100 @@
+"""A comparison as text, for a terminal: what differs first, then the table, verdicts, gradients and answers.
+
+>>> print(in_full(compare(runs), gradient_agreement(runs)))
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from amp_core import words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from amp_core.analysis import Comparison
+
+LONGEST = 40
+"""Characters of a setting's value; more would break the lines of the table."""
+MEASURED = ("J/sample", "tensor cores")
+"""Columns that are left out where no run has them."""
+
+
+def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
+    """All of it. `agreement` is what `gradient_agreement` gives of the same runs."""
+    verdicts = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
+    parts = [
+        settings(comparison),
+        table(comparison),
+        [*verdicts, *gradients(agreement), *comparison.notes],
+        list(comparison.answers.values()),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def settings(comparison: "Comparison") -> list[str]:
+    """What is not the same in all recipes, by the first run of each: lines of a table."""
+    first = [str(run) for run in comparison.recipes["run"]]
+    found = comparison.differences[["setting", *first]].astype(str).itertuples(index=False)
+    rows = [[_short(value) for value in row] for row in found if len(set(row[1:])) > 1]
+    return aligned([["differs", *map(str, comparison.recipes["recipe"])], *rows]) if rows else []
+
+
+def table(comparison: "Comparison") -> list[str]:
+    """The runs set beside the first: lines of a table."""
+    found = comparison.table
+    heads = ["precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", *MEASURED]
+    rows = [[*heads, "skipped", "final scale"]]
+    repeated = len(found) > len(comparison.recipes)
+    rows += [
+        [
+            str(row["run"] if repeated else row["precision"]),
+            _number(row["loss_final"], ".4g"),
+            _number(row["eval_loss"], ".4g"),
+            _number(row["step_ms"], ".2f"),
+            _number(row["speed_ratio"], ".2f", "×"),
+            f"({_number(row['speed_ratio_low'], '.2f')}–{_number(row['speed_ratio_high'], '.2f')})",
+            _number(row["memory_peak_bytes"] / 2**20, ".0f"),
+            _number(row["memory_ratio"], ".2f", "×"),
+            _number(row["energy_j"], ".3g"),
+            _number(row["tensor_frac"], ".0%"),
+            _number(row["skip_frac"] * row["steps"], ".0f"),
+            _number(row["scale_last"], "g"),
+        ]
+        for row in found.to_dict("records")
+    ]
+    unknown = {rows[0].index(name) for name in MEASURED if all(row[rows[0].index(name)] == "–" for row in rows[1:])}
+    return aligned([[cell for i, cell in enumerate(row) if i not in unknown] for row in rows])
+
+
+def gradients(agreement: "pd.DataFrame") -> list[str]:
+    """How far the gradients of each audited run are from their replay in FP32: in the median layer and in the worst.
+
+    Runs that are FP32 themselves differ in nothing and are left out.
+    """
+    lines = []
+    for run, layers in agreement.groupby("run", sort=False):
+        known = layers.dropna(subset=["rel_error"])
+        if (known["rel_error"] > 0).any():
+            worst = known.iloc[int(known["rel_error"].argmax())]
+            middle, most = (words.percent(float(v)) for v in (known["rel_error"].median(), worst["rel_error"]))
+            cosine = f"cosine {worst['cosine']:.6f}"
+            lines.append(
+                f"{run}: gradients are {middle} off FP32's in the median layer, {most} in {worst['name']} ({cosine})"
+            )
+    return lines
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with the cells of each column below one another."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _number(value: float, form: str, unit: str = "") -> str:
+    """`value` as text; a dash where it was not measured."""
+    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
