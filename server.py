@@ -12,6 +12,7 @@ import streamlit as st
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
+from streamlit.runtime.pages_manager import PagesManager
 
 from amp_core.serving import Rules, current
 
@@ -67,5 +68,9 @@ class Guard:
         finally:
             self.sessions -= 1
 
+
+# Without this the server would take `pages/` for Streamlit's old scheme until `st.navigation`, which sets the same, has
+# run once: whoever came first, by the address of a page, was told that it is not found before it was shown.
+PagesManager.uses_pages_directory = False
 
 app = st.App("app.py", middleware=[Middleware(Guard, rules=current())])

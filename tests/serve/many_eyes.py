@@ -23,6 +23,9 @@ from tests import synthetic
 from tests.serve.running import Server, run_async, serving
 from tests.serve.viewer import Seen, Viewer
 
+PATIENCE_S = 600.0
+"""A machine that is busy with other things makes pages late: what they took is printed, and no reason to break off."""
+
 PAGES = ("", "loss-scale", "number-ranges", "layer-detail", "memory")
 
 
@@ -48,7 +51,7 @@ class Round:
 
 async def watcher(server: Server, seconds: float, found: Round) -> None:
     """One session on the live run."""
-    async with Viewer(server.base) as viewer:
+    async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         seen = await viewer.open("", run="run/live")
         found.opening_s.append(seen.seconds)
         check(seen, None, found)
@@ -63,7 +66,7 @@ async def watcher(server: Server, seconds: float, found: Round) -> None:
 
 async def owner(server: Server, number: int, seconds: float, found: Round) -> None:
     """One session on a run of its own."""
-    async with Viewer(server.base) as viewer:
+    async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         until, first = time.monotonic() + seconds, True
         while time.monotonic() < until or first:
             for page in PAGES:

@@ -7,6 +7,7 @@ from tests.serve.big_runs import big_run, library, live_tail, pages, write_libra
 from tests.serve.many_eyes import rounds
 from tests.serve.running import run_async, serving
 from tests.serve.soak import slope, soak, watching_ms
+from tests.serve.viewer import Viewer
 
 MOST_BYTES = 1.5 * 2**30
 
@@ -42,3 +43,14 @@ def test_a_short_soak(tmp_path: Path) -> None:
     assert isinstance(trainer, list) and len({row["handles"] for row in trainer[len(trainer) // 3 :]}) == 1
     assert slope(trainer, "threads")[1] == trainer[-1]["threads"]
     assert min(watching_ms(Path(str(found["run"])))) > 0
+
+
+def test_the_first_who_comes_may_come_by_the_address_of_a_page(tmp_path: Path) -> None:
+    async def come(base: str) -> tuple[bool, bool, list[str]]:
+        async with Viewer(base) as viewer:
+            seen = await viewer.open("loss-scale", run="sample/fp16-healthy")
+            wrong = await viewer.open("no-such-page")
+        return seen.not_found, wrong.not_found, seen.errors
+
+    with serving(tmp_path / "runs") as server:
+        assert run_async(come(server.base)) == (False, True, [])

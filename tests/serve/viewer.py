@@ -31,6 +31,8 @@ class Seen:
     first_chart_s: float | None = None
     received_bytes: int = 0
     elements: list[Any] = field(default_factory=list)
+    not_found: bool = False
+    """Whether the browser was told, for however short a time, that there is no such page."""
 
     def of(self, kind: str) -> list[Any]:
         """The elements of one type, e.g. `plotly_chart`."""
@@ -128,6 +130,8 @@ class Viewer:
                     timers = {}
                 elif kind == "navigation":
                     self.page_hash = message.navigation.page_script_hash
+                elif kind == "page_not_found":
+                    seen.not_found = True
                 elif kind == "auto_rerun":
                     timers[message.auto_rerun.fragment_id] = message.auto_rerun.interval
                 elif kind == "page_info_changed":
