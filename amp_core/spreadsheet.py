@@ -6,6 +6,8 @@
 What begins as a formula does (OWASP, "CSV Injection") is given an apostrophe before it, which makes it text there.
 """
 
+import io
+import re
 from typing import Any
 
 import pandas as pd
@@ -46,6 +48,21 @@ def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _texts(chunk: pa.Array) -> pa.Array:
     coded = chunk.dictionary_encode()  # a name stands in very many rows
     return pa.array([harmless(text) for text in coded.dictionary.to_pylist()], chunk.type).take(coded.indices)
+
+
+def as_parquet(frame: pd.DataFrame) -> bytes:
+    """The frame with its types; a column that mixes types becomes text."""
+    plain = frame.reset_index(drop=True)
+    plain.columns = pd.Index([str(column) for column in plain.columns])
+    mixed = [c for c in plain if plain[c].dtype == object and plain[c].dropna().map(type).nunique() > 1]
+    out = io.BytesIO()
+    plain.astype(dict.fromkeys(mixed, "str")).to_parquet(out, index=False)
+    return out.getvalue()
+
+
+def file_name(title: str) -> str:
+    """A file's name, without its ending, from a table's title."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "table"
 
 
 def harmless(value: Any) -> Any:

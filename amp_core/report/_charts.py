@@ -16,6 +16,8 @@ from amp_core.analysis import (
     class_shares,
     device_samples,
     exponent_shares,
+    first_runs,
+    gradient_agreement,
     kernel_table,
     kinds_present,
     loss_curves,
@@ -72,6 +74,9 @@ def together(charts: Charts, runs: list[Run], comparison: Comparison | None) -> 
         bars = [_bars(charts, comparison, column) for column in ("speed_ratio", "memory_ratio", "loss_ratio")]
         parts.append(tag("div", *bars, class_="row"))
         parts.append(charts.add(lambda dark: figures.deviation_figure(comparison.recipes, dark=dark)))
+        agreement = gradient_agreement(first_runs(runs))
+        if len(agreement):
+            parts.append(charts.add(lambda dark: figures.agreement_figure(agreement, dark)))
     return join(parts)
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from amp_core import words
 from amp_core._html import Html, join, table, tag
 from amp_core.analysis import Comparison, Overview
 from amp_core.findings import Finding
+from amp_core.report._files import offered
 from amp_core.run import Run
 
 _RECIPES = (
@@ -21,6 +24,7 @@ _RECIPES = (
     "On tensor cores",
     "Final loss",
     "Held-out loss",
+    "Skipped",
 )
 _RUNS = ("Run", "Recipe", "Step time", "Peak memory", "Final loss", "Held-out loss", "Skipped", "Last scale")
 _DEEPEST = 4
@@ -93,6 +97,7 @@ def comparison(found: Comparison) -> Html:
             words.percent(row["tensor_frac"]),
             words.loss(row["loss_final"]),
             words.number(row["eval_loss"]),
+            words.percent(row["skip_frac"]),
         )
         for row in recipes
     ]
@@ -111,7 +116,11 @@ def comparison(found: Comparison) -> Html:
     ]
     notes = [tag("p", note, class_="quiet") for note in found.notes]
     head = tag("p", f"Against {recipes[0]['recipe']}:")
-    return join([head, tag("ul", *lines), settings, _known(_RECIPES, cells), _known(_RUNS, each), *notes])
+    tables = [(_known(_RECIPES, cells), "Recipes", found.recipes), (_known(_RUNS, each), "Runs", found.table)]
+    if settings is not None:
+        tables.insert(0, (settings, "What differs", differing))
+    shown = [part for table_, name, frame in tables for part in (table_, offered(name, frame))]
+    return join([head, tag("ul", *lines), *shown, *notes])
 
 
 def _known(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
@@ -145,14 +154,14 @@ def numbers(view: Overview) -> Html:
         ("Peak memory", f"{words.size(memory.peak_bytes)} ({memory.what})"),
         *((str(name).replace("eval_", "held-out "), _value(value)) for name, value in view.results.items()),
     ]
-    return table((), rows)
+    return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
 
 
 def settings(run: Run) -> Html:
     """Everything that the run's head says, one line per setting."""
     head = run.head
     about = {"run_id": head.run_id, "created_at": head.created_at, "folder schema": head.schema}
-    parts = []
+    parts, everything = [], []
     for title, facts in (
         ("Configuration", head.config),
         ("Environment", head.environment),
@@ -162,7 +171,9 @@ def settings(run: Run) -> Html:
         rows = list(_flat(facts))
         if rows:
             parts.append(table(("Setting", "Value"), rows, title))
-    return join(parts)
+            everything += [(title, *row) for row in rows]
+    frame = pd.DataFrame(everything, columns=["part", "setting", "value"])
+    return join([*parts, offered("Settings", frame)])
 
 
 def _flat(facts: Mapping[str, Any], above: str = "", depth: int = 1) -> list[tuple[str, str]]:

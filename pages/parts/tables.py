@@ -7,8 +7,6 @@ puts one button below it: each table as CSV and Parquet, the numbers of each cha
 chart's camera saves. A table is named by its text alternative, a chart by its title.
 """
 
-import io
-import re
 from typing import Any
 
 import pandas as pd
@@ -16,7 +14,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from amp_core.figures.data import chart_csv
-from amp_core.spreadsheet import as_csv
+from amp_core.spreadsheet import as_csv, as_parquet, file_name
 from amp_core.words import NONE
 
 _SHOWN = "tables.shown"
@@ -78,18 +76,3 @@ def offer() -> None:
                         key=f"tables.{kind}.{alt}",
                         on_click="ignore",
                     )
-
-
-def file_name(alt: str) -> str:
-    """A file's name from a table's text alternative."""
-    return re.sub(r"[^a-z0-9]+", "-", alt.lower()).strip("-")[:60] or "table"
-
-
-def as_parquet(frame: pd.DataFrame) -> bytes:
-    """The frame with its types; a column that mixes types becomes text."""
-    plain = frame.reset_index(drop=True)
-    plain.columns = [str(column) for column in plain.columns]
-    mixed = [c for c in plain if plain[c].dtype == object and plain[c].dropna().map(type).nunique() > 1]
-    out = io.BytesIO()
-    plain.astype(dict.fromkeys(mixed, "str")).to_parquet(out, index=False)
-    return out.getvalue()

@@ -3,9 +3,11 @@
 import base64
 import gzip
 import html
+import io
 import json
 import re
 
+import pandas as pd
 import pytest
 
 from amp_core import RunError, load_run
@@ -56,6 +58,24 @@ def test_several_runs_are_compared_with_the_first():
     assert len(page.encode()) < 5_000_000
     assert page.count(packed(page, "plotly")[:200]) == 0  # packed, and only once
     assert page.count('id="plotly"') == 1
+    titles = [c["light"]["layout"]["title"]["text"] for c in json.loads(packed(page, "charts")).values()]
+    assert "Gradients against their FP32 replay" in titles
+
+
+def test_each_table_is_offered_as_csv_and_parquet():
+    runs = [load_run(SAMPLES[name]) for name in ("fp32", "bf16")]
+    page, found = report_html(runs), compare(runs)
+    links = re.findall(r'href="data:([^;]+);base64,([^"]*)" download="([^"]+)"', page)
+    kinds = {"text/csv": ".csv", "application/vnd.apache.parquet": ".parquet"}
+    assert all(name.endswith(kinds[media]) for media, _, name in links)
+    assert len(links) == 2 * (3 + 2 * len(runs))  # of a run its numbers, and its settings, whose tables are one file
+    held = {name: base64.b64decode(data) for _, data, name in links}
+    back = pd.read_parquet(io.BytesIO(held["recipes.parquet"]))
+    assert back["speed_ratio"].tolist() == found.recipes["speed_ratio"].tolist()
+    assert (
+        pd.read_csv(io.BytesIO(held["what-differs.csv"]))["setting"].tolist() == found.differences["setting"].tolist()
+    )
+    assert {"runs.csv", "numbers.csv", "settings.parquet"} <= set(held)
 
 
 def test_kernels_memory_and_operators_are_shown_where_there_are_any(tmp_path):
