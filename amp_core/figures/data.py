@@ -13,7 +13,7 @@ from amp_core.spreadsheet import as_csv
 def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
 
-    Traces that only make a heatmap clickable, and traces without points, are left out.
+    Traces that only make a heatmap clickable or the legend complete, and traces without points, are left out.
     """
     frames = []
     for number, trace in enumerate(figure.data):
@@ -23,9 +23,10 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
             x, y = _array(trace.x), _array(trace.y)
             grid = np.meshgrid(np.arange(len(x)), np.arange(len(y)))
             there = pd.notna(z)
-            x, y, z = x[grid[0][there]], y[grid[1][there]], z[there]
+            said = z if trace.text is None else _array(trace.text)  # colours of names stand for numbers of no meaning
+            x, y, z = x[grid[0][there]], y[grid[1][there]], said[there]
             frames.append(pd.DataFrame({"trace": name, "x": x, "y": y, "z": z}))
-        elif name != "cells" and trace.y is not None and trace.x is not None:
+        elif name != "cells" and trace.y is not None and trace.x is not None and list(trace.x) != [None]:
             frames.append(pd.DataFrame({"trace": name, "x": _array(trace.x), "y": _array(trace.y)}))
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"trace": [], "x": [], "y": []})
     layout = figure.layout

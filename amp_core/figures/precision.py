@@ -52,10 +52,9 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         hoverinfo="skip",
     )
     for name, hue in zip(found, hues, strict=True):
-        those = cells[cells["ran"] == name]
-        figure.add_scatter(  # in the cell's own colour on one of them: it is there for the legend
-            x=those["op"].tolist()[:1],
-            y=those["module"].tolist()[:1],
+        figure.add_scatter(  # nothing but its square in the legend
+            x=[None],
+            y=[None],
             mode="markers",
             marker={"color": hue, "symbol": "square", "size": 9},
             hoverinfo="skip",

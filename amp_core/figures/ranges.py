@@ -86,7 +86,7 @@ def exponent_heatmap(
             "outlinewidth": 0,
             "orientation": "h",  # beside the plot it would take a third of a narrow page
             "lenmode": "pixels",
-            "len": 330,
+            "len": 300,
             "x": 0,
             "xref": "container",
             "xanchor": "left",

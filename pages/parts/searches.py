@@ -123,7 +123,7 @@ def _shown(row: Tried) -> dict[str, Any]:
         else words.NONE,
         "memory": f"{words.number(row.memory_ratio)} ×",
         "learns": row.parity or words.NONE,
-        "out": row.out if row.out != row.parity else "what it learns",
+        "out": "what it learns" if row.out and row.out == row.parity else row.out or words.NONE,
         "note": row.note,
         "steps": row.steps,
         "trainings": len(row.runs),

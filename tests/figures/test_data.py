@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core import load_run
-from amp_core.analysis import exponent_shares, scale_trace, skip_episodes
-from amp_core.figures import exponent_heatmap, scale_figure
+from amp_core.analysis import exponent_shares, precision_cells, scale_trace, skip_episodes
+from amp_core.figures import exponent_heatmap, precision_figure, scale_figure
 from amp_core.figures.data import chart_csv, chart_data
 from tests.synthetic import write
 
@@ -26,3 +26,10 @@ def test_a_heatmap_has_a_row_for_each_cell_that_is_drawn(tmp_path):
     shares = exponent_shares(load_run(write(tmp_path / "a", "healthy")), "output_grad")
     data = chart_data(exponent_heatmap(shares))
     assert len(data) == (shares["share"] > 0).sum() and set(data["y"]) == set(shares["name"])
+
+
+def test_the_precision_map_gives_formats_by_name_not_by_number(tmp_path):
+    cells = precision_cells(load_run(write(tmp_path / "a", "traced")))
+    data = chart_data(precision_figure(cells))
+    mapped = data[data["z"].notna()]
+    assert len(mapped) == len(cells) and {"FP16", "FP32"} <= set(mapped["z"]) and data["x"].notna().all()
