@@ -33,6 +33,7 @@ class Watching:
         self._every = every
         self._options = dict(options)
         self._trainings = 0
+        self._trackers: list[Any] = []
         self.recorder: Recorder | None = None
 
     def begin(self, model: torch.nn.Module, optimizers: Any, *, config: Mapping[str, Any], scaler: Any = None) -> None:
@@ -43,6 +44,14 @@ class Watching:
         known = {key: value for key, value in config.items() if value is not None}
         options = self._options | {"config": known | dict(self._options.get("config") or {})}
         self.recorder = watch(model, optimizers, scaler=scaler, into=into, every=self._every, **options)
+        for tracker in self._trackers:
+            self.recorder.mirror(tracker)
+
+    def mirror(self, tracker: Any) -> None:
+        """Mirror every training to come to `tracker`, and the present one from now on: `Recorder.mirror`."""
+        self._trackers.append(tracker)
+        if self.recorder is not None and not self.recorder.writer.closed:
+            self.recorder.mirror(tracker)
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
         """Keep an evaluation's numbers: as an event of the step that is over, and in the head as the latest."""

@@ -42,6 +42,11 @@ class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
         """The present or last training's recorder."""
         return self._watching.recorder
 
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._watching.mirror(tracker)
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Everything is prepared: begin the run."""
         if not trainer.optimizers:

@@ -47,6 +47,11 @@ class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-
         """The present or last training's recorder."""
         return self._watching.recorder
 
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._watching.mirror(tracker)
+
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer is made: from now on its `train` ends the run where it ends by an exception."""
         self._guard(_trainer_at_work(), "train")

@@ -149,11 +149,17 @@ def test_an_exception_ends_the_run_and_takes_the_hooks_off(tmp_path, later):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in seen.model.modules())
 
 
-def test_a_second_training_has_a_folder_of_its_own(tmp_path):
-    callback = WatchCallback(tmp_path / "run")
+def test_a_second_training_has_a_folder_of_its_own_and_the_same_tracker(tmp_path):
+    class Tracker(list):
+        def log(self, row, step):
+            self.append(step)
+
+    tracker, callback = Tracker(), WatchCallback(tmp_path / "run")
+    callback.mirror(tracker)
     trainer = train(tmp_path, [callback], max_steps=2)
     trainer.train()
     assert [len(load_run(tmp_path / name).steps) for name in ("run", "run-2")] == [2, 2]
+    assert tracker == [0, 1, 0, 1]
 
 
 def test_what_the_trainer_knows_cannot_be_given(tmp_path):

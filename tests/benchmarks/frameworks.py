@@ -1,0 +1,245 @@
+"""What watching costs in each framework: `python -m tests.benchmarks.frameworks [--only keras] [--cpu-time] …`.
+
+One training per framework that is watched at the defaults, and one that is not, of the same model from the same seed.
+Each runs in a thread of its own that hands over after some steps, so that both live in one process, pay for their
+framework's loop, and take turns; a second bare one shows how much of a difference is noise. Ratios are taken turn by
+turn; their interval is a bootstrap of the median. `--cpu-time` compares processor time in place of the clock's, where
+others use the machine too. Keras runs on `KERAS_BACKEND`, by default torch.
+"""
+
+import argparse
+import functools
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from amp_core.record import watch
+from tests.benchmarks.measuring import REST_S, machine, say, table
+
+STEPS = 10
+"""Steps in a turn: one of them is measured tensor by tensor at the defaults."""
+WARM_UP = 2
+"""Turns that are not counted: kernels compile in them, and a loop finds its ways in."""
+RESAMPLES = 2000
+
+
+class Baton:
+    """A training in a thread of its own that goes on for `STEPS` steps whenever it is told to."""
+
+    def __init__(self, train: Callable[["Baton"], None]) -> None:
+        self._go, self._over = threading.Semaphore(0), threading.Semaphore(0)
+        self._steps = 0
+        self._last = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(train,), daemon=True)
+        self._thread.start()
+
+    def turn(self) -> None:
+        """Let it make its next steps."""
+        self._go.release()
+        self._over.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def finish(self) -> None:
+        """Let it come to its end."""
+        self._last = True
+        self._go.release()
+        self._thread.join()
+
+    def __call__(self) -> bool:
+        """Called by the training before each step; whether there is to be one more."""
+        if self._steps % STEPS == 0 and not self._last:
+            if self._steps:
+                self._over.release()
+            self._go.acquire()
+        self._steps += 1
+        return not self._last
+
+    def _run(self, train: Callable[["Baton"], None]) -> None:
+        self._go.acquire()
+        self._go.release()
+        try:
+            train(self)
+        except BaseException as error:
+            self.error = error
+            self._over.release()
+
+
+class Batches(torch.utils.data.IterableDataset[Any]):
+    """Batches without an end, until the baton says so: loading one is where a training hands over."""
+
+    def __init__(self, baton: Baton, make: Callable[[torch.Generator], Any]) -> None:
+        self._baton = baton
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(1)
+        while self._baton():
+            yield self._make(generator)
+
+
+def network(width: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (torch.nn.Linear(width, width), torch.nn.LayerNorm(width))]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+
+
+def rows(width: int, batch: int) -> Callable[[torch.Generator], Any]:
+    return lambda g: (torch.randn(batch, width, generator=g), torch.randint(0, 10, (batch,), generator=g))
+
+
+def accelerate(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    model = network(size.width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    recorder = watch(model, optimizer, into=into) if into is not None else None
+    for x, y in Batches(baton, rows(size.width, size.batch)):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if recorder is not None:
+        recorder.close()
+
+
+def transformers(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from amp_core.record.transformers import WatchCallback
+
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=size.width // 2, n_layer=2, n_head=4, **ends)
+    with tempfile.TemporaryDirectory() as out:
+        quiet = {"report_to": [], "save_strategy": "no", "logging_steps": 10**9, "disable_tqdm": True}
+        args = TrainingArguments(out, max_steps=10**6, use_cpu=True, bf16=True, per_device_train_batch_size=1, **quiet)
+
+        def make(generator: torch.Generator) -> dict[str, torch.Tensor]:
+            ids = torch.randint(0, 256, (size.batch // 8, 64), generator=generator)
+            return {"input_ids": ids, "labels": ids}
+
+        class Handing(Trainer):  # type: ignore[misc, unused-ignore]
+            def get_train_dataloader(self) -> Any:
+                return torch.utils.data.DataLoader(Batches(baton, make), batch_size=None)
+
+        callbacks = [WatchCallback(into)] if into is not None else []
+        data = [make(torch.Generator())]
+        Handing(GPT2LMHeadModel(config), args, train_dataset=data, callbacks=callbacks).train()
+
+
+def lightning(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
+    from lightning import LightningModule, Trainer
+
+    from amp_core.record.lightning import WatchCallback
+
+    class Module(LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network(size.width)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    callbacks = [WatchCallback(into)] if into is not None else []
+    loader = torch.utils.data.DataLoader(Batches(baton, rows(size.width, size.batch)), batch_size=None)
+    Trainer(precision="bf16-mixed", accelerator="cpu", max_epochs=1, callbacks=callbacks, **quiet).fit(Module(), loader)
+
+
+def keras(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
+    import keras
+
+    from amp_core.record.keras import WatchCallback
+
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    keras.utils.set_random_seed(0)
+    layers = [part for _ in range(6) for part in (keras.layers.Dense(size.width), keras.layers.LayerNormalization())]
+    model = keras.Sequential([keras.Input((size.width,)), *layers, keras.layers.Dense(10, dtype="float32")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=False)
+    made = ((x.numpy(), y.numpy()) for x, y in Batches(baton, rows(size.width, size.batch)))
+    callbacks = [WatchCallback(into)] if into is not None else []
+    model.fit(made, steps_per_epoch=10**6, verbose=0, callbacks=callbacks)
+
+
+FRAMEWORKS = {"accelerate": accelerate, "transformers": transformers, "lightning": lightning, "keras": keras}
+
+
+def interval(values: np.ndarray) -> str:
+    """The median, and from where to where 95 % of the medians of resampled turns lie."""
+    picks = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(values[picks], axis=1), (0.025, 0.975))
+    return f"{np.median(values):.3f} ({low:.3f} to {high:.3f})"
+
+
+def measured(name: str, given: argparse.Namespace, folder: Path) -> list[list[object]]:
+    """The rows of one framework."""
+    now = time.process_time if given.cpu_time else time.perf_counter
+    ways = {"bare": None, "watched": folder / name, "bare, once more": None}
+    batons = {way: Baton(functools.partial(FRAMEWORKS[name], given, into)) for way, into in ways.items()}
+    seconds = {way: np.zeros(given.turns) for way in ways}
+    names = list(ways)
+    for turn in range(-WARM_UP, given.turns):
+        for k in range(len(names)):
+            way = names[(turn + k) % len(names)]
+            time.sleep(REST_S)
+            start = now()
+            batons[way].turn()
+            if turn >= 0:
+                seconds[way][turn] = now() - start
+    for baton in batons.values():
+        baton.finish()
+    bare = seconds["bare"]
+    more = np.median(seconds["watched"] - bare) / STEPS * 1e3
+    step = np.median(bare) / STEPS * 1e3
+    again = interval(seconds["bare, once more"] / bare)
+    return [[name, f"{step:.2f} ms", f"{more:+.3f} ms", interval(seconds["watched"] / bare), again]]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=30, help=f"turns of {STEPS} steps")
+    options.add_argument("--width", type=int, default=512)
+    options.add_argument("--batch", type=int, default=512)
+    options.add_argument("--only", default="", help="one of " + ", ".join(FRAMEWORKS))
+    options.add_argument("--cpu-time", action="store_true")
+    given = options.parse_args()
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    found, missing = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in FRAMEWORKS:
+            if given.only not in ("", name):
+                continue
+            if find_spec(name) is None:
+                missing.append(f"{name}: not measured, it is not installed")
+                continue
+            say(name)
+            found += measured(name, given, Path(folder))
+    clock = "processor time" if given.cpu_time else "time"
+    print(f"{clock}, {given.turns} turns of {STEPS} steps, at the defaults (every=10), BF16\n")
+    print(table(["framework", "a bare step", "watched, more", "watched ÷ bare (95 %)", "bare ÷ bare (95 %)"], found))
+    print(f"\n{machine().replace('median (quartiles)', 'medians')}")
+    for line in missing:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
