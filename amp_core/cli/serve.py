@@ -157,8 +157,9 @@ def is_loopback(address: str) -> bool:
 def _check_open(address: str, rules: Rules) -> None:
     """Raises `RunError` where strangers could reach Start, Stop and Delete."""
     if any(has_sign_in(secrets) for secrets in _secrets()):
-        if find_spec("authlib") is None:
-            raise RunError("sign-in is configured and Authlib is not installed; pip install 'ampscope[auth]'")
+        for name in ("Authlib", "httpx"):
+            if find_spec(name.lower()) is None:
+                raise RunError(f"sign-in is configured and {name} is not installed; pip install 'ampscope[auth]'")
     elif not rules.read_only:
         raise RunError(
             f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or set "

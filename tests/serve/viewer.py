@@ -10,6 +10,7 @@ It speaks Streamlit's own protocol (`BackMsg`, `ForwardMsg`) and keeps what a br
 import asyncio
 import time
 from dataclasses import dataclass, field
+from http.cookies import SimpleCookie
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +20,7 @@ from streamlit.proto.ClientState_pb2 import ClientState
 from streamlit.proto.Delta_pb2 import Delta
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.proto.WidgetStates_pb2 import WidgetState
+from streamlit.web.server.starlette.starlette_server_config import XSRF_COOKIE_NAME
 from websockets.asyncio.client import ClientConnection, connect
 
 
@@ -33,6 +35,8 @@ class Seen:
     elements: list[Any] = field(default_factory=list)
     not_found: bool = False
     """Whether the browser was told, for however short a time, that there is no such page."""
+    sent_to: str = ""
+    """Where the browser was told to go, to sign in or out."""
 
     def of(self, kind: str) -> list[Any]:
         """The elements of one type, e.g. `plotly_chart`."""
@@ -73,12 +77,17 @@ class Viewer:
         self._socket = await connect(
             self.url,
             additional_headers={"Origin": self.origin} | self.headers,
-            subprotocols=["streamlit"],  # type: ignore[list-item]
+            subprotocols=["streamlit", *self._token()],  # type: ignore[list-item]
             max_size=None,
             open_timeout=self.patience_s,
             proxy=None,
         )
         return self
+
+    def _token(self) -> list[str]:
+        """The cookie against forged requests, said again: without it the server takes no notice of who signed in."""
+        cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        return [cookies[XSRF_COOKIE_NAME].value] if XSRF_COOKIE_NAME in cookies else []
 
     async def __aexit__(
         self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
@@ -130,6 +139,8 @@ class Viewer:
                     timers = {}
                 elif kind == "navigation":
                     self.page_hash = message.navigation.page_script_hash
+                elif kind == "auth_redirect":
+                    seen.sent_to = message.auth_redirect.url
                 elif kind == "page_not_found":
                     seen.not_found = True
                 elif kind == "auto_rerun":
