@@ -109,9 +109,12 @@ head.verdict(
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = thin(trace, "step", "loss_scale", keep="skipped")
-    figure = scale_figure(shown, episodes, dark, window=loaders.analysed(safe_window_over_time, run))
+    over_time = loaders.analysed(safe_window_over_time, run)
+    figure = scale_figure(shown, episodes, dark, window=over_time)
     figure = with_marks(figure, phases, dark=dark)
     clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
+    if (over_time["lowest"] > over_time["highest"]).any():
+        st.caption("Where the band is interrupted, no single loss scale served every gradient.")
     for point in clicked[:1]:
         open_step(int(float(point["x"])))
 if window:
