@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 MOST_VALUES = 2**27
 """Values in one segment, a gibibyte of numbers: a million rows of `tensors` have half of that."""
-MOST_BYTES = 2**31
+MOST_BYTES = 2**30
 """Bytes that one segment may decode to."""
 ROWS_AT_ONCE = 65_536
 FEW_ROWS = 64

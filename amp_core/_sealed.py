@@ -57,6 +57,7 @@ class Sealed:
         there = [c for c in columns if c in self._columns]
         with Reading(self.file):
             found = self._opened().read_row_group(group.index, columns=there, use_threads=False)
+        refuse_null_steps(found)
         empty = np.full(found.num_rows, np.nan)
         return [pc.cast(found.column(c), pa.float64()).to_numpy() if c in there else empty for c in columns]
 
@@ -121,6 +122,12 @@ class Sealed:
 
     def _opened(self, coded: list[str] | None = None) -> pq.ParquetFile:
         return pq.ParquetFile(self._path, metadata=self._metadata, read_dictionary=coded)
+
+
+def refuse_null_steps(table: pa.Table) -> None:
+    """Raise `RunError` where rows do not say of which step they are."""
+    if "step" in table.column_names and table.column("step").null_count:
+        raise RunError("tensors has rows without 'step'; every row needs it")
 
 
 class Reading:

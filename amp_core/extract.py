@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core._sealed import TENSORS, Sealed
+from amp_core._sealed import TENSORS, Sealed, refuse_null_steps
 from amp_core._segments import File, Segment, is_ordered
 from amp_core._source import FolderSource, retried
 from amp_core.addresses import Address
@@ -163,6 +163,8 @@ class Extract(Run):
                 if read.file.name.endswith(".parquet"):  # sealed since it was listed
                     self._take_sealed(stem, read.file)
                 else:
+                    if read.table is not None:
+                        refuse_null_steps(read.table)
                     self._open[stem] = read
         self._sealed = dict(sorted(self._sealed.items()))
 

@@ -173,3 +173,18 @@ def test_extract_is_tasted_in_each_of_its_parts(taster: Taster, tmp_path: Path) 
     assert isinstance(run, Extract)
     steps = run.of_tensor("weight_grad", "a", ["step", "absmax"])
     assert steps.num_rows == 40 and run.sampled_steps == 40
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrows"])
+def test_row_of_no_step_is_refused_however_it_is_read(form: str, taster: Taster, tmp_path: Path) -> None:
+    rows = pa.table({"step": [0, None, 2], "name": ["w"] * 3, "inf": [0, 1, 0]})
+    folder = strangers(tmp_path / "a", honest()[0])
+    file = folder / "tensors" / f"00001.{form}"
+    if form == "parquet":
+        pq.write_table(rows, file)
+    else:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+    for most_rows in (2, 100):
+        with pytest.raises(RunError, match="tensors has rows without 'step'; every row needs it"):
+            open_extract(folder, most_rows, taster).validate(full=True)
