@@ -3,14 +3,9 @@
 Where there is no Chromium these tests are skipped and say so; with AMPSCOPE_REQUIRE_BROWSER=1 they fail instead.
 """
 
-import contextlib
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.serve.running import Server, app
+
 FLAGS = (
     "--no-sandbox",  # needs privileges that a container seldom has; only our own page is opened
     "--disable-gpu",
@@ -39,49 +35,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@dataclass
-class Server:
-    """A running app."""
-
-    base: str
-    runs: Path
-    process: "subprocess.Popen[bytes]"
-
-
-@contextlib.contextmanager
-def serve(runs: Path) -> Iterator[Server]:
-    """Start the app on a free port, and stop that process, and no other, at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}", "--server.headless=true"]
-    log = runs.parent / "server.log"
-    with open(log, "wb") as out:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"AMPSCOPE_RUNS": str(runs)}, stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/_stcore/health") or process.poll() is not None, 60)
-        assert process.poll() is None, log.read_text()
-        yield Server(f"http://127.0.0.1:{port}", runs, process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
-
-
-def answers(url: str) -> bool:
-    """Whether something answers there."""
-    try:
-        with urllib.request.urlopen(url, timeout=1):
-            return True
-    except OSError:
-        return False
-
-
 def wait_for(condition: Callable[[], object], seconds: float) -> None:
     """Return as soon as `condition()` is true; fail after `seconds`."""
     give_up = time.monotonic() + seconds
@@ -93,7 +46,7 @@ def wait_for(condition: Callable[[], object], seconds: float) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One app for all tests of this folder, already visited once."""
-    with serve(tmp_path_factory.mktemp("app") / "runs") as running:
+    with app(tmp_path_factory.mktemp("app") / "runs") as running:
         yield running
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from tests.browser.conftest import FLAGS, serve
+from tests.browser.conftest import FLAGS
 from tests.pages.conftest import pages
+from tests.serve.running import app
 from tests.synthetic import live, write
 
 STILL_MS = 400
@@ -102,7 +103,7 @@ def main() -> int:
     asked = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside,
-        serve(Path(aside) / "runs") as server,
+        app(Path(aside) / "runs") as server,
         sync_playwright() as playwright,
     ):
         executable = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from tests.browser.conftest import FLAGS, serve
+from tests.browser.conftest import FLAGS
+from tests.serve.running import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "sample_runs" / "loss-scale.png"
@@ -36,7 +37,7 @@ def take(base: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ampscope-picture-") as aside, serve(Path(aside) / "runs") as server:
+    with tempfile.TemporaryDirectory(prefix="ampscope-picture-") as aside, app(Path(aside) / "runs") as server:
         take(server.base)
     size = PICTURE.stat().st_size
     sys.stdout.write(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB\n")

@@ -7,8 +7,9 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.packing import pack
-from tests.browser.conftest import serve, wait_for
+from tests.browser.conftest import wait_for
 from tests.pages.conftest import pages
+from tests.serve.running import app
 from tests.synthetic import live, write
 
 ADDRESSES = ["/" if address == "overview" else f"/{address}" for address in pages().values()]
@@ -118,7 +119,7 @@ def test_a_row_of_the_library_chooses_its_run(server, new_tab):
 
 def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
     write(tmp_path / "runs" / "deep", "overflowing")
-    with serve(tmp_path / "runs") as fresh:
+    with app(tmp_path / "runs") as fresh:
         tab = new_tab().open(f"{fresh.base}/loss-scale?run=run%2Fdeep")
         tab.page.wait_for_selector(
             '[data-testid="stSidebar"] [data-testid="stSelectbox"]'

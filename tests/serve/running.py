@@ -1,4 +1,4 @@
-"""A real server on the loopback address: `with serving(runs) as server: …`."""
+"""A real server on the loopback address: `with serving(runs) as server: …`; `app(runs)` is that of a checkout."""
 
 import asyncio
 import contextlib
@@ -58,16 +58,35 @@ def serving(runs: Path, *flags: str, program: Path | None = None) -> Iterator[Se
 
     `program` is an installed `ampscope`, which has to find everything by itself.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    runs.parent.mkdir(parents=True, exist_ok=True)
-    log = runs.parent / f"server-{port}.log"
     start = [sys.executable, "-m", "amp_core"] if program is None else [str(program)]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (_path() if program is None else {})
+    port = _free_port()
     command = [*start, "serve", "--runs", str(runs), "--port", str(port), "--no-browser", *flags]
+    with _up(command, port, runs, cwd=runs.parent, environment=environment) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def app(runs: Path) -> Iterator[Server]:
+    """The same for `streamlit run app.py` in the checkout."""
+    port = _free_port()
+    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}", "--server.headless=true"]
+    with _up(command, port, runs, cwd=ROOT, environment=os.environ | {"AMPSCOPE_RUNS": str(runs)}) as server:
+        yield server
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _up(command: list[str], port: int, runs: Path, *, cwd: Path, environment: dict[str, str]) -> Iterator[Server]:
+    runs.parent.mkdir(parents=True, exist_ok=True)
+    log = runs.parent / f"server-{port}.log"
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, cwd=runs.parent, env=environment, stdout=out, stderr=out)
+        process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=out, stderr=out)
     try:
         give_up = time.monotonic() + 60
         while not answers(f"http://127.0.0.1:{port}/_stcore/health"):
