@@ -97,10 +97,10 @@ class Race:
         if self.over():
             return set()
         runs = self.judge()
-        going = {i for i in range(len(self._folders)) if i not in self.out}
+        going = {i for i in runs if i not in self.out}  # one without a run failed before its first step
         if 0 in self.out or len(going) < 2:  # nothing to hold the others against, or no others
             return set()
-        return set() if going <= set(runs) and _settled([runs[i] for i in sorted(going)]) else going
+        return set() if _settled([runs[i] for i in sorted(going)]) else going
 
     def judge(self) -> dict[int, Run]:
         """See who is to leave; the runs so far."""

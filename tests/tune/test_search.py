@@ -14,6 +14,7 @@ from amp_core.analysis import compare
 from amp_core.schema import RunError
 from amp_core.train.interleave import Member
 from amp_core.train.tune import Ended, tune
+from amp_core.train.tune_race import Race, ranked
 from amp_core.train.tune_result import Tuned, load_tuned
 from tests.tune.workloads import Stopwatch, config
 
@@ -87,6 +88,18 @@ def test_large_activations_get_bf16_though_fp16_is_faster(tmp_path):
     assert "loud" in islands.note and "activations too large for FP16" in islands.note
 
 
+def test_where_the_fastest_learns_worse_the_next_is_asked_over_the_same_seeds_of_fp32(tmp_path):
+    asked = {"init_scale": 1.0}  # with which fp16 loses nearly all of these gradients
+    found, watch, _ = search(tmp_path, "tiny_gradients", FASTEST_FP16, settings=asked)
+    assert found.chosen == "bf16" and found.confirmed
+    asked = rows(found, "confirm")
+    assert asked["fp16"].out.startswith("worse") and not asked["bf16"].out
+    assert asked["bf16"].speed_ratio == pytest.approx(10 / 6, rel=0.02)  # of the race, in which it took turns with FP32
+    seeds = {name: [run.rpartition("seed")[2] for run in row.runs] for name, row in asked.items()}
+    assert seeds["fp16"] == seeds["bf16"] == seeds["fp32"]
+    assert sum(name.startswith("fp32-seed") for name in watch.trained) == len(seeds["fp32"])  # each seed once
+
+
 def test_islands_let_fp16_train_what_overflows(tmp_path):
     found, _, _ = search(tmp_path, "large_activations", FAST_FP16)
     assert found.chosen == "fp16-islands"
@@ -99,6 +112,19 @@ def test_where_16_bits_are_slower_fp32_stays_and_nothing_is_confirmed(tmp_path):
     race = rows(found, "race")
     assert race["fp16"].out.startswith("slower than fp32") and not rows(found, "confirm")
     assert not [name for name in watch.trained if "seed" in name]
+
+
+def test_a_race_ends_once_more_steps_would_tell_no_more(on_fast_gpu):
+    _, folder, _ = on_fast_gpu
+
+    def goes_on(*names):
+        return Race(names, [folder / "race" / name for name in names], over=lambda: False).keep(60)
+
+    assert goes_on("fp32", "bf16", "fp16") == set()  # FP32 is slower, the other two are alike
+    assert goes_on("fp32") == set()  # no one to race
+    runs = [load_run(folder / "race" / name) for name in ("fp32", "bf16")]
+    assert goes_on("fp32", "nobody") == set()
+    assert ranked([[run] for run in runs]) == [1, 0]
 
 
 def test_options_that_gain_are_taken_and_others_are_not(tmp_path):
