@@ -27,8 +27,7 @@ SUMS = {
     "2⁻¹³ × 2⁻¹³ in FP16": ("fp16", "2^-13", "×", "2^-13"),
     "300 × 300 in FP16": ("fp16", "300", "×", "300"),
 }
-FIELDS = ("format", "a", "operation", "b")
-"""What a sum or product is made of."""
+FIELDS = ("format", "a", "operation", "b")  # what a sum or product is made of
 
 
 def number(label: str, text: str) -> Number:
