@@ -152,7 +152,7 @@ def trouble(run: Run) -> str:
 def slower(lead: Run, run: Run, name: str) -> str:
     """Why `run` is surely slower than `lead`, called `name`; empty where that is not sure."""
     ratio = ratios.speed_ratio([(lead, run)])
-    if ratio.enough and ratio.verdict == "slower":
+    if ratio.enough and _clearly_slower(ratio):
         return f"slower than {name}: {_times(ratio.value)} its speed"
     block = ratios.took_turns(lead, run)
     if block is None:
@@ -178,7 +178,7 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
     order = []
     while left:
         top = max(left, key=lambda i: against_first[i])
-        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i])]
+        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i], yardstick=i == 0)]
         order.append(min(alike))
         left.remove(order[-1])
     return order + [i for i in range(len(runs)) if i not in order]
@@ -187,13 +187,23 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
 def _settled(runs: Sequence[Run]) -> bool:
     """Whether more steps would not change who leads, nor what is known of the others' speed beside it."""
     lead = runs[ranked([[run] for run in runs])[0]]
-    pairs = [ratios.speed_ratio([(lead, run)]) for run in runs if run is not lead]
-    return all(ratio.enough and ratio.verdict in ("slower", "no difference seen") for ratio in pairs)
+    for run in runs:
+        ratio = ratios.speed_ratio([(lead, run)])
+        told = _clearly_slower(ratio) or ratio.verdict == "no difference seen"
+        if run is not lead and not (ratio.enough and told):
+            return False
+    return True
 
 
-def _surely_slower(lead: Sequence[Run], other: Sequence[Run]) -> bool:
+def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, yardstick: bool) -> bool:
     ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
-    return ratio.verdict == "slower"
+    return ratio.verdict == "slower" if yardstick else _clearly_slower(ratio)
+
+
+def _clearly_slower(ratio: ratios.Ratio) -> bool:
+    """Whether all of the interval lies beyond the margin: it is asked after each round, and of each pair, so that an
+    interval which leaves out 1 now and then is to be expected of recipes that are equally fast."""
+    return ratio.verdict == "slower" and ratio.high < 1 / (1 + ratios.MARGIN)
 
 
 def broken(out: str) -> bool:
