@@ -46,6 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     rank = int(os.environ.get("RANK", "0"))
     if config.nproc > 1 and "WORLD_SIZE" not in os.environ:
+        if str(arguments.out).startswith("memory:"):
+            out = f"out={str(arguments.out)!r}"
+            raise RunError(
+                f"{out} is the memory of one process, and nproc={config.nproc} starts several; give a folder"
+            )
         from amp_core.train.launch import launch
 
         same = ["--resume"] if arguments.resume else []

@@ -9,6 +9,7 @@ import torch.distributed.run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from amp_core import RunError, load_run
+from amp_core.__main__ import main
 from amp_core.analysis import rank_table
 from amp_core.runlog import RunWriter
 from amp_core.train import TrainConfig
@@ -94,3 +95,9 @@ def test_two_processes_train_from_the_command_line(tmp_path):
     losses = run.steps.pivot(index="step", columns="rank", values="loss")
     assert (losses[0] != losses[1]).any(), "each has batches of its own"
     assert (run.steps.groupby("step")["grad_norm"].nunique() == 1).all(), "and all the same gradient"
+
+
+def test_several_processes_do_not_share_the_memory_of_one(capsys):
+    command = ["train", "--workload", "digits-cnn", "--precision", "fp32", "--nproc", "2", "--out", "memory://x/a"]
+    assert main(command) == 2
+    assert "memory of one process, and nproc=2" in capsys.readouterr().err
