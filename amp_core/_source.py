@@ -201,6 +201,8 @@ def retried(read: Callable[[], _T], what: Path | Address) -> _T:
             time.sleep(0.002 * attempt)
         except OSError as error:
             raise RunError(f"{what} cannot be read: {error.strerror or error}") from None
+        except MemoryError:
+            raise RunError(f"{what} needs more memory to be read than there is") from None
     raise RunError(f"{what} cannot be read: its files vanish while they are opened")
 
 

@@ -164,7 +164,7 @@ class Run:
         if name not in TABLES:
             raise RunError(f"table={name!r} is unknown; choose one of {', '.join(TABLES)}")
         if name not in self._tables:
-            self._tables[name] = self._read(TABLES[name])
+            self._tables[name] = retried(lambda: self._read(TABLES[name]), self.path / name)
         return self._tables[name]
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:

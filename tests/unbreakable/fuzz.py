@@ -179,7 +179,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(dir=ROOM) as parent:
             print(*try_one(given.only, Path(parent)), sep="\n")
         return 0
-    found = fuzz(given.first, given.inputs, every=5_000)
+    found = fuzz(given.first, given.inputs, every=1_000)
     for kind, count in sorted(found.kinds.items()):
         print(f"{count:8,} {kind}")
     print(*found.wrong, sep="\n")
