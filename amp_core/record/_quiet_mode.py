@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from amp_core.record.compiling import within_compiled
 
 _AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
 _TORCHS_OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "higher_order", "fsdp")
@@ -37,6 +39,21 @@ class QuietMode(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Let what is compiled stay compiled."""
+        return True
+
+    def leave(self) -> bool:
+        """Leave the mode where that ends no other and lasts. Otherwise it stays, and False says to come again later.
+
+        A mode entered since would be ended in its place, and autograd and compiled code put back, when they are done,
+        the modes that were active when they began.
+        """
+        if torch._C._current_graph_task_id() != -1 or within_compiled():
+            return False
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is not self:
+            return False
+        if stack:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         return True
 
     def saw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

@@ -8,9 +8,6 @@ and backward are captured (`torch.cuda.make_graphed_callables`, `torch.compile(m
 found by the optimizer and gradients are measured before it; a graph of whole steps leaves nothing to find.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 UNSEEN = "what a CUDA graph replays; a step is seen where its optimizer is outside of the graph"
@@ -21,15 +18,11 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def unless_capturing(
-    hook: Callable[..., Any], met: Callable[[], None], instead: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """`hook`, but within a capture only `met` is called, and `instead` where there is one."""
+def transformed() -> bool:
+    """Whether `torch.func` is at work (`vmap`, `grad`, …): what comes through the model's hooks then has no values."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
-    def look(*args: Any, **kwargs: Any) -> Any:
-        if not capturing():
-            return hook(*args, **kwargs)
-        met()
-        return instead(*args, **kwargs) if instead is not None else None
 
-    return look
+def out_of_sight() -> bool:
+    """Whether tensors cannot be looked at just now, for either reason."""
+    return transformed() or capturing()

@@ -11,6 +11,7 @@ from typing import Any
 from torch.nn.utils import clip_grad
 
 from amp_core.record._patch import Patches
+from amp_core.record.compiling import untraced
 
 _INNER = "_clip_grads_with_norm_"
 
@@ -34,8 +35,13 @@ def unlisten(listener: Callable[[], None]) -> None:
 
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(*args: Any, **kwargs: Any) -> Any:
-        for listener in tuple(_listeners):
-            listener()
+        _tell()
         return original(*args, **kwargs)
 
     return clip
+
+
+@untraced
+def _tell() -> None:
+    for listener in tuple(_listeners):
+        listener()

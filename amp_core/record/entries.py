@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from amp_core.record._inert import Hook
+from amp_core.record.captures import transformed
 from amp_core.record.outputs import is_compiled
 
 
@@ -71,7 +72,7 @@ class Entries:
             handle.remove()
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling() or transformed() or threading.get_ident() != self._thread:
             return
         if module is self._model:
             self._depth = 0
@@ -82,7 +83,7 @@ class Entries:
             self._began(module, args, kwargs)
 
     def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+        if torch.compiler.is_compiling() or transformed() or threading.get_ident() != self._thread:
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:

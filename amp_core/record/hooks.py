@@ -17,7 +17,6 @@ that the training goes on using is copied before it is kept.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,11 +26,25 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
-from amp_core.record.captures import UNSEEN, capturing, unless_capturing
+from amp_core.record.captures import UNSEEN, capturing
+from amp_core.record.compiling import untraced
 from amp_core.record.entries import Entries
 from amp_core.record.gradients import in_backward
 from amp_core.record.outputs import tensors_in
 from amp_core.record.steps import Steps, borne
+
+
+def listening(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Hooks` that the loop comes through. It is not compiled with the loop, and sees no capture."""
+
+    @functools.wraps(hook)
+    def listen(self: "Hooks", *args: Any) -> Any:
+        if not capturing():
+            return hook(self, *args)
+        self._on_capture()
+        return None
+
+    return untraced(listen)
 
 
 class Hooks:
@@ -57,13 +70,12 @@ class Hooks:
         return len(self._handles) + len(self._entries)
 
     def _install(self, model: torch.nn.Module) -> None:
-        unless = functools.partial(unless_capturing, met=self._on_capture)
-        self._entries = Entries(model, unless(self._on_forward), unless(self._on_forward_end))
+        self._entries = Entries(model, self._on_forward, self._on_forward_end)
         self._steps.over = self._entries.settle
         for index, optimizer in enumerate(self._steps.optimizers):
             self._handles += [
-                optimizer.register_step_pre_hook(unless(self._before_optimizer(index))),
-                optimizer.register_step_post_hook(unless(self._after_optimizer(index))),
+                optimizer.register_step_pre_hook(functools.partial(self._before_optimizer, index)),
+                optimizer.register_step_post_hook(functools.partial(self._after_optimizer, index)),
             ]
         if self._scaler is not None:
             for name, around in (
@@ -72,15 +84,10 @@ class Hooks:
                 ("step", self._around_step),
                 ("update", self._around_update),
             ):
-                self._patches.wrap(self._scaler, name, self._around_outside_captures(around))
+                self._patches.wrap(self._scaler, name, around)
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
-
-    def _around_outside_captures(
-        self, around: Callable[..., Any]
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return lambda original: unless_capturing(around(original), self._on_capture, original)
 
     def _on_capture(self) -> None:
         if not self._met_capture:
@@ -102,6 +109,7 @@ class Hooks:
         notices_patch.backward.unlisten(self._on_loss)
         notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
 
+    @listening
     @borne
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._steps.auditing or in_backward():
@@ -123,6 +131,7 @@ class Hooks:
                 self._outputs.put_on()
             self._steps.begin()
 
+    @listening
     @borne
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
@@ -161,8 +170,7 @@ class Hooks:
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
-        by_value = sys._getframe(2).f_code.co_name == "clip_grad_value_"  # 1 is the wrapper around what was called
-        if by_value and self._seen and not self._steps.auditing and not capturing():
+        if notices_patch.clips_by_value() and self._seen and not self._steps.auditing and not capturing():
             self._look_before_clipping()
 
     def _look_before_clipping(self) -> None:
@@ -180,22 +188,20 @@ class Hooks:
         with self._phases.watching():
             self._gathered.called(roots[0] if len(roots) == 1 and roots[0].numel() == 1 and not weighted else None)
 
-    def _before_optimizer(self, index: int) -> Callable[..., Any]:
-        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if self._inside_scaler_step:
-                self._steps.tell("called", "optimizer.step", index)
-                return None
-            self._repeating = False
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            if not callable(closure):
-                self._before_step(index)
-                return None
-            watched = self._around_closure(index, closure)
-            if "closure" in kwargs:
-                return args, {**kwargs, "closure": watched}
-            return (args[0], watched, *args[2:]), kwargs
-
-        return hook
+    @listening
+    def _before_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._inside_scaler_step:
+            self._steps.tell("called", "optimizer.step", index)
+            return None
+        self._repeating = False
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._before_step(index)
+            return None
+        watched = self._around_closure(index, closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": watched}
+        return (args[0], watched, *args[2:]), kwargs
 
     def _before_step(self, index: int) -> None:
         self._steps.tell("called", "optimizer.step", index)
@@ -215,74 +221,105 @@ class Hooks:
 
         return closure
 
-    def _after_optimizer(self, index: int) -> Callable[..., None]:
-        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            self._repeating = False
-            self._steps.stepping.discard(index)
-            if not self._inside_scaler_step:
-                self._steps.attempted(index, None)
-
-        return hook
+    @listening
+    def _after_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._repeating = False
+        self._steps.stepping.discard(index)
+        if not self._inside_scaler_step:
+            self._steps.attempted(index, None)
 
     def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(outputs: Any) -> Any:
-            with self._phases.watching():
-                self._steps.finish_pending()
-                self._steps.begin()
-            self._steps.tell("called", "scale", None)
+            self._before_scale()
             result = original(outputs)
-            with self._phases.watching():
-                if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                    self._gathered.add(outputs)
-                for leaf in tensors_in(result):
-                    if leaf.requires_grad:
-                        leaf.register_hook(self._on_backward)
+            self._after_scale(outputs, result)
             return result
 
         return scale
 
+    @listening
+    def _before_scale(self) -> None:
+        with self._phases.watching():
+            self._steps.finish_pending()
+            self._steps.begin()
+        self._steps.tell("called", "scale", None)
+
+    @listening
+    def _after_scale(self, outputs: Any, result: Any) -> None:
+        with self._phases.watching():
+            if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+                self._gathered.add(outputs)
+            for leaf in tensors_in(result):
+                if leaf.requires_grad:
+                    leaf.register_hook(self._on_backward)
+
     def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def unscale_(optimizer: torch.optim.Optimizer) -> Any:
-            index = self._steps.index(optimizer)
-            if index is not None:
-                self._phases.enter("optimizer")
-                self._steps.tell("called", "unscale_", index)
-                with self._phases.watching():
-                    self._steps.observe(index)
+            self._before_unscale(optimizer)
             return original(optimizer)
 
         return unscale_
 
-    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            index = self._steps.index(optimizer)
-            if index is None:
-                return original(optimizer, *args, **kwargs)
+    @listening
+    def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        index = self._steps.index(optimizer)
+        if index is not None:
             self._phases.enter("optimizer")
-            self._steps.tell("called", "scaler.step", index)
+            self._steps.tell("called", "unscale_", index)
             with self._phases.watching():
                 self._steps.observe(index)
-            self._inside_scaler_step = True
-            self._steps.stepping.add(index)
-            found = None
+
+    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._before_scaler_step(optimizer)
             try:
                 result = original(optimizer, *args, **kwargs)
-            finally:
+            except BaseException:
                 self._inside_scaler_step = False
-            self._steps.stepping.discard(index)
-            with self._phases.watching():
-                found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
-            self._steps.attempted(index, found)
+                raise
+            self._after_scaler_step(optimizer)
             return result
 
         return step
 
+    @listening
+    def _before_scaler_step(self, optimizer: torch.optim.Optimizer) -> None:
+        index = self._steps.index(optimizer)
+        if index is None:
+            return
+        self._phases.enter("optimizer")
+        self._steps.tell("called", "scaler.step", index)
+        with self._phases.watching():
+            self._steps.observe(index)
+        self._inside_scaler_step = True
+        self._steps.stepping.add(index)
+
+    @listening
+    def _after_scaler_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._inside_scaler_step = False
+        index = self._steps.index(optimizer)
+        if index is None:
+            return
+        self._steps.stepping.discard(index)
+        found = None
+        with self._phases.watching():
+            found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
+        self._steps.attempted(index, found)
+
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(*args: Any, **kwargs: Any) -> Any:
-            self._phases.enter("optimizer")
-            self._steps.tell("called", "update", None)
+            self._before_update()
             result = original(*args, **kwargs)
-            self._steps.updated()
+            self._after_update()
             return result
 
         return update
+
+    @listening
+    def _before_update(self) -> None:
+        self._phases.enter("optimizer")
+        self._steps.tell("called", "update", None)
+
+    @listening
+    def _after_update(self) -> None:
+        self._steps.updated()

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
+from amp_core.record.compiling import untraced
 from amp_core.record.gradients import in_backward
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -54,10 +55,14 @@ class BackwardState(Observer):
     def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(outputs: Any) -> Any:
             result = original(outputs)
-            self._scaled += [weakref.ref(t) for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+            self._keep(result)
             return result
 
         return scale
+
+    @untraced
+    def _keep(self, scaled: Any) -> None:
+        self._scaled += [weakref.ref(t) for t in tree_leaves(scaled) if isinstance(t, torch.Tensor)]
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.at_own_work() or in_backward():  # a checkpoint calls it for what it has made again

@@ -4,7 +4,6 @@ An event `calls` holds the calls from the end of one step to the end of the next
 other than in the step before: a loop that does the same each time writes one. `schema.EVENT_KINDS` has the words.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
+from amp_core.record.compiling import untraced
 from amp_core.record.observers import Observer
 from amp_core.record.prepared import bare
 from amp_core.runlog import RunWriter
@@ -79,6 +79,7 @@ class CallOrder(Observer):
     def _numbered(self, what: str, index: int) -> str:
         return f"{what}:{index}" if len(self._optimizers) > 1 else what
 
+    @untraced
     def _note(self, call: str) -> None:
         self._asked += call == "get_scale"
         if len(self._calls) < MOST_CALLS and not self.at_own_work():
@@ -96,13 +97,17 @@ class CallOrder(Observer):
 
     def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._inside = True
+            self._set_inside(True)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._inside = False
+                self._set_inside(False)
 
         return step
+
+    @untraced
+    def _set_inside(self, inside: bool) -> None:
+        self._inside = inside
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._note("backward")
@@ -113,6 +118,5 @@ class CallOrder(Observer):
             self._note("scheduler")
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        frame = sys._getframe(2)  # 0 is this, 1 the wrapper around what was called
-        if frame.f_code.co_name == "clip_grad_value_":
+        if notices_patch.clips_by_value():
             self._note("clip")

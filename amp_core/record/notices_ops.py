@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from amp_core.record import notices_patch
 from amp_core.record._places import call_site
 from amp_core.record._quiet_mode import QuietMode
+from amp_core.record.compiling import within_compiled
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.measure import dtype_name
@@ -50,11 +52,16 @@ class FirstOperators(Observer):
 
     def step_began(self, step: int) -> None:
         self._autocast = torch.is_autocast_enabled(self._kind)
+        self._stop()
         if self._done:
             return
         self._done = True
+        if within_compiled():
+            return
         self._mode = _Looking(self._writer, self._model, step, self.at_own_work)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
+        # Gone before the optimizer steps: if that is compiled, an older torch would not do so under a mode.
+        notices_patch.backward.listen(self._after_backward, after=True)
 
     def forward_ended(self, output: Any) -> None:
         after = torch.is_autocast_enabled(self._kind)
@@ -66,10 +73,11 @@ class FirstOperators(Observer):
         self._stop()
 
     def backward_began(self) -> None:
-        # Modes are left in the order they were entered, and not here: autograd puts back, when it is done, the modes
-        # that were active when it began, so that one left meanwhile would stay for the rest of the program.
         if self._mode is not None:
             self._mode.rest()
+
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stop()
 
     def step_ended(self, step: int) -> None:
         self._stop()
@@ -79,9 +87,11 @@ class FirstOperators(Observer):
 
     def _stop(self) -> None:
         if self._mode is not None:
-            mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            mode.tell()
+            self._mode.rest()
+            if self._mode.leave():
+                mode, self._mode = self._mode, None
+                mode.tell()
+                notices_patch.backward.unlisten(self._after_backward)
 
 
 class _Looking(QuietMode):

@@ -9,8 +9,10 @@ listener raises goes no further than a warning would, because training must not 
 """
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 
 from amp_core.record._patch import Patches
+from amp_core.record.compiling import untraced
 
 Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
@@ -29,34 +32,42 @@ class Shared:
         self._owner = owner
         self._name = name
         self._listeners: list[Listener] = []
+        self._afterwards: list[Listener] = []
         self._patches = Patches()
 
-    def listen(self, listener: Listener) -> None:
-        """Call `listener(args, kwargs)` before each call from now on."""
-        self._listeners.append(listener)
+    def listen(self, listener: Listener, *, after: bool = False) -> None:
+        """Call `listener(args, kwargs)` before each call from now on, or after each that raised nothing."""
+        (self._afterwards if after else self._listeners).append(listener)
         if len(self._patches) == 0 and hasattr(self._owner, self._name):
             self._patches.wrap(self._owner, self._name, self._around)
 
     def unlisten(self, listener: Listener) -> None:
         """Stop calling `listener`; the last one to go restores torch."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-        if not self._listeners:
+        for listeners in (self._listeners, self._afterwards):
+            if listener in listeners:
+                listeners.remove(listener)
+        if not self._listeners and not self._afterwards:
             self._patches.restore()
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for listener in tuple(self._listeners):
-                try:
-                    listener(args, kwargs)
-                except Exception as error:
-                    self._listeners.remove(listener)
-                    said = f"AMPscope no longer listens to {self._name}: {error!r}"
-                    warnings.warn(said, RuntimeWarning, stacklevel=2)
-            return original(*args, **kwargs)
+            self._tell(self._listeners, args, kwargs)
+            result = original(*args, **kwargs)
+            self._tell(self._afterwards, args, kwargs)
+            return result
 
         return call
+
+    @untraced
+    def _tell(self, listeners: list[Listener], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for listener in tuple(listeners):
+            try:
+                listener(args, kwargs)
+            except Exception as error:
+                listeners.remove(listener)
+                said = f"AMPscope no longer listens to {self._name}: {error!r}"
+                warnings.warn(said, RuntimeWarning, stacklevel=4)
 
 
 backward = Shared(torch.autograd, "backward")
@@ -67,3 +78,11 @@ scheduled = Shared(lr_scheduler.LRScheduler, "step")
 scheduled_on_plateau = Shared(lr_scheduler.ReduceLROnPlateau, "step")
 grouped_for_clipping = Shared(clip_grad, "_group_tensors_by_device_and_dtype")
 """What `clip_grad_value_` calls by name, whatever name it was imported under; clipping by norm calls it too."""
+
+
+def clips_by_value() -> bool:
+    """Asked by who listens to `grouped_for_clipping`: whether it is `clip_grad_value_` that calls it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != clip_grad.__name__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "clip_grad_value_"

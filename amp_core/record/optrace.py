@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from amp_core.record._optally import Seeing, Tally
+from amp_core.record.compiling import within_compiled
 from amp_core.record.gradients import unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled, mode_would_uncompile
@@ -48,6 +49,9 @@ class OpTrace(Observer):
             self._done = True
             self._not_recorded("this torch would no longer run what the program compiled as it was compiled", step)
             return
+        if within_compiled():
+            self._hindrance = "the steps began within what `torch.compile` made of the loop"
+            return
         if _get_current_dispatch_mode_stack():  # it may end before ours does, and would end ours instead
             self._hindrance = "another TorchDispatchMode was active"
             return
@@ -81,15 +85,8 @@ class OpTrace(Observer):
             self._not_recorded(self._hindrance or f"the run ended before step {self._step}", None)
 
     def _leave(self) -> None:
-        """Leave the mode where that ends nothing else and lasts; otherwise it stays, idle, until the next moment.
-
-        A mode entered since would be ended in its place, and autograd puts back what was active when it began.
-        """
-        if self._mode is None or torch._C._current_graph_task_id() != -1:
-            return
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self._mode:
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """Leave the mode, which otherwise stays, idle, until the next moment."""
+        if self._mode is not None and self._mode.leave():
             self._mode = None
 
     def _finish(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from amp_core.record import scaler as scaling
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
-from amp_core.record.captures import capturing
+from amp_core.record.captures import out_of_sight
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gathered import Gathered
 from amp_core.record.gradients import learning_rate, local_values, named_parameters, norms, unwrapped
@@ -72,7 +72,7 @@ class Steps:
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
         self.gathered = Gathered()
         self.precision = PrecisionSeen(writer, optimizers, scaler, self.device)
-        self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or capturing())
+        self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
         self.outbox = Outbox(writer, self.phases, sampling)
         self.stumbles = Stumbles(writer)
         self.seen: set[str] = set()
@@ -249,4 +249,4 @@ class Steps:
             self.over()
 
     def _at_own_work(self) -> bool:
-        return self.auditing or self.phases.present == "watch" or capturing()
+        return self.auditing or self.phases.present == "watch" or out_of_sight()
