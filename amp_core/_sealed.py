@@ -74,7 +74,7 @@ class Sealed:
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""
         needed = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
-        told = [c for c in ("name", "kind") if c in self._columns]
+        told: list[str] = [c for c in ("name", "kind") if c in self._columns]
         parts = [TENSORS.schema.empty_table()]
         for group in self.groups:
             with Reading(self.file):

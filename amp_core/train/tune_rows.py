@@ -8,6 +8,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from amp_core import words
 from amp_core.analysis import compare
@@ -25,7 +26,7 @@ def bare(candidate: Candidate, stage: str, against: str, runs: Sequence[Run], in
     row = Tried(candidate.name, stage, against, folders, steps, out=out, note=candidate.note)
     if candidate.name != against or not runs:
         return row
-    one = {"speed_ratio": 1.0, "speed_ratio_low": 1.0, "speed_ratio_high": 1.0, "memory_ratio": 1.0}
+    one: dict[str, Any] = dict.fromkeys(("speed_ratio", "speed_ratio_low", "speed_ratio_high", "memory_ratio"), 1.0)
     return dataclasses.replace(row, speed_verdict="reference", **one)
 
 
@@ -49,18 +50,21 @@ def measured(
     if not runs or not first or candidate.name == against:
         return row
     ratio = speed_ratio(list(pairs) or list(zip(first, runs, strict=False)))
-    speed = {
+    speed: dict[str, Any] = {
         "speed_ratio": ratio.value,
         "speed_ratio_low": ratio.low,
         "speed_ratio_high": ratio.high,
         "speed_verdict": ratio.verdict,
     }
-    found = compare([*first, *runs], repeatedly=True).recipes.iloc[1].to_dict() | speed
+    recipe = compare([*first, *runs], repeatedly=True).recipes.iloc[1]
+    found = {str(name): value for name, value in recipe.items()} | speed
     row = dataclasses.replace(row, **speed, memory_ratio=float(found["memory_ratio"]))
     if stage != "confirm":
         return row
     answer = in_one_line(found).partition(": ")[2]
-    numbers = {name: float(found[name]) for name in ("loss_change_frac", "loss_change_high", "noise_frac")}
+    numbers: dict[str, Any] = {
+        name: float(found[name]) for name in ("loss_change_frac", "loss_change_high", "noise_frac")
+    }
     return dataclasses.replace(row, parity=str(found["parity"]), answer=answer, **numbers)
 
 
