@@ -12,6 +12,7 @@ Views share a storage, so a tensor and its transpose are counted once. Only stor
 counted.
 """
 
+import _thread
 import functools
 import threading
 import weakref
@@ -25,6 +26,8 @@ from amp_core.record.gradients import local_values
 
 Key = int
 """Address of a storage: two that live at the same time never share it."""
+AGAIN_S = 0.01
+"""How soon a Ctrl-C comes again that came where Python drops exceptions."""
 
 
 def storage_of(tensor: torch.Tensor, device: torch.device) -> tuple[Key, int] | None:
@@ -148,6 +151,14 @@ class Saved:
             self._references[id(reference)] = reference
 
     def _gone(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
+        try:
+            self._count_off(key, reference)
+        except (
+            KeyboardInterrupt
+        ):  # nobody hears of it here, in the callback of a weak reference: once more, in a moment
+            threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+
+    def _count_off(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
         with self._lock:
             if self._references.pop(id(reference), None) is None:  # of an earlier step
                 return

@@ -1,7 +1,9 @@
 """What a step's memory is made of, measured by the storages; and nothing changes by asking."""
 
 import gc
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -389,3 +391,23 @@ def test_cuda_memory_is_the_allocators_and_keeps_a_peak_that_was_begun_anew(monk
     assert attempt.memory_bytes(device) == (5, 7)
     monkeypatch.setitem(attempt.earlier_peaks, device, 9)
     assert attempt.memory_bytes(device) == (5, 9)
+
+
+def test_ctrl_c_is_not_lost_while_autograd_lets_go_of_tensors():
+    """Python drops what is raised in the callback of a weak reference, which is where the count goes down."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    saved = Saved(torch.device("cpu"))
+    assert saved.start(ignored=[]) is None
+    try:
+        loss = torch.ones(3, requires_grad=True).exp().sum()
+        saved.before_release = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            del loss
+            time.sleep(10)
+    finally:
+        saved.stop()
+        signal.signal(signal.SIGINT, before)
