@@ -44,21 +44,25 @@ def _loss(figures: ModuleType, run: Run, dark: bool) -> Any:
     return _marked(figures.loss_figure(curves, dark=dark), run, dark)
 
 
-def _marked(figure: Any, run: Run, dark: bool) -> Any:
+def _marked(figure: Any, run: Run, dark: bool, skips: bool = True) -> Any:
+    """With the strip of a run's marks below it; `skips`: skipped steps among them, where the figure has none itself."""
     from amp_core.figures.marks import with_marks
 
-    return with_marks(figure, analysis.step_marks(run), dark=dark)
+    marks = analysis.step_marks(run)
+    return with_marks(figure, marks if skips else marks[marks["kind"] == "change"], dark=dark)
 
 
 def _loss_scale(figures: ModuleType, run: Run, dark: bool) -> Any:
     trace = analysis.thin(analysis.scale_trace(run), "step", "loss_scale", keep="skipped")
     window = analysis.safe_window_over_time(run)
-    return figures.scale_figure(trace, analysis.skip_episodes(run), dark, window=window)
+    return _marked(
+        figures.scale_figure(trace, analysis.skip_episodes(run), dark, window=window), run, dark, skips=False
+    )
 
 
 def _grad_norm(figures: ModuleType, run: Run, dark: bool) -> Any:
     trace = analysis.thin(analysis.scale_trace(run), "step", "grad_norm", keep="skipped")
-    return figures.grad_norm_figure(trace, dark=dark)
+    return _marked(figures.grad_norm_figure(trace, dark=dark), run, dark, skips=False)
 
 
 def _phases(figures: ModuleType, run: Run, dark: bool) -> Any:
