@@ -148,6 +148,7 @@ class Hooks:
             return
         self._phases.enter("backward")
         self._seen.add("backward")
+        self._steps.backwards += 1
         self._gathered.arrived()
         self._precision.look_no_further()
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too

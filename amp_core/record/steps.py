@@ -30,6 +30,16 @@ from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
 
+BLIND = 5
+"""After so many steps of which none began with a forward of the model, the run says so."""
+NO_FORWARD = (
+    "forward of the model: none was seen in the first steps, so the time of forward, samples and what modules put out "
+    "are missing; compile the model before `watch` is called, and give `watch` the model that the loop calls"
+)
+NO_STEP = "steps: no optimizer that was given to `watch` has stepped; give it the one that the loop steps"
+MANY = 50
+"""After so many backward passes without a step a run that ends says so."""
+
 
 def borne(hook: Callable[..., None]) -> Callable[..., None]:
     """A method of something with `_phases`: what goes wrong in it is told to `Phases.failed`, and goes no further."""
@@ -91,6 +101,10 @@ class Steps:
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._logged: dict[str, Any] = {}
+        self.backwards = 0
+        """Backward passes seen so far."""
+        self._first = self.number
+        self._sees_forward: bool | None = None  # not known yet
 
     def index(self, optimizer: torch.optim.Optimizer) -> int | None:
         """The place of an optimizer; None for one that is not watched."""
@@ -159,6 +173,7 @@ class Steps:
         """The optimizer's step is over, made or skipped."""
         attempt = None
         with self.phases.watching():
+            self._look_out_for_forwards()
             attempt = self.observe(index)  # mostly the one that is open
             del self._open[index]
             self.precision.look_no_further()
@@ -201,6 +216,8 @@ class Steps:
 
     def end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
+        if self.backwards >= MANY and self.number == self._first and not self._stepped:
+            self.writer.event("warning", name="not recorded", detail=NO_STEP)
         pending, self._pending = self._pending, []
         self.outbox.empty(pending)
         self._observers.tell("close")
@@ -247,6 +264,13 @@ class Steps:
             self._stepped.clear()
             self._began = False
             self.over()
+
+    def _look_out_for_forwards(self) -> None:
+        if "forward" in self.seen:
+            self._sees_forward = True
+        elif self._sees_forward is None and self.number == self._first + BLIND:
+            self._sees_forward = False
+            self.writer.event("warning", name="not recorded", detail=NO_FORWARD, step=self.number)
 
     def _at_own_work(self) -> bool:
         return self.auditing or self.phases.present == "watch" or out_of_sight()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 
 from amp_core import RunError, load_run
-from amp_core.record import watch
+from amp_core.record import steps, watch
 from amp_core.record.gradients import unwrapped
 from tests.record.loops import small_model, train
 
@@ -419,3 +419,15 @@ def test_log_refuses_what_it_does_not_know(tmp_path):
 def test_unwrapped_finds_the_users_module():
     model = small_model()
     assert unwrapped(torch.compile(nn.DataParallel(model), backend="eager")) is model
+
+
+def test_an_optimizer_that_never_steps_is_told(tmp_path):
+    model = small_model()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
+        for _ in range(steps.MANY):
+            model(torch.randn(4, 24)).square().mean().backward()
+            other.step()
+            other.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert len(run.steps) == 0 and steps.NO_STEP in run.events["detail"].tolist()
