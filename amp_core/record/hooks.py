@@ -142,6 +142,7 @@ class Hooks:
                 self._gathered.hooked = True
         self._steps.tell("forward_ended", output)
 
+    @untraced  # backward may be called by what is compiled
     @borne
     def _on_backward(self, grad: torch.Tensor) -> None:
         if self._phases.present == "backward" or self._writer.closed or capturing():
@@ -155,6 +156,7 @@ class Hooks:
         engine.queue_callback(self._on_backward_end)
         self._steps.tell("backward_began")
 
+    @untraced
     @borne
     def _on_backward_end(self) -> None:
         self._gathered.ended()

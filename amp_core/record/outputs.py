@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record._inert import Hook
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
+from amp_core.record.compiling import untraced
 from amp_core.record.environment import computes
 from amp_core.record.gradients import named_modules
 from amp_core.record.measure import dtype_name, measurable, measure_together
@@ -86,6 +87,7 @@ class Outputs:
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
         channels = channel_of(module)
 
+        @untraced
         def hook(grad: torch.Tensor) -> None:
             with self._phases.watching():
                 if measurable(grad):
