@@ -80,7 +80,8 @@ power = st.slider("Loss scale, as a power of two", low, high, format="2^%d", key
 address.keep("scale", "lab.scale", str(power) if power != 16 else "")
 trip = scaling(value, power, FORMATS["fp16"])
 st.markdown(formats.trip_verdict(trip))
-st.table(formats.trip(trip, power), hide_index=True, border="horizontal", width="content")
+trips = tables.remember(formats.trip(trip, power), "What a loss scale does to the number in FP16.")
+st.table(trips, hide_index=True, border="horizontal", width="content")
 marks = [
     mark
     for mark in (
@@ -114,7 +115,8 @@ title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['l
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")
 
 st.subheader("What is said of formats, and what is so", anchor=False)
-st.table(formats.claims(format_claims()), hide_index=True, border="horizontal")
+claims = tables.remember(formats.claims(format_claims()), "What is said of formats, and what is so.")
+st.table(claims, hide_index=True, border="horizontal")
 
 st.subheader("What is taught of the method, and what your run shows", anchor=False)
 taught.show()

@@ -32,9 +32,15 @@ def remember_chart(key: str, title: str, figure: go.Figure) -> None:
     st.session_state.setdefault(_CHARTS, {})[key] = (title, figure)
 
 
+def remember(frame: pd.DataFrame, alt: str) -> pd.DataFrame:
+    """A table is drawn otherwise than by `show`: it is offered too."""
+    st.session_state.setdefault(_SHOWN, {})[alt] = frame
+    return frame
+
+
 def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
     """Show `frame` and remember it; `options` are those of `st.dataframe`, whose answer is given back."""
-    st.session_state.setdefault(_SHOWN, {})[alt] = frame
+    remember(frame, alt)
     return st.dataframe(frame, alt=alt, **({"placeholder": NONE} | options))
 
 

@@ -7,6 +7,7 @@ from amp_core import load_run
 from amp_core.analysis.claims import format_claims
 from amp_core.analysis.taught import METHOD, in_band
 from amp_core.formats import FORMATS
+from amp_core.spreadsheet import as_csv, as_parquet
 from pages.parts.words import percent
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
@@ -148,3 +149,10 @@ def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
 def test_what_is_taught_needs_no_run(home, open_app):
     app = open_app(LAB)
     assert METHOD[0].precisely in words(app) and not app.exception
+
+
+def test_its_tables_are_offered_as_files(open_app):
+    offered = open_app(LAB).session_state["tables.shown"]
+    assert {"What a loss scale does to the number in FP16.", "What is said of formats, and what is so."} <= set(offered)
+    for frame in offered.values():
+        assert len(as_csv(frame)) > 50 and as_parquet(frame)[:4] == b"PAR1"
