@@ -1,8 +1,8 @@
 """Processes that train by turns, kept from one training to the next.
 
     with Crew() as crew:
-        crew.interleave(first_seed, block_steps, told)       # starts a process for each recipe
-        crew.interleave(second_seed, block_steps, told)      # the same recipes: the same processes
+        interleave(first_seed, block_steps, told, crew=crew)       # starts a process for each recipe
+        interleave(second_seed, block_steps, told, crew=crew)      # the same recipes: the same processes
 
 A process belongs to one recipe, so that none meets another's memory peak, backend flags, cuDNN choices or allocator. It
 trains that recipe's next seed, which saves the seconds that importing torch takes. What a process adds to a recipe's
@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -107,18 +106,6 @@ class Crew:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def interleave(
-        self,
-        members: Sequence[Member],
-        block_steps: int,
-        told: Callable[[int], None],
-        keep: Callable[[int], Collection[int]] | None = None,
-    ) -> list[int]:
-        """`amp_core.train.interleave.interleave` with this crew."""
-        from amp_core.train.interleave import interleave
-
-        return interleave(members, block_steps, told, keep, crew=self)
 
     def take(self, member: Member) -> Worker:
         """A process for this member: one that trained its recipe before, else a new one."""

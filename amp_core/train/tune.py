@@ -17,6 +17,7 @@ far. No torch: the trainings are processes of their own, one for each recipe (`c
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from amp_core import words
@@ -24,6 +25,7 @@ from amp_core.run import Run, load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 from amp_core.train.crew import Crew
+from amp_core.train.interleave import interleave
 from amp_core.train.member import Member
 from amp_core.train.tune_answer import confirmed, stay, unconfirmed, unsure
 from amp_core.train.tune_budget import Budget
@@ -62,7 +64,7 @@ def tune(
         raise RunError(f"out={str(into)!r} is in use; give a folder that does not exist yet")
     into.mkdir(parents=True, exist_ok=True)
     with Crew() as crew:
-        search = Search(config, into, Budget(float(budget_s), clock), tell, trainer or crew.interleave)
+        search = Search(config, into, Budget(float(budget_s), clock), tell, trainer or partial(interleave, crew=crew))
         return _run(search)
 
 

@@ -1,13 +1,12 @@
 """What all stages of a search share: its settings, its budget, its trainings, and what was found so far.
 
->>> search = Search(config, Path("runs/tune-1"), budget, tell=print, trainer=crew.interleave)
+>>> search = Search(config, Path("runs/tune-1"), budget, tell=print, trainer=partial(interleave, crew=crew))
 >>> search.add(row)          # told, and written to tune.json
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from amp_core._machine import this_process
 from amp_core.train.config import TrainConfig
@@ -29,18 +28,9 @@ class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of tr
         self.code = code
 
 
-class Trainer(Protocol):
-    """How members are trained in turns: `Crew.interleave`, or a test's own."""
-
-    def __call__(
-        self,
-        members: Sequence[Member],
-        block_steps: int,
-        told: Callable[[int], None],
-        keep: Callable[[int], Collection[int]] | None = None,
-    ) -> list[int]:
-        """Train them; exit codes."""
-        ...
+Trainer = Callable[[Sequence[Member], int, Callable[[int], None], Callable[[int], Collection[int]] | None], list[int]]
+"""How members are trained in turns: `interleave` with the search's crew, or a test's own. Takes the members, steps per
+block, who is told of the steps made, and who says which places go on; gives exit codes."""
 
 
 class Search:

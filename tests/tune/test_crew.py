@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from amp_core import load_run
-from amp_core.train.config import TrainConfig
+from amp_core.record import attempt
+from amp_core.train import TrainConfig, train
 from amp_core.train.crew import Crew
 from amp_core.train.interleave import Member, interleave
 
 OWN = """
-import random
 import torch
 
 class Data(torch.utils.data.Dataset):
@@ -19,75 +20,72 @@ class Data(torch.utils.data.Dataset):
         return torch.full((8,), float(i)), torch.zeros(1)
 
 def task():
+    if torch.initial_seed() == 2:
+        raise ValueError("no third seed")
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     batches = torch.utils.data.DataLoader(Data(), batch_size=2, shuffle=True)
     return model, batches, lambda m, b: torch.nn.functional.mse_loss(m(b[0]), b[1])
-
-def breaks():
-    model, batches, loss = task()
-    if torch.initial_seed() == 1:
-        raise ValueError("no second seed")
-    return model, batches, loss
 """
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "own_task.py"
-    path.write_text(OWN)
-    return path
+def member(folder, name, seed):
+    settings = TrainConfig(
+        workload=f"{folder / 'own_task.py'}:task", precision=name, device="cpu", steps=6, every=10**6, seed=seed
+    )
+    return Member(settings, folder / f"{name}-{seed}")
 
 
-def members(file, folder, seed, names=("fp32", "bf16"), function="task"):
-    return [
-        Member(
-            TrainConfig(workload=f"{file}:{function}", precision=name, device="cpu", steps=6, every=10**6, seed=seed),
-            folder / f"{name}-{seed}",
-        )
-        for name in names
-    ]
+def run_of(folder, name, seed):
+    return load_run(folder / f"{name}-{seed}")
 
 
-def seen(member):
-    """Its losses and who trained it."""
-    run = load_run(member.folder)
-    assert run.status == "finished"
-    return run.steps["loss"].to_numpy(), run.head.process["pid"]
+def pid(run):
+    return run.head.process["pid"]
 
 
-def test_seeds_of_a_recipe_share_a_process_and_no_number(file, tmp_path):
-    first, second = (members(file, tmp_path / "crew", seed) for seed in (0, 1))
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One crew that trains two seeds of two recipes, a seed that is refused, one that is stopped, and one more: the
+    folder of the runs, the exit codes, and the crew's processes after the first two seeds and at the end."""
+    folder = tmp_path_factory.mktemp("crew")
+    (folder / "own_task.py").write_text(OWN)
+    rounds = [(("fp32", "bf16"), 0), (("fp32", "bf16"), 1), (("bf16",), 2), (("fp32",), 3), (("fp32",), 4)]
+    codes, kept = [], []
     with Crew() as crew:
-        assert crew.interleave(first, 2, lambda done: None) == [0, 0]
-        assert crew.interleave(second, 2, lambda done: None) == [0, 0]
-        processes = [worker.process for worker in crew._idle.values()]
-        assert len(processes) == 2 and all(process.poll() is None for process in processes)
-    assert all(process.poll() == 0 for process in processes)
-    (alone,) = members(file, tmp_path / "alone", 1, ("bf16",))
-    assert interleave([alone], 2, lambda done: None) == [0]
-    assert seen(first[0])[1] == seen(second[0])[1] != seen(first[1])[1] == seen(second[1])[1]
-    np.testing.assert_array_equal(seen(second[1])[0], seen(alone)[0])  # weights, order of data, dropout
-    assert (seen(first[1])[0] != seen(second[1])[0]).all()
+        for names, seed in rounds:
+            members = [member(folder, name, seed) for name in names]
+            leave = (lambda done: []) if seed == 3 else None
+            codes.append(interleave(members, 2, lambda done: None, leave, crew=crew))
+            kept.append([worker.process for worker in crew._idle.values()])
+            assert all(process.poll() is None for process in kept[-1])
+    return folder, codes, kept
 
 
-def test_a_process_is_kept_only_where_its_training_came_to_its_end(file, tmp_path, capfd):
-    made = [members(file, tmp_path, seed, ("fp32",), "breaks") for seed in range(4)]
-    with Crew() as crew:
-        codes = [
-            crew.interleave(one, 2, lambda done: None, (lambda done: []) if seed == 2 else None)
-            for seed, one in enumerate(made)
-        ]
-    assert codes == [[0], [2], [130], [0]]
-    assert "no second seed" in capfd.readouterr().err
-    runs = {seed: load_run(one[0].folder) for seed, one in enumerate(made) if seed != 1}
-    assert [run.status for run in runs.values()] == ["finished", "stopped", "finished"] and len(runs[2].steps) == 2
-    assert len({run.head.process["pid"] for run in runs.values()}) == 3
+def test_seeds_of_a_recipe_share_a_process_and_no_number(trained):
+    folder, codes, _ = trained
+    assert codes[:2] == [[0, 0], [0, 0]]
+    runs = {(name, seed): run_of(folder, name, seed) for name in ("fp32", "bf16") for seed in (0, 1)}
+    assert {run.status for run in runs.values()} == {"finished"}
+    assert pid(runs["fp32", 0]) == pid(runs["fp32", 1]) != pid(runs["bf16", 0]) == pid(runs["bf16", 1])
+    alone = member(folder, "bf16", 1).config
+    train(alone, folder / "alone")
+    losses = {key: run.steps["loss"].to_numpy() for key, run in runs.items()}
+    # Weights, order of data and dropout are those of a training by itself.
+    np.testing.assert_array_equal(losses["bf16", 1], load_run(folder / "alone").steps["loss"].to_numpy())
+    assert (losses["bf16", 0] != losses["bf16", 1]).all()
+
+
+def test_a_process_is_kept_only_where_its_training_came_to_its_end(trained):
+    folder, codes, kept = trained
+    assert codes[2:] == [[2], [130], [0]]
+    assert [len(processes) for processes in kept] == [2, 2, 1, 0, 1]
+    assert all(process.poll() == 0 for process in kept[-1])  # the crew has ended what it kept
+    stopped, last = run_of(folder, "fp32", 3), run_of(folder, "fp32", 4)
+    assert stopped.status == "stopped" and len(stopped.steps) == 2 and last.status == "finished"
+    assert pid(stopped) == pid(run_of(folder, "fp32", 0)) != pid(last)
 
 
 def test_what_was_measured_before_is_no_peak_of_the_next(monkeypatch):
-    attempt = pytest.importorskip("amp_core.record.attempt")
-    import torch
-
     sizes = iter([900, 100])
     monkeypatch.setattr(attempt, "resident_bytes", lambda: next(sizes))
     attempt.forget_peaks()
