@@ -1,0 +1,47 @@
+"""Who leads a race: what gains less than the margin is not chosen over what was named before it."""
+
+import numpy as np
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis.ratios import MARGIN
+from amp_core.train.tune_race import Race, ranked, slower
+from tests.synthetic import write_rows
+
+STEPS = 120
+TURNS = {"id": "one", "block_steps": 10}
+
+
+def made(folder, name, step_ms):
+    """A run whose steps all take so long, in turns with the others of its folder."""
+    columns = {"step": range(STEPS), "step_ms": np.full(STEPS, step_ms), "loss": np.ones(STEPS)}
+    return load_run(write_rows(folder / name, steps=columns, config={"seed": 0, "comparison": TURNS}))
+
+
+@pytest.mark.parametrize(("faster", "chosen"), [(1.0, "fp32"), (1.02, "fp32"), (1.04, "bf16")])
+def test_a_recipe_is_chosen_over_a_simpler_one_only_beyond_the_margin(tmp_path, faster, chosen):
+    assert 1.02 < 1 + MARGIN < 1.04
+    runs = {"fp32": made(tmp_path, "fp32", 10.0), "bf16": made(tmp_path, "bf16", 10.0 / faster)}
+    assert list(runs)[ranked([[run] for run in runs.values()])[0]] == chosen
+
+
+def test_two_that_are_alike_go_in_the_order_of_their_names_though_both_beat_fp32(tmp_path):
+    runs = [made(tmp_path, name, ms) for name, ms in (("fp32", 10.0), ("bf16", 5.0), ("fp16", 5.0 / 1.02))]
+    assert ranked([[run] for run in runs]) == [1, 2, 0]
+    faster = made(tmp_path, "fp16-fused", 5.0 / 1.04)
+    assert ranked([[run] for run in (*runs[:2], faster)]) == [2, 1, 0]
+
+
+def test_who_is_slower_than_the_first_by_more_than_the_margin_leaves_and_fp32_stays(tmp_path):
+    names = ["fp32", "bf16", "near", "far"]
+    times = [10.0, 5.0, 5.0 * 1.02, 5.0 * 1.04]
+    runs = [made(tmp_path, name, ms) for name, ms in zip(names, times, strict=True)]
+    assert slower(runs[1], runs[2], "bf16") == "" and slower(runs[1], runs[3], "bf16").startswith("slower than bf16")
+    race = Race(names, [tmp_path / name for name in names], over=lambda: False)
+    race.judge()
+    assert race.out == {3: "slower than bf16: 0.962 × its speed"}
+
+
+def test_a_recipe_without_a_time_comes_last(tmp_path):
+    untimed = load_run(write_rows(tmp_path / "none", steps={"step": range(5), "loss": [1.0] * 5}))
+    assert ranked([[made(tmp_path, "fp32", 10.0)], [untimed], [made(tmp_path, "bf16", 5.0)]]) == [2, 0, 1]
