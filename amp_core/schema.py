@@ -16,7 +16,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
+from amp_core._event_kinds import EVENT_KINDS
+from amp_core._tables import TABLES, Column, Table
+
+__all__ = [
+    "EVENT_KINDS",
+    "KINDS",
+    "SCHEMA",
+    "STATUSES",
+    "TABLES",
+    "Column",
+    "Head",
+    "RunError",
+    "Table",
+]
 
 SCHEMA = 1
 """The version of the run folder that this code writes. Older ones are read with defaults; newer ones are refused."""
@@ -28,347 +41,8 @@ KINDS = ("weight_grad", "output_grad", "activation", "weight")
 """What a row of `tensors` was measured on."""
 
 
-EVENT_KINDS: dict[str, str] = {
-    "started": "a process began to watch; value: when, seconds since 1970",
-    "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",
-    "skipped": "the scaler found a non-finite gradient; name: the first of them in backward",
-    "non-finite": "gradients are not finite and no scaler skipped the step; name: the first of them in backward",
-    "phase change": "something about the watching changed",
-    "warning": "something could not be recorded",
-    "evaluated": "held-out results",
-    "ended": "the run ended",
-    "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
-    "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
-    "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer",
-    "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
-    "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
-    "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
-    "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not",
-    "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
-    "magnitude; limit: that number",
-    "failed in": "the module that was at work when an exception ended the run; op: the function",
-    "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
-    "largest number that rounds to 0",
-    "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
-    "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
-    "its share of all such multiplications",
-    "banned op": "an operator that autocast on CUDA refuses; op: its name",
-    "threaded forward": "a module was run by another thread, without the autocast of the main one",
-    "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",
-    "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
-    "autocast in backward": "backward was called inside of an autocast region of dtype",
-    "anomaly mode": "backward was called in anomaly mode",
-    "loss dtype": "the loss that backward started from is of dtype",
-    "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
-    "nobody asked for the scale, else 0",
-    "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
-    "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
-    "detail: `no_grad` where the model ran without gradients in the same autocast region before",
-    "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
-    "unmoved weights": "elements of a weight with a gradient that the step left as they were; value: their share",
-    "statistics": "running statistics that are not finite; name: the buffer",
-    "half buffer": "a 16-bit buffer of dtype that training adds to",
-}
-"""What `events.kind` may say, and what the other columns mean with it."""
-
-
 class RunError(ValueError):
     """What cannot be read, written or started, in one sentence: which argument, what value, what would be right."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One promised column. `default` stands where a file lacks the whole column; null otherwise."""
-
-    name: str
-    type: pa.DataType
-    doc: str
-    default: Any = None
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of a run folder: its columns in order, and the columns by which its rows are ordered."""
-
-    name: str
-    doc: str
-    order: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema that a writer uses."""
-        return pa.schema([pa.field(c.name, c.type) for c in self.columns])
-
-
-def _column(name: str, kind: str, doc: str, default: Any = None, required: bool = False) -> Column:
-    types = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "li": pa.list_(pa.int64())}
-    return Column(name, types[kind], doc, default, required)
-
-
-_RANK = _column("rank", "i", "process rank that wrote the row", default=0)
-_TIME = _column("time_s", "f", "seconds since the run was created")
-
-TABLES: dict[str, Table] = {
-    t.name: t
-    for t in (
-        Table(
-            "steps",
-            "one row per optimizer step attempted",
-            ("step", "rank"),
-            (
-                _column("step", "i", "number of the step, from 0", required=True),
-                _TIME,
-                _column("loss", "f", "loss whose gradient the step uses, unscaled, summed over its micro-batches"),
-                _column("loss_scale", "f", "loss scale in effect at the step; 1 where there is no scaler"),
-                _column("skipped", "b", "the scaler found a non-finite gradient and left the weights alone", False),
-                _column("growth_tracker", "i", "clean steps since the loss scale last changed"),
-                _column("grad_norm", "f", "2-norm of all gradients of the optimizer, unscaled, before clipping"),
-                _column("lr", "f", "learning rate of the first parameter group"),
-                _column("samples", "i", "samples used by the step, all micro-batches together"),
-                _column("step_ms", "f", "time from the end of the step before to the end of this one"),
-                _column("data_ms", "f", "from the end of the step before to the start of forward: loading data"),
-                _column("forward_ms", "f", "forward and loss"),
-                _column("backward_ms", "f", "backward"),
-                _column("optimizer_ms", "f", "unscale, clip, optimizer step and scaler update"),
-                _column("watch_ms", "f", "time spent watching within step_ms"),
-                _column("memory_allocated_bytes", "i", "CUDA: allocated by torch; CPU: resident set of the process"),
-                _column("memory_peak_bytes", "i", "highest value so far of the same"),
-                _RANK,
-                _column("optimizer", "i", "which optimizer stepped, in the order given to watch", 0),
-            ),
-        ),
-        Table(
-            "tensors",
-            "one row per sampled step × tensor × kind",
-            ("step", "rank"),
-            (
-                _column("step", "i", "number of the step", required=True),
-                _column("name", "s", "name in model.named_parameters() or model.named_modules()", required=True),
-                _column("kind", "s", "weight_grad, output_grad, activation or weight", "weight_grad"),
-                _column("dtype", "s", "the tensor's own dtype, e.g. float16"),
-                _column("loss_scale", "f", "by what the values were multiplied", 1.0),
-                _column("numel", "i", "number of elements; the five counts add up to it"),
-                _column("zero", "i", "exact zeros"),
-                _column("subnormal", "i", "nonzero values below the smallest normal of the dtype"),
-                _column("normal", "i", "finite values of full precision"),
-                _column("inf", "i", "positive and negative infinities"),
-                _column("nan", "i", "not-a-numbers"),
-                _column("absmax", "f", "largest finite magnitude; 0 where none is"),
-                _column("rms", "f", "root of the mean square of the finite values"),
-                _column("exp_min", "i", "exponent that exp_counts[0] counts"),
-                _column("exp_counts", "li", "finite nonzero values with floor(log2|x|) = exp_min + i"),
-                _RANK,
-                _column("absmin", "f", "smallest nonzero magnitude; 0 where none is"),
-                _column("abs_sum", "f", "sum of finite magnitudes: the gradient's mass"),
-                _column("capped_min", "i", "exponent that capped_counts[0] counts"),
-                _column(
-                    "capped_counts",
-                    "li",
-                    "weight_grad: as exp_counts, each value capped at its channel's largest output gradient",
-                ),
-            ),
-        ),
-        Table(
-            "device",
-            "one row per device sample (NVML, GPM)",
-            ("time_s", "index"),
-            (
-                _column("time_s", "f", "seconds since the run was created", required=True),
-                _column("index", "i", "number of the device", 0),
-                _column("gpu_util_frac", "f", "share of time in which any kernel ran (says nothing of tensor cores)"),
-                _column("memory_used_bytes", "i", "device memory in use by all processes"),
-                _column("power_w", "f", "power drawn, watts"),
-                _column("temperature_c", "f", "temperature, degrees Celsius"),
-                _column("sm_active_frac", "f", "share of time in which multiprocessors were active (GPM)"),
-                _column("tensor_active_frac", "f", "share of time in which tensor cores were active (GPM)"),
-                _column("dram_active_frac", "f", "share of time in which device memory was moving data (GPM)"),
-                _RANK,
-                _column("hmma_active_frac", "f", "share of time in which tensor cores multiplied 16-bit floats (GPM)"),
-                _column("memory_total_bytes", "i", "memory that the device has"),
-                _column("power_limit_w", "f", "power that it may draw, watts"),
-                _column("sm_clock_mhz", "f", "clock of the multiprocessors, MHz"),
-                _column("mem_clock_mhz", "f", "clock of the memory, MHz"),
-                _column("throttle", "s", "what holds the clocks down, in words; `none` where nothing does"),
-            ),
-        ),
-        Table(
-            "kernels",
-            "one row per kernel × op × module × phase × shapes × profiled window",
-            ("step", "rank"),
-            (
-                _column("step", "i", "first step of the profiled window; null where the trace marks no steps"),
-                _column("name", "s", "kernel name as the profiler gives it; on a CPU the operator", required=True),
-                _column("count", "i", "launches in the window"),
-                _column(
-                    "total_us", "f", "time of all launches, microseconds; on a CPU the operator's own, without others"
-                ),
-                _column("tensor_core", "s", "yes, no or unknown; null on a CPU", "unknown"),
-                _column("precision", "s", "precision of its inputs where the name or the op tells"),
-                _column("op", "s", "innermost operator that launched it, e.g. aten::addmm"),
-                _column(
-                    "module",
-                    "s",
-                    "module in which that happened (in backward: in whose forward); empty: the model; null: none",
-                ),
-                _column("phase", "s", "data, forward, backward, optimizer, or watch for AMPscope's own"),
-                _RANK,
-                _column("device", "s", "cuda:0, cpu, …"),
-                _column("steps", "i", "steps in the window; null where the trace marks none"),
-                _column(
-                    "category",
-                    "s",
-                    "gemm, conv, attention, norm, elementwise, reduction, cast, layout, optimizer, embedding, memcpy, "
-                    "memset, communication or other",
-                ),
-                _column("in_shapes", "s", "shapes of the operator's inputs, a JSON list as the profiler gives it"),
-                _column("in_dtypes", "s", "types of the operator's inputs, a JSON list as the profiler gives it"),
-                _column("top_op", "s", "outermost operator around it, e.g. aten::linear or AddmmBackward0"),
-            ),
-        ),
-        Table(
-            "windows",
-            "one row per profiled window × device",
-            ("step", "rank"),
-            (
-                _column("step", "i", "first step of the window; null where the trace marks no steps"),
-                _column("steps", "i", "whole steps in it; null where the trace marks none"),
-                _column("device", "s", "cuda:0, cpu, …", required=True),
-                _column("device_name", "s", "what the device calls itself"),
-                _column(
-                    "wall_us", "f", "from the start of the first step to the end of the last and of its last kernel"
-                ),
-                _column(
-                    "busy_us", "f", "part of wall_us with a kernel, copy or fill running; on a CPU with an operator"
-                ),
-                _column("idle_us", "f", "the rest of wall_us: busy_us + idle_us = wall_us"),
-                _column("data_us", "f", "host time spent loading data; null where nothing marks it"),
-                _column("idle_data_us", "f", "part of idle_us that falls into data_us"),
-                _column(
-                    "watch_us", "f", "part of wall_us that only watching took: its kernels alone, or idle during it"
-                ),
-                _column("kernel_us", "f", "sum over kernels, copies and fills; above busy_us where streams overlap"),
-                _column("launches", "i", "kernels, copies and fills; null on a CPU"),
-                _column("cast_us", "f", "sum over kernels of category cast"),
-                _column("communication_us", "f", "part of busy_us with a communication kernel running"),
-                _column("communication_alone_us", "f", "part of communication_us with nothing else running"),
-                _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
-                _column("syncs", "i", "such calls"),
-                _RANK,
-            ),
-        ),
-        Table(
-            "ops",
-            "one row per op × dtypes × shapes × policy × module × phase of a traced step",
-            ("step", "rank"),
-            (
-                _column("step", "i", "the traced step"),
-                _column(
-                    "module",
-                    "s",
-                    "module that called the op (in backward: in whose forward); empty: the model; null: none",
-                ),
-                _column("op", "s", "operator name, e.g. aten::addmm", required=True),
-                _column(
-                    "policy",
-                    "s",
-                    "autocast policy that decided its dtype; none: it is in no list; not applied: it is, to no effect; "
-                    "null: no autocast around it",
-                ),
-                _column("in_dtypes", "s", "dtypes of its tensor inputs, each once, with commas between"),
-                _column("out_dtype", "s", "dtype of its first output"),
-                _column("count", "i", "calls"),
-                _column("cast_bytes", "i", "bytes written by the casts that autocast made for it"),
-                _RANK,
-                _column("phase", "s", "forward (the loss included), backward or optimizer"),
-                _column("device", "s", "cuda:0, cpu, …"),
-                _column(
-                    "autocast",
-                    "s",
-                    "dtype of the autocast region around it; disabled: a region switched off inside one that is on; "
-                    "null: no region",
-                ),
-                _column("in_shapes", "s", "shapes of its inputs, a JSON list as the profiler gives it"),
-                _column("out_bytes", "i", "bytes of its outputs"),
-                _column("casts", "i", "casts that autocast made for it"),
-                _column("cache_hits", "i", "weights it took as 16-bit copies that autocast had made for an earlier op"),
-                _column("flops", "i", "floating-point operations of matrix products; null for other operators"),
-                _column(
-                    "cast_by", "s", "of a cast, who made it: autocast, code, operator (inside), gradient (backward)"
-                ),
-                _column("cast_of", "s", "of a cast, what it converts: parameter or other"),
-                _column("repeated", "i", "of casts, those of a tensor that had been cast to the same dtype before"),
-                _column("undone", "i", "of casts, those of a cast's result back to the dtype it came from"),
-            ),
-        ),
-        Table(
-            "audits",
-            "one row per tensor per FP32-replay gradient audit",
-            ("step", "rank"),
-            (
-                _column("step", "i", "the audited step", required=True),
-                _column("name", "s", "name of the parameter", required=True),
-                _column("loss_scale", "f", "loss scale of the replay", 1.0),
-                _column("precision", "s", "recipe that was replayed against FP32"),
-                _column("numel", "i", "number of elements"),
-                _column("lost", "i", "nonzero in FP32, zero in the recipe"),
-                _column("lost_mass_frac", "f", "share of the FP32 gradient's mass that those carried"),
-                _column("rel_error", "f", "2-norm of the difference over 2-norm of the FP32 gradient"),
-                _column("cosine", "f", "cosine between the two gradients"),
-                _column("nonzero", "i", "elements that are nonzero in FP32"),
-                _column("nonfinite", "i", "elements that are infinite or NaN in the recipe"),
-                _RANK,
-            ),
-        ),
-        Table(
-            "memory",
-            "one row per moment of a sampled step: what was held there, and the highest since the moment before",
-            ("step", "rank", "number"),
-            (
-                _column("step", "i", "the sampled step", required=True),
-                _column("number", "i", "number of the moment within the step, from 0", 0),
-                _column(
-                    "moment", "s", "step begins, module, forward ends, loss computed, backward begins, gradient, …"
-                ),
-                _column("name", "s", "the module that was run, or the parameter whose gradient arrived", ""),
-                _column("phase", "s", "forward, backward or optimizer: what ended with this moment"),
-                _column("device", "s", "cpu, cuda:0, …"),
-                _column("allocated_bytes", "i", "CUDA: allocated by torch; CPU: resident set of the process"),
-                _column("peak_bytes", "i", "CUDA: highest of the same since the moment before; null on a CPU"),
-                _column("reserved_bytes", "i", "CUDA: held by torch's allocator, in use or not; null on a CPU"),
-                _column("parameters_bytes", "i", "parameters of the model"),
-                _column("buffers_bytes", "i", "buffers of the model"),
-                _column("gradients_bytes", "i", "gradients in .grad"),
-                _column("optimizer_bytes", "i", "state of the optimizers"),
-                _column("activations_bytes", "i", "tensors that autograd keeps for backward, casts of weights apart"),
-                _column("autocast_bytes", "i", "16-bit copies of weights that autocast made and backward needs"),
-                _RANK,
-            ),
-        ),
-        Table(
-            "events",
-            "one row per event: started, skipped, non-finite, phase change, warning, ended, others of `EVENT_KINDS`",
-            ("time_s", "rank"),
-            (
-                _column("step", "i", "step during which it happened; null outside of steps"),
-                _TIME,
-                _column("kind", "s", "what happened", required=True),
-                _column("name", "s", "to what: a tensor, a module, a setting", ""),
-                _column("detail", "s", "in words", ""),
-                _RANK,
-                _column("value", "f", "the number that was seen; what of, `EVENT_KINDS` says"),
-                _column("limit", "f", "the number it is held against"),
-                _column("count", "i", "how many it concerns"),
-                _column("dtype", "s", "dtype of what was seen, e.g. float16"),
-                _column("phase", "s", "forward, backward or optimizer"),
-                _column("op", "s", "operator or class of module that did it"),
-                _column("optimizer", "i", "the optimizer concerned, in the order given to watch"),
-            ),
-        ),
-    )
-}
-"""The eight tables of a run folder, by name."""
 
 
 @dataclass(frozen=True)
@@ -436,7 +110,7 @@ class Head:
         return cls(**values)
 
 
-MOST_PROCESSES = 100_000
+_MOST_PROCESSES = 100_000
 """No training had as many; a head that says so would have readers look for each."""
 
 _HEAD_TYPES: dict[str, type] = {
@@ -462,8 +136,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         raise RunError(f"{where} has status={value!r:.80}; it must be one of {', '.join(STATUSES)}")
     if name == "world_size" and isinstance(value, int) and value < 1:
         raise RunError(f"{where} has world_size={value}; it must be 1 or more")
-    if name == "world_size" and isinstance(value, int) and value > MOST_PROCESSES:
-        raise RunError(f"{where} has world_size={value!r:.80}; it must be {MOST_PROCESSES:,} or less")
+    if name == "world_size" and isinstance(value, int) and value > _MOST_PROCESSES:
+        raise RunError(f"{where} has world_size={value!r:.80}; it must be {_MOST_PROCESSES:,} or less")
     return value
 
 

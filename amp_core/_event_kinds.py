@@ -1,0 +1,48 @@
+"""The words of `events.kind`, and what a row's other columns mean with each.
+
+>>> EVENT_KINDS["near overflow"]
+'output of a module within a factor of 2 of the largest finite number; value: its largest magnitude; limit: that number'
+"""
+
+EVENT_KINDS: dict[str, str] = {
+    "started": "a process began to watch; value: when, seconds since 1970",
+    "resumed": "a process went on with the run; step: its first; value: the steps that the optimizer counts",
+    "skipped": "the scaler found a non-finite gradient; name: the first of them in backward",
+    "non-finite": "gradients are not finite and no scaler skipped the step; name: the first of them in backward",
+    "phase change": "something about the watching changed",
+    "warning": "something could not be recorded",
+    "evaluated": "held-out results",
+    "ended": "the run ended",
+    "calls": "the loop's calls from the end of one step to the end of the next, in order and joined by spaces, where "
+    "they are other than in the step before: backward, scale, unscale_, clip, scaler.step, optimizer.step (outside of "
+    "scaler.step), update, get_scale, scheduler, zero_grad; `:1` behind one is the number of its optimizer",
+    "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
+    "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
+    "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
+    "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not",
+    "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
+    "magnitude; limit: that number",
+    "failed in": "the module that was at work when an exception ended the run; op: the function",
+    "eps lost": "a constant that keeps a divisor off zero rounds to 0 in dtype; value: the constant; limit: the "
+    "largest number that rounds to 0",
+    "constant overflow": "a finite constant is infinite in dtype; value: the constant; limit: largest finite number",
+    "wide product": "a module that multiplied matrices in FP32 inside of an autocast region, in the first step; value: "
+    "its share of all such multiplications",
+    "banned op": "an operator that autocast on CUDA refuses; op: its name",
+    "threaded forward": "a module was run by another thread, without the autocast of the main one",
+    "recomputed": "a module was run again during backward and gave another dtype; dtype: the new; detail: the old",
+    "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
+    "autocast in backward": "backward was called inside of an autocast region of dtype",
+    "anomaly mode": "backward was called in anomaly mode",
+    "loss dtype": "the loss that backward started from is of dtype",
+    "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
+    "nobody asked for the scale, else 0",
+    "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
+    "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
+    "detail: `no_grad` where the model ran without gradients in the same autocast region before",
+    "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
+    "unmoved weights": "elements of a weight with a gradient that the step left as they were; value: their share",
+    "statistics": "running statistics that are not finite; name: the buffer",
+    "half buffer": "a 16-bit buffer of dtype that training adds to",
+}
+"""What `events.kind` may say, and what the other columns mean with it."""
