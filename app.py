@@ -9,7 +9,8 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, memory_back, picker, report, signin, tables
+from pages.parts import empty, memory_back, picker, signin, tables
+from pages.parts.verdict import report
 
 memory_back.at_once()
 

@@ -23,8 +23,10 @@ from amp_core.figures import (
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, comparison, empty, findings, head, loaders, picker, report, tables, together, words
-from pages.parts.library import Entry
+from pages.parts import charts, empty, head, loaders, picker, tables, words
+from pages.parts.compare import comparison, together
+from pages.parts.shelf.library import Entry
+from pages.parts.verdict import findings, report
 
 MOST = 15
 ASK = "Choose two runs or more: the first is the reference that the others are set beside."

@@ -16,7 +16,9 @@ from amp_core.analysis.formatlab import (
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
-from pages.parts import address, charts, formats, glossary, head, prediction, tables, taught, words
+from pages.parts import address, charts, glossary, head, tables, words
+from pages.parts.numbers import formats, prediction
+from pages.parts.verdict import taught
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 SUMS = {

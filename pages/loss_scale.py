@@ -15,7 +15,9 @@ from amp_core.analysis import (
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, clicks, glossary, head, loaders, prediction, ranks, tables, tensor, words
+from pages.parts import cards, charts, clicks, glossary, head, loaders, tables, words
+from pages.parts.hardware import ranks
+from pages.parts.numbers import prediction, tensor
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),

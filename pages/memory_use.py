@@ -20,7 +20,8 @@ from amp_core.analysis import (
 )
 from amp_core.figures import memory_figure, memory_moments_figure, memory_parts_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import address, cards, charts, empty, head, loaders, memory, tables, words
+from pages.parts import address, cards, charts, empty, head, loaders, tables, words
+from pages.parts.hardware import memory
 
 
 def verdict(found: MemoryBreakdown) -> str:

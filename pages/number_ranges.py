@@ -6,7 +6,8 @@ from amp_core.analysis import class_shares, exponent_shares, kinds_present, samp
 from amp_core.analysis.folding import fold_classes, fold_shares
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
-from pages.parts import address, charts, clicks, empty, glossary, head, loaders, prediction, ranges, words
+from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
+from pages.parts.numbers import prediction, ranges
 
 LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
 

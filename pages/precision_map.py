@@ -4,7 +4,8 @@ import streamlit as st
 
 from amp_core.analysis import precision_cells, precision_map, traced_steps
 from amp_core.figures import precision_figure
-from pages.parts import charts, head, loaders, precision
+from pages.parts import charts, head, loaders
+from pages.parts.hardware import precision
 
 head.title("Precision map")
 run = head.run(table="ops")

@@ -6,8 +6,9 @@ import streamlit as st
 
 from amp_core import RunError
 from amp_core.serving import current
-from pages.parts import head, incoming, keeping, library, picker, shelf, tables, words
-from pages.parts.library import Entry
+from pages.parts import head, picker, tables, words
+from pages.parts.shelf import incoming, keeping, library, rows
+from pages.parts.shelf.library import Entry
 
 MOST = 50  # rows of the table at first
 
@@ -44,7 +45,7 @@ def pick() -> None:
     ticked = [keys[row] for row in st.session_state[table_key()]["selection"]["rows"] if row < len(keys)]
     before = st.session_state.get("library.ticked", [])
     st.session_state["library.ticked"] = ticked
-    picker.choose(shelf.chosen(ticked, before, st.session_state["run"]))
+    picker.choose(rows.chosen(ticked, before, st.session_state["run"]))
 
 
 def folders(entries: dict[str, Entry]) -> str | None:
@@ -115,13 +116,13 @@ if entries:
             "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
         )
         folder = folders(entries)
-    found = [entry for entry in entries.values() if shelf.matches(entry, asked)]
-    shown, folded = (found, {}) if asked and folder is None else shelf.in_folder(found, folder)
+    found = [entry for entry in entries.values() if rows.matches(entry, asked)]
+    shown, folded = (found, {}) if asked and folder is None else rows.in_folder(found, folder)
     most = st.session_state.setdefault("library.most", MOST)
     page, more = shown[:most], max(0, len(shown) - most)
     st.session_state["library.shown"] = [entry.key for entry in page]
     keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
-    table, waiting = shelf.table(page)
+    table, waiting = rows.table(page)
     with answer:
         damaged = table[table["Status"] == "damaged"] if len(table) else table
         aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
@@ -132,7 +133,7 @@ if entries:
         keys = st.session_state["library.shown"]
         tables.show(
             table,
-            column_config=shelf.COLUMNS,
+            column_config=rows.COLUMNS,
             column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
             hide_index=True,
             key=table_key(),
@@ -141,7 +142,7 @@ if entries:
             selection_default={"selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}},
             alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
         )
-        shelf.look_on(waiting)
+        rows.look_on(waiting)
         if more and st.button(f"Show {min(more, MOST)} more"):
             st.session_state["library.most"] = most + MOST
             st.rerun()

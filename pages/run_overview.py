@@ -16,8 +16,10 @@ from amp_core.analysis import (
 )
 from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, findings, glance, head, live, loaders, ranks, report, tour, words
-from pages.parts.library import Entry
+from pages.parts import cards, charts, head, live, loaders, words
+from pages.parts.hardware import ranks
+from pages.parts.shelf.library import Entry
+from pages.parts.verdict import findings, glance, report, tour
 
 # What a run without steps may hold, and the pages that show it.
 PROFILED = (

@@ -3,7 +3,9 @@
 import streamlit as st
 
 from amp_core.serving import current
-from pages.parts import batch, comparisons, empty, form, hardware, head, live, picker, queue
+from pages.parts import empty, head, live, picker
+from pages.parts.hardware import abilities
+from pages.parts.start import batch, comparisons, form, queue
 
 head.title("Start a run")
 if current().read_only:
@@ -36,5 +38,5 @@ else:
     form.show()
     comparisons.show_latest()
     batch.show_latest()
-    hardware.here()
+    abilities.here()
     live.show(None, with_queue=True)

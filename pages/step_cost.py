@@ -5,7 +5,9 @@ import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
 from amp_core.figures import step_cost_figure
-from pages.parts import beside, cards, charts, empty, glossary, head, loaders, profiled, tables, words
+from pages.parts import cards, charts, empty, glossary, head, loaders, tables, words
+from pages.parts.compare import beside
+from pages.parts.hardware import profiled
 
 COLUMNS = {
     "label": st.column_config.TextColumn("Part", pinned=True),

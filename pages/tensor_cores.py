@@ -6,7 +6,8 @@ import streamlit as st
 from amp_core.analysis import TensorCoreUse, answer_shares, at_stake, kernel_table, matrix_ops, tensor_core_use
 from amp_core.figures import answer_figure, kernel_figure
 from amp_core.hardware import Gpu
-from pages.parts import charts, empty, hardware, head, kernels, loaders, profiled, words
+from pages.parts import charts, empty, head, loaders, words
+from pages.parts.hardware import abilities, kernels, profiled
 
 WORTH_SAYING = 0.01  # of kernel time
 
@@ -42,7 +43,7 @@ def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
 head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
-    hardware.of(run)
+    abilities.of(run)
     empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}", sample=True)
 
 step = profiled.pick(run)
@@ -59,4 +60,4 @@ charts.show(kernel_figure(table, charts.dark(), title), "tensor_cores.kernels")
 st.caption(f"{profiled.said(run, step)} Copies and what AMPscope itself runs are left out.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)
-hardware.of(run)
+abilities.of(run)

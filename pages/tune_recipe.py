@@ -5,7 +5,9 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.serving import current
 from amp_core.train.tune_result import load_tuned
-from pages.parts import empty, head, library, queue, searches, words
+from pages.parts import empty, head, words
+from pages.parts.shelf import library
+from pages.parts.start import queue, searches
 
 HOW = (
     "A search tries precisions and options on your workload, in turns, stops the losers early, and gives the fastest "

@@ -6,7 +6,7 @@ st.metric("Skipped steps", "40", help=glossary.tip("skipped step"))
 import streamlit as st
 
 from amp_core.glossary import TERMS, explained
-from pages.parts import findings
+from pages.parts.verdict import findings
 
 WIDTH = 420
 """Of a card in pixels: two stand beside each other on a page of usual width."""

@@ -5,7 +5,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from pages.parts import empty, loaders, picker, words
-from pages.parts.library import Entry
+from pages.parts.shelf.library import Entry
 
 
 def title(text: str) -> None:

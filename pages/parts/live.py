@@ -28,8 +28,11 @@ from amp_core.analysis import (
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, findings, gauges, head, loaders, queue, words
-from pages.parts.library import Entry
+from pages.parts import cards, charts, head, loaders, words
+from pages.parts.hardware import gauges
+from pages.parts.shelf.library import Entry
+from pages.parts.start import queue
+from pages.parts.verdict import findings
 
 TICK_S = 1.0
 POINTS = 800

@@ -23,7 +23,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.extract import Extract, open_extract
 from amp_core.tasting import Taster
-from pages.parts.library import Entry
+from pages.parts.shelf.library import Entry
 
 T = TypeVar("T")
 

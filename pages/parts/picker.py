@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 import streamlit as st
 
-from pages.parts import library, words
-from pages.parts.library import Entry
+from pages.parts import words
+from pages.parts.shelf import library
+from pages.parts.shelf.library import Entry
 
 
 def show() -> None:

@@ -15,7 +15,8 @@ from tests.anywhere.test_remote_runs import filesystem, uploaded
 
 pytest.importorskip("streamlit", reason="the app needs streamlit")
 
-from pages.parts import elsewhere, library, picker
+from pages.parts import picker
+from pages.parts.shelf import elsewhere, library
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from pages.parts import library, shelf
+from pages.parts.shelf import library, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "pages/run_overview.py"
@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(library, "SAMPLES", where.samples)
-    monkeypatch.setattr(shelf, "PATIENCE_S", 60.0)  # a row looked into later would depend on the machine's speed
+    monkeypatch.setattr(rows, "PATIENCE_S", 60.0)  # a row looked into later would depend on the machine's speed
     return where
 
 

@@ -7,7 +7,7 @@ import pytest
 from amp_core import jobs, load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
-from pages.parts import comparisons
+from pages.parts.start import comparisons
 from tests.pages.conftest import words
 from tests.pages.test_start_run import field
 

@@ -2,7 +2,7 @@
 
 from amp_core.glossary import TERMS
 from amp_core.runlog import RunWriter
-from pages.parts import findings
+from pages.parts.verdict import findings
 from tests.pages.conftest import metric, words
 from tests.synthetic import write
 

@@ -4,7 +4,8 @@ import pytest
 
 from amp_core._nvml import Nvml
 from amp_core.runlog import RunWriter
-from pages.parts import devices, hardware
+from pages.parts.hardware import abilities
+from pages.parts.start import devices
 from tests.pages.conftest import metric, titles, words
 from tests.record import fake_nvml as fakes
 from tests.record.fake_nvml import FakeNvml
@@ -70,16 +71,16 @@ def machine(monkeypatch):
     """This machine as one with the given cards, or without an NVIDIA GPU."""
 
     def make(*cards, torch_version="2.13.0+cu130"):
-        for remembered in (hardware._gpus, devices.available, devices.memory_bytes):
+        for remembered in (abilities._gpus, devices.available, devices.memory_bytes):
             remembered.clear()
         nvml = FakeNvml(*cards, init=None if cards else "NVML_ERROR_LIBRARY_NOT_FOUND")
         monkeypatch.setattr(devices, "Nvml", lambda: Nvml(nvml))
         monkeypatch.setattr(devices.metadata, "version", lambda package: torch_version)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx2"}))
+        monkeypatch.setattr(abilities, "cpu_flags", lambda: frozenset({"avx2"}))
 
     yield make
-    for remembered in (hardware._gpus, devices.available, devices.memory_bytes):
+    for remembered in (abilities._gpus, devices.available, devices.memory_bytes):
         remembered.clear()
 
 

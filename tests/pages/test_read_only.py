@@ -9,7 +9,7 @@ from amp_core import RunError, jobs
 from amp_core.labels import Label, write_label
 from amp_core.muting import mute
 from amp_core.serving import Rules
-from pages.parts import discarded, library
+from pages.parts.shelf import discarded, library
 from tests.pages.conftest import pages, words
 from tests.synthetic import live, write
 

@@ -12,7 +12,7 @@ import pytest
 from amp_core import load_run
 from amp_core.muting import mute
 from amp_core.packing import pack
-from pages.parts import incoming, shelf
+from pages.parts.shelf import incoming, rows
 from tests.pages.conftest import words
 from tests.synthetic import live, write
 from tests.traces.made import training
@@ -123,7 +123,7 @@ def test_ticked_runs_are_compared(home, open_app):
     ],
 )
 def test_the_run_that_was_ticked_last_is_chosen(ticked, before, current, chosen):
-    assert shelf.chosen(ticked, before, current) == chosen
+    assert rows.chosen(ticked, before, current) == chosen
 
 
 def test_a_run_is_begun_again_with_its_own_settings(home, open_app):

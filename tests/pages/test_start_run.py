@@ -10,7 +10,7 @@ import pytest
 
 from amp_core import jobs
 from amp_core.train.config import TrainConfig
-from pages.parts import devices
+from pages.parts.start import devices
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write
 

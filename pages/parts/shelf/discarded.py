@@ -15,8 +15,8 @@ from pathlib import Path
 
 from amp_core import RunError
 from amp_core.serving import current
-from pages.parts import library
-from pages.parts.library import Entry
+from pages.parts.shelf import library
+from pages.parts.shelf.library import Entry
 
 BIN = ".deleted"
 

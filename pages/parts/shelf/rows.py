@@ -19,8 +19,9 @@ from amp_core.addresses import Address
 from amp_core.analysis import overview, sparkline
 from amp_core.muting import muted
 from amp_core.packing import pack
-from pages.parts import library, loaders, picker, words
-from pages.parts.library import Entry, runs_dir
+from pages.parts import loaders, picker, words
+from pages.parts.shelf import library
+from pages.parts.shelf.library import Entry, runs_dir
 
 PATIENCE_S = 0.25
 """So long one pass looks into runs that it has not looked into yet."""
@@ -65,7 +66,7 @@ def in_folder(entries: Sequence[Entry], folder: str | None) -> tuple[list[Entry]
 
 def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
     """A row per run, and how many rows still wait for a look into their run."""
-    known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("shelf.known", {})
+    known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("rows.known", {})
     began, waiting, rows = time.monotonic(), 0, []
     for entry in entries:
         found = _about(entry)
@@ -95,13 +96,13 @@ def chosen(ticked: Sequence[str], before: Sequence[str], current: str) -> str:
 def look_on(waiting: int) -> None:
     """Where rows wait: run the page again soon."""
     if waiting:
-        st.session_state["shelf.drawn"] = True
+        st.session_state["rows.drawn"] = True
         st.fragment(_look_on, run_every=TICK_S)()
 
 
 def _look_on() -> None:
     """Run first as a part of the page's own pass, which may hold somebody's click; from then on by the tick alone."""
-    if not st.session_state.pop("shelf.drawn", False):
+    if not st.session_state.pop("rows.drawn", False):
         st.rerun()
 
 

@@ -10,7 +10,8 @@ from amp_core.analysis.layers import tensor_names
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensorsteps import CELLS
-from pages.parts import address, charts, clicks, empty, loaders, tables, tensor, words
+from pages.parts import address, charts, clicks, empty, loaders, tables, words
+from pages.parts.numbers import tensor
 
 OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 96}

@@ -1,7 +1,7 @@
 """The card that says what a machine can do in 16 bits, and which recipe to try first there.
 
-hardware.here()        # this machine, as the driver and the kernel tell
-hardware.of(run)       # the machine on which a run was recorded
+abilities.here()        # this machine, as the driver and the kernel tell
+abilities.of(run)       # the machine on which a run was recorded
 """
 
 from collections.abc import Collection
@@ -13,7 +13,8 @@ from amp_core._machine import cpu_flags, cpu_name
 from amp_core._nvml import NvmlError
 from amp_core.hardware import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
 from amp_core.train.config import RECIPES
-from pages.parts import devices, words
+from pages.parts import words
+from pages.parts.start import devices
 
 
 @st.cache_data(ttl=60, show_spinner=False)

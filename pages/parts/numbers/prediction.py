@@ -18,7 +18,8 @@ from amp_core.analysis import (
 from amp_core.analysis.whatif import HEALTHY_SOURCE
 from amp_core.figures import lost_figure
 from amp_core.formats import FORMATS
-from pages.parts import address, charts, glossary, loaders, tables, tensor, words
+from pages.parts import address, charts, glossary, loaders, tables, words
+from pages.parts.numbers import tensor
 
 LOWEST, HIGHEST = -10, 40
 SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}

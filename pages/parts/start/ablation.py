@@ -10,7 +10,9 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
-from pages.parts import devices, library, picker, words
+from pages.parts import picker, words
+from pages.parts.shelf import library
+from pages.parts.start import devices
 
 WORKLOAD, SIZE = "text-lstm", "logistic"
 STEPS = 120

@@ -11,7 +11,7 @@ from amp_core.autocast import POLICIES, READ_AT
 from amp_core.formats import FORMATS
 from pages.parts import address, empty, tables, words
 from pages.parts import cards as card_parts
-from pages.parts.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, STAYED
+from pages.parts.hardware.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, STAYED
 
 HOW = (
     "Record one with `watch(…, trace_ops=2)` in your own loop, or `ampscope train … --trace-ops`: every operator of "

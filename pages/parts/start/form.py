@@ -15,7 +15,9 @@ from amp_core import RunError, jobs
 from amp_core.labels import Label, write_label
 from amp_core.serving import current
 from amp_core.train.config import OPTIMIZERS, RECIPES, WORKLOADS, Size, TrainConfig
-from pages.parts import ablation, batch, comparisons, devices, estimate, library, picker, words
+from pages.parts import picker, words
+from pages.parts.shelf import library
+from pages.parts.start import ablation, batch, comparisons, devices, estimate
 
 ADVANCED = (
     "lr",

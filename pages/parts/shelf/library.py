@@ -22,7 +22,7 @@ from amp_core.labels import Label, label_file, label_of
 from amp_core.schema import TABLES, Head
 from amp_core.serving import folder_bytes
 from amp_core.train.tune_result import FILE as SEARCH_FILE
-from pages.parts import elsewhere
+from pages.parts.shelf import elsewhere
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 """Runs that come with AMPscope."""

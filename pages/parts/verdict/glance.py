@@ -10,8 +10,9 @@ import streamlit as st
 from amp_core import Finding, Run, RunError
 from amp_core.analysis import Overview, compare, lost_gradient, reference
 from amp_core.serving import current
-from pages.parts import again, loaders, words
-from pages.parts.library import Entry
+from pages.parts import loaders, words
+from pages.parts.shelf.library import Entry
+from pages.parts.start import again
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
 

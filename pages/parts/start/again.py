@@ -11,8 +11,8 @@ from typing import Any
 import streamlit as st
 
 from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
-from pages.parts import devices
-from pages.parts.library import Entry
+from pages.parts.shelf.library import Entry
+from pages.parts.start import devices
 
 TAKEN = (
     "steps",

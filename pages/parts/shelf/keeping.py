@@ -9,8 +9,10 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.labels import Label, write_label
 from amp_core.serving import current
-from pages.parts import again, discarded, picker, shelf, words
-from pages.parts.library import Entry
+from pages.parts import picker, words
+from pages.parts.shelf import discarded, rows
+from pages.parts.shelf.library import Entry
+from pages.parts.start import again
 
 STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
 
@@ -99,7 +101,7 @@ def actions(entry: Entry, ticked: list[str]) -> None:
         if entry.readable:
             st.download_button(
                 "Download",
-                lambda: shelf.packed(entry),
+                lambda: rows.packed(entry),
                 f"{entry.path.name}.zip",
                 "application/zip",
                 icon=":material/download:",

@@ -17,7 +17,10 @@ from amp_core.analysis import (
 )
 from amp_core.analysis.taught import METHOD, VANISHING, in_band
 from amp_core.hardware import gpu_of
-from pages.parts import findings, formats, glossary, loaders, picker, precision, words
+from pages.parts import glossary, loaders, picker, words
+from pages.parts.hardware import precision
+from pages.parts.numbers import formats
+from pages.parts.verdict import findings
 
 
 def show() -> None:

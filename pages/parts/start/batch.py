@@ -12,7 +12,8 @@ import streamlit as st
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
 from amp_core.train.max_batch import FILE
-from pages.parts import library, words
+from pages.parts import words
+from pages.parts.shelf import library
 
 _STARTED = "batch.started"
 

@@ -6,7 +6,8 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
 from amp_core.hardware import Gpu
-from pages.parts import address, cards, glossary, loaders, profiled, tables, words
+from pages.parts import address, cards, glossary, loaders, tables, words
+from pages.parts.hardware import profiled
 
 BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
 SORTS = {

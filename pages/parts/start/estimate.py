@@ -11,8 +11,9 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.analysis import Overview, overview
 from amp_core.train.config import RECIPES, WORKLOADS
-from pages.parts import devices, loaders, words
-from pages.parts.library import Entry
+from pages.parts import loaders, words
+from pages.parts.shelf.library import Entry
+from pages.parts.start import devices
 
 
 def show(state: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from pages.parts import library
-from pages.parts.library import Entry
+from pages.parts.shelf import library
+from pages.parts.shelf.library import Entry
 
 OVERVIEW, START, LIBRARY = "pages/run_overview.py", "pages/start_run.py", "pages/run_library.py"
 STEPS = (

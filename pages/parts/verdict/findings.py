@@ -16,7 +16,8 @@ from amp_core.analysis.layers import tensor_names
 from amp_core.findings import GUIDE
 from amp_core.muting import mute, muted
 from amp_core.serving import current
-from pages.parts import loaders, tensor, words
+from pages.parts import loaders, words
+from pages.parts.numbers import tensor
 
 LOOK = {
     "error": ("red", ":material/error:"),

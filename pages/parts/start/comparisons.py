@@ -7,7 +7,8 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
-from pages.parts import library, picker
+from pages.parts import picker
+from pages.parts.shelf import library
 
 
 def begin(configs: Sequence[TrainConfig], name: str | None) -> str:

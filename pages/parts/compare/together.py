@@ -16,8 +16,9 @@ from amp_core.analysis import labelled, loss_curves, noise_band, overview, step_
 from amp_core.figures import loss_figure
 from amp_core.figures.marks import with_marks
 from amp_core.figures.style import recipe_colour
-from pages.parts import charts, live, loaders, queue, words
-from pages.parts.library import Entry
+from pages.parts import charts, live, loaders, words
+from pages.parts.shelf.library import Entry
+from pages.parts.start import queue
 
 X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
 POINTS = 2000

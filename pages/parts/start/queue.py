@@ -9,7 +9,8 @@ from amp_core import RunError, jobs
 from amp_core.addresses import Address
 from amp_core.jobs import Job
 from amp_core.serving import current
-from pages.parts import library, picker, words
+from pages.parts import picker, words
+from pages.parts.shelf import library
 
 
 def job_of(folder: Path | Address) -> Job | None:

@@ -13,7 +13,9 @@ from amp_core.recipe_code import FRAMEWORKS, LABELS, code_for
 from amp_core.serving import current
 from amp_core.train.config import WORKLOADS, TrainConfig
 from amp_core.train.tune_result import FILE, STAGES, Tried, Tuned, load_tuned
-from pages.parts import devices, library, queue, tables, words
+from pages.parts import tables, words
+from pages.parts.shelf import library
+from pages.parts.start import devices, queue
 
 WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
 COLUMNS = {

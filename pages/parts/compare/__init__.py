@@ -1,0 +1,1 @@
+"""Runs beside each other: in words and tables, their step costs, and live."""

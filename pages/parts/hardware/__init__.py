@@ -1,0 +1,1 @@
+"""What the machine did and can do: gauges, kernels, precision, memory, ranks."""
