@@ -215,3 +215,16 @@ def test_watch_writes_to_an_object_store_however_the_program_ends(end: str, stat
     assert (run.status, len(run.steps)) == (status, 20)
     assert sorted(run.tensors().step.unique()) == [0, 5, 10, 15]
     assert isinstance(run.steps, pd.DataFrame) and run.steps.loss.notna().all()
+
+
+def test_two_processes_train_into_a_bucket(s3: str) -> None:
+    """torchrun's processes send their own segments, and the head is rank 0's."""
+    command = "train --workload digits-cnn --precision bf16 --steps 6 --nproc 2 --device cpu --no-evaluate --every 2"
+    line = [sys.executable, "-m", "amp_core", *command.split(), "--out", f"{s3}/ddp"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    run = load_run(f"{s3}/ddp")
+    assert run.status == "finished" and run.head.world_size == 2
+    assert run.steps[["step", "rank"]].to_numpy().tolist() == [[s, r] for s in range(6) for r in (0, 1)]
+    assert run.tensors(kind="weight_grad").groupby(["rank", "step"]).size().nunique() == 1
+    assert {"steps/00000.parquet", "steps/00000.r1.parquet"} <= set(files(f"{s3}/ddp"))

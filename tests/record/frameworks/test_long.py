@@ -1,0 +1,42 @@
+"""The examples of the long form, `python -m tests.record.frameworks.long`, for a few steps."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from tests.record.frameworks import long
+from tests.record.frameworks.examples import EXAMPLES
+
+BACKEND = os.environ.get("KERAS_BACKEND", "torch")
+SHORT = {"accelerate": 12, "transformers": 12, "lightning": 12, "keras": 12}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    """Some frameworks keep their settings for the life of a process."""
+    yield
+    if find_spec("accelerate") is not None:
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_found(name, tmp_path):
+    if find_spec(name) is None or find_spec("sklearn") is None:
+        pytest.skip(f"{name} or scikit-learn is not installed")
+    if name == "keras":
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        import keras
+
+        policy = keras.mixed_precision.dtype_policy()
+    try:
+        well, row = long.healthy(name, "bf16", SHORT[name], tmp_path / "run")
+        assert well, row
+        fault = next(iter(EXAMPLES[name].faults))
+        found, row = long.faulty(name, fault, SHORT[name], tmp_path / "fault")
+        assert found, row
+    finally:
+        if name == "keras":
+            keras.mixed_precision.set_global_policy(policy)
