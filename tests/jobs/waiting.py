@@ -1,0 +1,41 @@
+"""What tests of jobs wait for and look at."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from amp_core import load_run
+from amp_core.jobs import Job, find
+from amp_core.train.config import TrainConfig
+
+CPU = TrainConfig(workload="digits-cnn", device="cpu")
+
+
+def until(folder: Path, *states: str, timeout_s: float = 20.0) -> Job:
+    """The job, once it is in one of these states."""
+    end = time.monotonic() + timeout_s
+    while (job := find(folder)).state not in states:
+        assert time.monotonic() < end, f"{job.state} ({job.reason}) never became {states}: {job.console()}"
+        time.sleep(0.02)
+    return job
+
+
+def wait_for(happens: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Come back once it happens."""
+    end = time.monotonic() + timeout_s
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def steps_recorded(folder: Path) -> int:
+    """How many steps the job's run has."""
+    return len(load_run(folder).steps)
+
+
+def gone(pid: int | None) -> bool:
+    """Whether that process has ended; a zombie has."""
+    assert pid is not None
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
