@@ -24,7 +24,7 @@ from amp_core.serving import folder_bytes
 from amp_core.train.tune_result import FILE as SEARCH_FILE
 from pages.parts.shelf import elsewhere
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
 """Runs that come with AMPscope."""
 
 UPLOADS = "uploads"
