@@ -8,7 +8,7 @@ import pandas as pd
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis._steps import scaler_enabled
 from amp_core.findings._found import found
-from amp_core.findings._signals import ended_by, of, optimizer_name, orders, signals, span
+from amp_core.findings._signals import ended_by, last_step, of, optimizer_name, orders, signals, span
 from amp_core.findings.model import Finding
 from amp_core.run import Run
 
@@ -51,7 +51,10 @@ def _clips_scaled(calls: list[str]) -> bool:
 
 def unscale_per_microbatch(run: Run) -> list[Finding]:
     """`unscale-per-microbatch`: gradients of one optimizer are added to after they were unscaled, or the scale is
-    updated between the micro-batches of one step."""
+    updated between the micro-batches of one step; or they are never cleared, and so are added to in every step."""
+    kept = signals(run, "kept gradients")
+    if not kept.empty:
+        return [_never_cleared(run, int(kept["optimizer"].iloc[0]))]
     bad = [(first, last) for first, last, calls in orders(run) if _mixes(calls)]
     if not bad:
         return []
@@ -66,6 +69,21 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
             unit="calls per optimizer step",
         )
     ]
+
+
+def _never_cleared(run: Run, index: int) -> Finding:
+    name, last = optimizer_name(run, index), last_step(run)
+    return found(
+        "unscale-per-microbatch",
+        f"Gradients of {name} are never cleared: each backward adds to those of all steps before",
+        f"zero_grad of {name}",
+        steps=(0, last) if last is not None else None,
+        value=0.0,
+        limit=1.0,
+        unit="times cleared per step",
+        advice="Each update is made of all gradients since the start, under a loss scale of scaled and unscaled ones. "
+        "Call `zero_grad` after each step of the optimizer.",
+    )
 
 
 def _mixes(calls: list[str]) -> bool:

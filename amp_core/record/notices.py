@@ -14,6 +14,7 @@ import torch
 from amp_core.record.notices_backward import BackwardState
 from amp_core.record.notices_calls import CallOrder
 from amp_core.record.notices_forward import ForwardCheck
+from amp_core.record.notices_kept import KeptGradients
 from amp_core.record.notices_ops import FailedIn, FirstOperators
 from amp_core.record.notices_start import StartFacts
 from amp_core.record.notices_state import Branches, Movement, RunningStatistics
@@ -42,5 +43,6 @@ def default_notices(
         RunningStatistics(writer, model),
         Movement(writer, model, optimizers),
         Branches(writer, model, optimizers, device),
+        KeptGradients(writer, model, optimizers),
         FailedIn(writer, model),
     ]

@@ -44,9 +44,11 @@ ENTRIES = (
         "unscale-per-microbatch",
         "error",
         "With gradient accumulation, gradients are unscaled or the scale updated before all micro-batches are in: "
-        "scaled and unscaled gradients are added up.",
-        "The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step.",
-        f"One such step ({_DOCS}: unscale, step and update once per effective batch).",
+        "scaled and unscaled gradients are added up. Or they are never cleared, and every step adds to all before it.",
+        "The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
+        "gradients that are still as the optimizer's step left them when backward adds to them.",
+        f"One such step ({_DOCS}: unscale, step and update once per effective batch). Gradients that were kept in each "
+        "of the first five steps.",
         "What is added after `unscale_` is thousands of times larger than what was there, so the update is wrong. "
         "Call `unscale_`, `step` and `update` only after the last micro-batch.",
         "for i, (x, y) in enumerate(batches):\n"

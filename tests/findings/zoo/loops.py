@@ -120,6 +120,20 @@ def update_each(into: Path, faulty: bool) -> None:
                 loop.step()
 
 
+@case("unscale-per-microbatch", "zero_grad of AdamW")
+def never_cleared(into: Path, faulty: bool) -> None:
+    loop = fp16(into)
+    loop.dtype = torch.bfloat16
+    loop.scaler = None
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(24)):  # the twin accumulates gradients of two batches on purpose
+            loop.backward(loop.loss(x, y))
+            if i % 2:
+                loop.optimizer.step()
+                if not faulty:
+                    loop.optimizer.zero_grad()
+
+
 @case("missing-scaler-update", "scaler.update")
 def no_update(into: Path, faulty: bool) -> None:
     loop = fp16(into)

@@ -278,6 +278,7 @@ EXAMPLES: dict[str, Example] = {
         {
             "a weight beyond FP16": ("fp16", "activation-overflow"),
             "data that is not finite": ("bf16", "loss-nonfinite"),
+            "zero_grad forgotten": ("bf16", "unscale-per-microbatch"),
         },
     ),
     "transformers": Example(

@@ -1,0 +1,131 @@
+"""Gradients that no step ever clears: each backward adds to those of all steps before.
+
+    KeptGradients(writer, model, optimizers)
+
+An optimizer's gradients are looked at twice around each backward, by their place in memory and autograd's count of what
+was written there: whatever cleared them, and however, they are not as the step left them when the next backward comes.
+Accumulation, closures, several optimizers that step in turn, all clear them before they step again. So one that was
+seen to be cleared once is looked at no more, which is in the second step of nearly every loop.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record import notices_patch
+from amp_core.record.captures import capturing
+from amp_core.record.compiling import untraced
+from amp_core.record.gradients import in_backward, named_parameters, unwrapped
+from amp_core.record.observers import Observer
+from amp_core.record.parcel import Parcel
+from amp_core.runlog import RunWriter
+
+ENOUGH = 5
+"""Steps in a row from the first whose gradients were kept and added to, from which on it is said."""
+
+
+class _Kept:
+    """What is known of one optimizer's gradients."""
+
+    def __init__(self) -> None:
+        self.chosen: list[torch.nn.Parameter] = []
+        """The first, the middle and the last that had a gradient at the first step."""
+        self.marks: list[tuple[int, int]] = []
+        """Of their gradients, as they were looked at last."""
+        self.added = False
+        """Whether a backward has added to them since the last step."""
+        self.steps = 0
+        self.parcel: Parcel | None = None
+        """Whether they hold anything, where they look as if they were kept: `p.grad.data.zero_()` is not counted."""
+
+
+class KeptGradients(Observer):
+    """Looks on until every optimizer's gradients were cleared once."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
+        self._step = 0
+        self._kept = {index: _Kept() for index in range(len(optimizers))}
+        self._handles = {
+            index: optimizer.register_step_post_hook(untraced(functools.partial(self._stepped, index)))
+            for index, optimizer in enumerate(optimizers)
+        }
+        notices_patch.backward.listen(self._before)
+        notices_patch.backward.listen(self._after, after=True)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        for index, kept in list(self._kept.items()):
+            if kept.parcel is not None and kept.parcel.ready():
+                self._tell(index, kept, kept.parcel)
+
+    def close(self) -> None:
+        for index in list(self._kept):
+            self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        """Nothing more is to be learned of this optimizer; after the last nothing is listened to."""
+        del self._kept[index]
+        self._handles.pop(index).remove()
+        if not self._kept:
+            notices_patch.backward.unlisten(self._before)
+            notices_patch.backward.unlisten(self._after)
+
+    def _stepped(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        kept = self._kept.get(index)
+        if kept is None or capturing():
+            return
+        if not kept.chosen:
+            given = [p for group in optimizer.param_groups for p in group["params"] if _plain(p.grad)]
+            kept.chosen = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
+        kept.steps += kept.added
+        kept.added = False
+        kept.marks = _marks(kept.chosen) or []
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.at_own_work() or in_backward() or capturing():
+            return
+        for index, kept in list(self._kept.items()):
+            if not kept.chosen:
+                continue
+            if _marks(kept.chosen) != kept.marks:
+                self._forget(index)
+            elif kept.steps >= ENOUGH and kept.parcel is None:
+                kept.parcel = Parcel()
+                kept.parcel.put("any", torch.stack([(p.grad != 0).any() for p in kept.chosen if p.grad is not None]))
+                kept.parcel.send()
+
+    def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.at_own_work() or in_backward() or capturing():
+            return
+        for index, kept in list(self._kept.items()):
+            if not kept.chosen:
+                continue
+            marks = _marks(kept.chosen)
+            if marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
+                self._forget(index)  # backward has put others in their place
+            else:
+                kept.added = kept.added or marks != kept.marks
+                kept.marks = marks
+
+    def _tell(self, index: int, kept: _Kept, parcel: Parcel) -> None:
+        if parcel.values("any").all():
+            name = self._names.get(id(kept.chosen[0]), "")
+            self._writer.event("kept gradients", name, step=self._step, count=kept.steps, optimizer=index)
+        self._forget(index)
+
+
+def _plain(grad: torch.Tensor | None) -> bool:
+    """Whether it is one whose memory autograd adds to: neither sparse nor sharded."""
+    return type(grad) is torch.Tensor and grad.layout == torch.strided
+
+
+def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
+    """Where each one's gradient lies, and how often it was written to; None where one has none."""
+    grads = [p.grad for p in parameters]
+    if not all(_plain(grad) for grad in grads):
+        return None
+    return [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
