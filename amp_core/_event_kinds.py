@@ -40,6 +40,8 @@ EVENT_KINDS: dict[str, str] = {
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",
     "missing gradients": "parameters in an optimizer without a gradient; name: the first; count: of limit parameters; "
     "detail: `no_grad` where the model ran without gradients in the same autocast region before",
+    "kept gradients": "gradients that an optimizer had used were still there when backward added to them, in each of "
+    "the first count steps; name: one of them",
     "branch": "another set of parameters than in the step before has gradients; name: what the set is called",
     "unmoved weights": "elements of a weight with a gradient that the step left as they were; value: their share",
     "statistics": "running statistics that are not finite; name: the buffer",
