@@ -1,11 +1,13 @@
-"""What an audit measured beside what the histograms predicted for the same step.
+"""What audits measured: of the run's own recipe, and beside what the histograms predicted for the same step.
 
+own_audits(run)                 # rows of `audits` that replayed what the run itself does
 predicted_and_audited(run)      # one row per audited step, loss scale and gradient
 """
 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis._steps import attempts, recipe
 from amp_core.analysis.ranges import sampled_steps
 from amp_core.analysis.whatif import what_if
 from amp_core.run import Run
@@ -13,6 +15,24 @@ from amp_core.run import Run
 _COLUMNS = ["step", "name", "loss_scale", "audited_frac", "predicted_frac", "audited_mass_frac", "predicted_mass_frac"]
 _COLUMNS += ["rel_error", "at_best", "cosine", "nonfinite"]
 _FORMATS = {"fp16": "fp16", "bf16": "bf16"}
+
+
+def own_audits(run: Run) -> pd.DataFrame:
+    """Rows of the run's audits that replayed its own recipe, at the loss scale in effect at their step.
+
+    An audit may replay other recipes and loss scales too. One that is made after `scaler.update` has the scale of the
+    step that follows: that counts where none has its own step's.
+    """
+    audits = run.audits
+    own = recipe(run)
+    if own is not None:
+        audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
+    scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
+    present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
+    missed = ~present.groupby(audits["step"]).transform("any").astype(bool)
+    following = audits["loss_scale"] == audits["step"].map(scales.shift(-1))
+    chosen: pd.DataFrame = audits[present | (missed & following)]
+    return chosen
 
 
 def predicted_and_audited(run: Run) -> pd.DataFrame:

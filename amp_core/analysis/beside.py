@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis._repeats import repeats
+from amp_core.analysis.audits import own_audits
 from amp_core.analysis.curves import labelled, loss_curves
 from amp_core.analysis.parity import FEW_SEEDS, WITHIN
 from amp_core.run import Run
@@ -47,15 +48,14 @@ def gradient_agreement(runs: Sequence[Run]) -> pd.DataFrame:
     """How well each layer's gradient agrees with its FP32 replay, from audits; medians over audited steps.
 
     One row per run and tensor, in the model's order: run (label), precision (that was audited), name, rel_error (norm
-    of the difference over that of FP32), cosine, lost_mass_frac, audits (how many). Of several loss scales the
-    greatest of each step counts, the present one. Empty where no run was audited.
+    of the difference over that of FP32), cosine, lost_mass_frac, audits (how many). What was replayed in other recipes
+    or at other loss scales than the run's own does not count. Empty where no run was audited.
     """
     parts = []
     for label, run in zip(labelled(runs), runs, strict=True):
-        audits = run.audits
+        audits = own_audits(run)
         if audits.empty:
             continue
-        audits = audits[audits["loss_scale"] == audits.groupby(["step", "name"])["loss_scale"].transform("max")]
         by_name = audits.groupby("name", sort=False)
         part = by_name[["rel_error", "cosine", "lost_mass_frac"]].median()
         part["audits"] = by_name.size()

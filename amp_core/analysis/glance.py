@@ -15,7 +15,8 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core import words
-from amp_core.analysis._steps import WARMUP_STEPS, along, attempts, scaler_enabled, warmup_steps
+from amp_core.analysis._steps import WARMUP_STEPS, along, warmup_steps
+from amp_core.analysis.audits import own_audits
 from amp_core.run import Run
 
 TASK = ("workload", "size", "batch_size", "accumulate", "device")
@@ -67,14 +68,9 @@ def _phases(run: Run, frame: pd.DataFrame) -> list[tuple[int, str]]:
 def lost_gradient(run: Run) -> float | None:
     """Share (0–1) of the nonzero gradient elements that the recipe turned to zero, as its audits measured it at the
     run's own loss scale; None without an audit."""
-    audits = run.audits
-    if audits.empty:
-        return None
-    frame = attempts(run)
-    own = frame.set_index("step")["loss_scale"].fillna(1.0) if scaler_enabled(run) else pd.Series(dtype=float)
-    at_own = audits["loss_scale"] == audits["step"].map(own).fillna(1.0)
-    nonzero = audits.loc[at_own, "nonzero"].sum()
-    return float(audits.loc[at_own, "lost"].sum() / nonzero) if nonzero else None
+    audits = own_audits(run)
+    nonzero = audits["nonzero"].sum()
+    return float(audits["lost"].sum() / nonzero) if nonzero else None
 
 
 def reference(configs: Sequence[Mapping[str, Any]], of: int) -> int | None:

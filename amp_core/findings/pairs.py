@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from amp_core.analysis import compare
+from amp_core.analysis.audits import own_audits
 from amp_core.findings._found import found
 from amp_core.findings._signals import autocast_dtype, facts
 from amp_core.findings.memory import memory_not_lower_than
@@ -17,12 +18,9 @@ COSINE = 0.99
 
 def amp_loss_gap(run: Run) -> list[Finding]:
     """`amp-loss-gap`, from audits: a matrix's gradient at the run's own loss scale differs from its FP32 replay."""
-    audits = run.audits
+    audits = own_audits(run)
     if audits.empty or autocast_dtype(run) is None:
         return []
-    scales = run.steps[["step", "loss_scale"]].drop_duplicates("step")
-    audits = audits.merge(scales, on="step", suffixes=("", "_of_run"))
-    audits = audits[audits["loss_scale"] == audits["loss_scale_of_run"].fillna(1.0)]
     shapes = facts(run.head.model, "shapes")
     matrix = [len(shape) > 1 if isinstance(shape := shapes.get(n), list) else True for n in audits["name"]]
     audits = audits[np.array(matrix, dtype=bool) & audits["cosine"].notna().to_numpy()]

@@ -146,18 +146,19 @@ def test_the_band_of_noise_needs_three_seeds(tmp_path: Path) -> None:
     assert noise_band(both(tmp_path / "few", seeds=range(2)), "step").empty and noise_band([], "step").empty
 
 
-def test_agreement_takes_the_greatest_scale_of_each_step(tmp_path: Path) -> None:
+def test_agreement_is_that_of_the_runs_own_recipe_and_loss_scale(tmp_path: Path) -> None:
     audits = {
-        "step": [0, 0, 10, 10],
-        "name": ["w"] * 4,
-        "loss_scale": [1.0, 1024.0, 1.0, 512.0],
-        "precision": ["fp16"] * 4,
-        "numel": [8] * 4,
-        "rel_error": [0.9, 0.1, 0.9, 0.3],
-        "cosine": [0.5, 0.99, 0.5, 0.97],
-        "lost_mass_frac": [0.5, 0.0, 0.5, 0.0],
+        "step": [0, 0, 0, 10, 10, 10],
+        "name": ["w"] * 6,
+        "loss_scale": [1.0, 1024.0, 65536.0, 1.0, 512.0, 512.0],
+        "precision": ["fp16"] * 5 + ["bf16"],
+        "numel": [8] * 6,
+        "rel_error": [0.9, 0.1, float("nan"), 0.9, 0.3, 0.8],
+        "cosine": [0.5, 0.99, float("nan"), 0.5, 0.97, 0.6],
+        "lost_mass_frac": [0.5, 0.0, 0.0, 0.5, 0.0, 0.0],
     }
-    run = load_run(write_rows(tmp_path / "run", audits=audits))
+    steps = {"step": [0, 1, 10, 11], "loss_scale": [1024.0, 1024.0, 1024.0, 512.0]}  # step 10: after the update
+    run = load_run(write_rows(tmp_path / "run", steps=steps, audits=audits, config={"precision": "fp16"}))
     found = gradient_agreement([run])
     assert found[["run", "name", "rel_error", "cosine", "audits"]].to_numpy().tolist() == [["run", "w", 0.2, 0.98, 2]]
     assert gradient_agreement([]).empty
