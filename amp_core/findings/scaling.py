@@ -68,14 +68,14 @@ def scale_collapse(run: Run) -> list[Finding]:
     episodes = skip_episodes(run)
     if not len(episodes):
         return []
-    after = episodes["scale_after"].fillna(episodes["scale_before"] * 0.5 ** episodes["skips"])
+    trace = scale_trace(run)
+    after = episodes["scale_after"].fillna(trace["loss_scale"].iloc[-1])  # of one that goes on: how far it has come
     collapsed = episodes[(after < 1) & (episodes["skips"] >= COLLAPSE_SKIPS)]
     if not len(collapsed):
         return []
     worst = collapsed.iloc[int(collapsed["skips"].to_numpy().argmax())]
     first, last, skips = int(worst["first"]), int(worst["last"]), int(worst["skips"])
     lowest = float(after[collapsed.index].min())
-    trace = scale_trace(run)
     lost = bool(trace["skipped"].iloc[-COLLAPSE_SKIPS:].all())
     cause = first_cause(run, first, last)
     return [
@@ -281,7 +281,7 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
 def partial_skips(run: Run) -> pd.DataFrame:
     """Steps after calibration that some optimizer skipped and another made: step, optimizer (the one that skipped)."""
     frame = run.table("steps").select(["step", "rank", "optimizer", "skipped"]).to_pandas()
-    frame = frame[(frame["rank"] == 0) & (frame["step"] >= CALIBRATION_STEPS)]
+    frame = frame[(frame["rank"] == 0) & (frame["step"] >= frame["step"].min() + CALIBRATION_STEPS)]
     by_step = frame.groupby("step")["skipped"]
     mixed = by_step.transform("any") & ~by_step.transform("all")
     partial: pd.DataFrame = frame[mixed & frame["skipped"]][["step", "optimizer"]]

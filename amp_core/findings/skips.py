@@ -125,15 +125,21 @@ def branch_always_skipped(run: Run) -> list[Finding]:
     if len(branches):
         place = np.searchsorted(branches["step"].to_numpy(dtype=np.int64), numbers, side="right") - 1
         name = np.where(place >= 0, branches["name"].to_numpy(dtype=object)[np.maximum(place, 0)], "branch 0")
-        by = trace.assign(branch=name).groupby("branch")["skipped"].agg(["sum", "size"])
-        always = by[(by["sum"] == by["size"]) & (by["size"] >= 3)]
+        by = (
+            trace.assign(branch=name)
+            .groupby("branch")
+            .agg(sum=("skipped", "sum"), size=("skipped", "size"), last=("step", "max"))
+        )
+        settled = by["last"] >= numbers[0] + CALIBRATION_STEPS  # what came only while the scale was found is none
+        always = by[(by["sum"] == by["size"]) & (by["size"] >= 3) & settled]
         rest = by.drop(always.index)
         if len(always) and rest["size"].sum() and rest["sum"].sum() / rest["size"].sum() < 0.1:
             branch = str(always["size"].idxmax())
-            gained = str(branches[branches["name"] == branch]["detail"].iloc[0])
+            told = branches[branches["name"] == branch]["detail"]  # of the set that the run began with nothing is
+            gained = (str(told.iloc[0]) if len(told) else "") or branch
             times = int(always["size"].max())
             at = numbers[name == branch]
-            return [_branch(gained.split(", ")[0] or branch, times, at, f"{times:,} steps with gradients in {gained}")]
+            return [_branch(gained.split(", ")[0], times, at, f"{times:,} steps with gradients in {gained}")]
     return _again_and_again(run, trace)
 
 

@@ -72,7 +72,7 @@ def test_a_collapse_the_run_recovers_from_is_a_warning(tmp_path: Path) -> None:
 def test_a_collapse_that_goes_on_is_an_error_while_the_run_is_live(tmp_path: Path) -> None:
     scales = [1.0] * 5 + [2.0**-i for i in range(8)]
     (finding,) = diagnose(scaled(tmp_path / "run", scales, [False] * 5 + [True] * 8))
-    assert (finding.severity, finding.steps, finding.value) == ("error", (5, 12), 2.0**-8)
+    assert (finding.severity, finding.steps, finding.value) == ("error", (5, 12), 2.0**-7)
 
 
 def test_many_skips_above_a_scale_of_one_are_calibration(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Skipped steps, and what is no sign of any: branches, several optimizers, a loss scale that is held."""
+
+from pathlib import Path
+
+import pytest
+
+from amp_core import load_run
+from amp_core.findings import diagnose
+from amp_core.findings.scaling import partial_skips
+from tests.synthetic import write_rows
+
+SCALER = {"scaler": {"enabled": True}}
+
+
+def test_a_static_scale_that_skips_to_the_end_has_not_collapsed(tmp_path: Path) -> None:
+    steps = {"step": range(40), "loss_scale": [128.0] * 40, "skipped": [False] * 30 + [True] * 10}
+    run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
+    assert "scale-collapse" not in {f.code for f in diagnose(run)}
+
+
+def test_a_scale_that_backs_off_slowly_is_judged_by_what_it_was(tmp_path: Path) -> None:
+    scales = [2.0**16] * 30 + [2.0**16 * 0.9**i for i in range(20)]
+    steps = {"step": range(50), "loss_scale": scales, "skipped": [False] * 30 + [True] * 20}
+    run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
+    assert "scale-collapse" not in {f.code for f in diagnose(run)}
+
+
+def test_a_first_branch_that_never_comes_again_and_was_calibrating_is_none(tmp_path: Path) -> None:
+    """The first set of parameters with gradients has no event: what it gained is not known."""
+    skipped = [True] * 4 + [False] * 60
+    steps = {"step": range(64), "loss_scale": [2.0**-i for i in range(4)] + [2.0**-4] * 60, "skipped": skipped}
+    events = [{"kind": "branch", "name": "branch 1", "step": 4, "detail": "head.weight"}]
+    run = load_run(write_rows(tmp_path / "run", steps=steps, events=events, config=SCALER))
+    assert "branch-always-skipped" not in {f.code for f in diagnose(run)}
+
+
+def test_a_branch_that_is_skipped_whenever_it_comes_is_named_by_what_it_gained(tmp_path: Path) -> None:
+    rare = [30, 40, 50, 60]
+    events = [{"kind": "branch", "name": "branch 1", "step": at, "detail": "rare.weight"} for at in rare]
+    events += [{"kind": "branch", "name": "branch 0", "step": at + 1} for at in rare]
+    steps = {"step": range(70), "loss_scale": [2.0**10] * 70, "skipped": [step in rare for step in range(70)]}
+    events.sort(key=lambda event: event["step"])
+    run = load_run(write_rows(tmp_path / "run", steps=steps, events=events, config=SCALER))
+    (finding,) = [f for f in diagnose(run) if f.code == "branch-always-skipped"]
+    assert (finding.where, finding.steps, finding.value) == ("rare.weight", (30, 60), 4.0)
+
+
+@pytest.mark.parametrize("begin", [0, 5000])
+def test_skips_of_one_optimizer_while_the_scale_is_found_are_no_shared_backoff(tmp_path: Path, begin: int) -> None:
+    """A run that goes on from a checkpoint begins at its step, and calibrates there."""
+    at = [begin + i // 2 for i in range(120)]
+    skipped = [step < begin + 10 and place % 2 == 0 for place, step in enumerate(at)]
+    steps = {"step": at, "optimizer": [0, 1] * 60, "loss_scale": [2.0**10] * 120, "skipped": skipped}
+    run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
+    assert partial_skips(run).empty
+    assert "shared-backoff" not in {f.code for f in diagnose(run)}
