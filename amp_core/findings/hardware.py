@@ -234,7 +234,8 @@ def host_syncs(run: Run) -> list[Finding]:
         per_step = float(windows["syncs"].sum() / windows["steps"].fillna(1.0).sum())
         where = "synchronizing calls"
     elif len(waits):
-        per_step = float(waits["count"].astype(float).sum() / waits["steps"].astype(float).fillna(1.0).iloc[0])
+        profiled = rows[["step", "rank", "steps"]].drop_duplicates()["steps"]
+        per_step = float(waits["count"].astype(float).sum() / profiled.astype(float).fillna(1.0).sum())
     if len(waits):
         longest = waits.iloc[int(waits["count"].astype(float).to_numpy().argmax())]
         where = str(longest["op"] or longest["name"])
