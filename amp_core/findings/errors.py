@@ -72,7 +72,10 @@ def no_gradients(run: Run) -> list[Finding]:
     if raised is None and none.empty:
         return []
     settings = listed(run.head.config, "optimizer_settings")
-    foreign = next((i for i, s in enumerate(settings) if s.get("outside_model") == s.get("parameters") != 0), None)
+    foreign = next(
+        (i for i, s in enumerate(settings) if s.get("outside_model") and s["outside_model"] == s.get("parameters")),
+        None,
+    )
     index = 0
     if raised is not None and len(settings) > 1:
         calls = signals(run, "calls")["name"]

@@ -200,7 +200,6 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
     """`eps-rounds-to-zero`: a constant that should keep a divisor off zero is zero in 16 bits."""
     frame = signals(run, "eps lost")
     broken = len(signals(run, "non-finite output", "non-finite")) > 0
-    severity = "error" if broken else None
     if len(frame):
         row = frame.iloc[0]
         name = str(row["name"]) or model_name(run)
@@ -215,7 +214,7 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
             "eps-rounds-to-zero",
             f"The constant {eps:.3g} in {where} is zero in 16 bits{more}",
             where,
-            severity="error" if severity else None,
+            severity="error" if broken else None,
             steps=(0, 0),
             value=eps,
             limit=ZERO_FROM,
