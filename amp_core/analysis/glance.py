@@ -55,7 +55,9 @@ def _phases(run: Run, frame: pd.DataFrame) -> list[tuple[int, str]]:
     found += [(int(step), "gradients audited in FP32") for step in pc.unique(run.table("audits")["step"]).to_pylist()]
     windows = run.table("windows").select(["step", "steps"]).to_pylist()
     found += [
-        (w["step"], f"{words.plural(w['steps'] or 0, 'step')} profiled") for w in windows if w["step"] is not None
+        (w["step"], f"{words.plural(w['steps'], 'step')} profiled" if w["steps"] else "profiled")
+        for w in windows
+        if w["step"] is not None
     ]
     events = run.events
     events = events[events["kind"].isin(_TOLD) & events["step"].notna()]

@@ -42,12 +42,6 @@ class LayerHealth:
     """First at which every value was zero."""
     all_zero_samples: int
 
-    @property
-    def first_bad(self) -> int | None:
-        """The first step at which any of this was so."""
-        steps = [s for s in (self.first_nonfinite, self.first_subnormal, self.first_all_zero) if s is not None]
-        return min(steps, default=None)
-
 
 def tensor_names(run: Run, kind: str) -> list[str]:
     """Names of the tensors of a kind, in the order in which the run has them. Raises `RunError` for another kind."""

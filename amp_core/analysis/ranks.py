@@ -135,20 +135,21 @@ def rank_table(run: Run) -> pd.DataFrame:
     time of a step without the warm-up (step_ms, data_ms, …; NaN where not measured), status, reason."""
     frame = _rows(run)
     ends = {e.rank: e for e in rank_ends(run)}
-    times = frame[frame["step"] >= warmup_steps(frame["step"].nunique())]
+    steps = np.unique(frame["step"].to_numpy())
+    timed = frame[frame["step"].isin(steps[warmup_steps(len(steps)) :])]
     rows = []
     for rank, end in ends.items():
         mine = frame[frame["rank"] == rank]
-        steps = mine["step"].nunique()
-        of_rank = times[times["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
+        count = mine["step"].nunique()
+        of_rank = timed[timed["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
         rows.append(
             {
                 "rank": rank,
-                "steps": steps,
+                "steps": count,
                 "last_step": end.last_step,
                 "skipped": int(mine.groupby("step")["skipped"].any().sum()),
-                "loss_scale": float(mine["loss_scale"].iloc[-1]) if steps else np.nan,
-                "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if steps else np.nan,
+                "loss_scale": float(mine["loss_scale"].iloc[-1]) if count else np.nan,
+                "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if count else np.nan,
                 **of_rank.median().to_dict(),
                 "status": end.status,
                 "reason": end.reason,

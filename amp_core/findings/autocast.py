@@ -4,6 +4,7 @@ and on layers that it should reach and does not."""
 import numpy as np
 import pyarrow.compute as pc
 
+from amp_core import words
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis._steps import recipe
 from amp_core.findings._found import found
@@ -68,8 +69,8 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
     return [
         found(
             "autocast-cache-no-grad",
-            f"{int(row['count']):,} parameters have no gradient after a forward under no_grad in the same autocast "
-            "region",
+            f"{words.plural(int(row['count']), 'parameter')} without a gradient after a forward under no_grad in the "
+            "same autocast region",
             str(row["name"]),
             steps=(int(frame["step"].min()), int(frame["step"].max())),
             value=float(row["count"]),
@@ -116,12 +117,11 @@ def autocast_inactive(run: Run) -> list[Finding]:
         return []
     share = sum(sizes[n] for n in wide) / total
     where = max(wide, key=sizes.__getitem__)
+    said = f"{where} and {words.plural(len(wide) - 1, 'more layer')} run" if len(wide) > 1 else f"{where} runs"
     return [
         found(
             "autocast-inactive",
-            f"{where} and {len(wide) - 1} more layers run in float32 under {autocast_dtype(run)} autocast"
-            if len(wide) > 1
-            else f"{where} runs in float32 under {autocast_dtype(run)} autocast",
+            said + f" in float32 under {autocast_dtype(run)} autocast",
             where,
             severity=None if share >= SHARE else "info",
             value=share,

@@ -2,6 +2,7 @@
 
 import re
 
+from amp_core import words
 from amp_core.findings._found import found
 from amp_core.findings._signals import (
     autocast_dtype,
@@ -50,7 +51,9 @@ def fp16_parameters(run: Run) -> list[Finding]:
     scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
     if not raised and not (narrow and scaled):
         return []
-    title = f"{len(narrow):,} parameters that train are stored in float16" if narrow else "Gradients are float16"
+    title = "Gradients are float16"
+    if narrow:
+        title = f"{words.plural(len(narrow), 'trained parameter')} stored in float16"
     return [
         found(
             "fp16-parameters",

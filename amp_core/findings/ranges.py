@@ -261,13 +261,13 @@ def batchnorm_poisoned(run: Run) -> list[Finding]:
         return []
     row = frame.iloc[0]
     at = int(row["step"])
-    buffer = str(row["name"])
+    buffer, more = str(row["name"]), int(row["count"]) - 1
     module = buffer.rpartition(".")[0] or model_name(run)
     cause = first_cause(run, 0, at)
     return [
         found(
             "batchnorm-poisoned",
-            f"{buffer} and {int(row['count']) - 1} more statistics are not finite"
+            (f"{buffer} and {more} more statistics are not finite" if more else f"{buffer} is not finite")
             + (f"; {cause.in_words()}" if cause and cause.phase == "forward" else ""),
             module,
             steps=(at, at),

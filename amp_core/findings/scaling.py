@@ -12,7 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core import words
+from amp_core.analysis import rank_scales, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.whatif import GRADIENTS
 from amp_core.findings._found import found
 from amp_core.findings._signals import facts, last_step, signals
@@ -224,33 +225,35 @@ def _far_from_overflow(run: Run) -> bool:
 
 def rank_scale_desync(run: Run) -> list[Finding]:
     """`rank-scale-desync`: at one step, ranks have different loss scales, or one skips what another makes."""
-    if run.head.world_size < 2:
+    apart = rank_scales(run) if run.head.world_size > 1 else pd.DataFrame()
+    if apart.empty:
         return []
-    frame = run.table("steps").select(["step", "rank", "optimizer", "loss_scale", "skipped"]).to_pandas()
-    groups = frame.groupby(["step", "optimizer"])
-    apart = groups.agg(scales=("loss_scale", "nunique"), skips=("skipped", "nunique"), ranks=("rank", "nunique"))
-    bad = apart[(apart["ranks"] > 1) & ((apart["scales"] > 1) | (apart["skips"] > 1))].reset_index()
-    if bad.empty:
-        return []
-    first, last = int(bad["step"].min()), int(bad["step"].max())
-    at = frame[frame["step"] == first]
+    first, last, steps = int(apart["step"].min()), int(apart["step"].max()), apart["step"].nunique()
+    at = apart[apart["step"] == first]
     scale = at["loss_scale"].astype(float)
     odd = (
         at[scale != scale.mode().iloc[0]] if scale.nunique() > 1 else at[at["skipped"] != at["skipped"].mode().iloc[0]]
     )
     rank = int(odd["rank"].iloc[0]) if len(odd) else 0
-    at_end = frame[frame["step"] == last]["loss_scale"].astype(float)
+    at_end = apart[apart["step"] == last]["loss_scale"].dropna().to_numpy(dtype=float)
     return [
         found(
             "rank-scale-desync",
-            f"The ranks disagree on the loss scale or on skipping at {len(bad):,} steps, from step {first:,} on",
+            f"The ranks disagree on the loss scale or on skipping at {words.plural(steps, 'step')}, from {first:,} on",
             f"rank {rank}",
             steps=(first, last),
-            value=float(at_end.max() / at_end.min()) if at_end.min() > 0 else math.inf,
+            value=_times_apart(at_end),
             limit=1.0,
             unit="times (highest over lowest loss scale)",
         )
     ]
+
+
+def _times_apart(scales: np.ndarray) -> float | None:
+    """The highest over the lowest; None where none was recorded."""
+    if not len(scales):
+        return None
+    return float(scales.max() / scales.min()) if scales.min() > 0 else math.inf
 
 
 def scaler_state_not_restored(run: Run) -> list[Finding]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from amp_core import words
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis._steps import scaler_enabled
 from amp_core.findings._found import found
@@ -35,7 +36,7 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     return [
         found(
             "scheduler-steps-on-skip",
-            f"The learning-rate schedule moved on at {len(bad):,} skipped steps",
+            f"The learning-rate schedule moved on at {words.plural(len(bad), 'skipped step')}",
             "scheduler.step" if called else "learning rate",
             # A rate that the loop works out from the number of the iteration is meant so.
             severity=None if called else "info",

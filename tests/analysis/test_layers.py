@@ -58,7 +58,7 @@ def test_the_first_bad_step_is_named(runs: dict[str, Run]) -> None:
     health = layer_health(layer_trace(run, "output_grad", "head"))
     shares = {s: class_shares(run, "output_grad", s).set_index("name").loc["head"] for s in range(0, 120, 10)}
     bad = [s for s, row in shares.items() if row["inf_frac"] + row["nan_frac"] > 0]
-    assert health.first_nonfinite == bad[0] == health.first_bad and health.nonfinite_samples == len(bad)
+    assert health.first_nonfinite == bad[0] and health.nonfinite_samples == len(bad)
     assert health.samples == 12
 
 
@@ -67,7 +67,8 @@ def test_what_is_subnormal_is_counted_in_its_own_dtype(runs: dict[str, Run]) -> 
     health = layer_health(layer_trace(runs["underflowing"], "output_grad", name))
     trace = layer_trace(runs["underflowing"], "output_grad", name)
     assert health.first_subnormal == 0 and health.worst_subnormal_frac == trace["subnormal_nonzero_frac"].max() > 0.05
-    assert layer_health(layer_trace(runs["fp32"], "output_grad", name)).first_bad is None
+    healthy = layer_health(layer_trace(runs["fp32"], "output_grad", name))
+    assert healthy.first_nonfinite is healthy.first_subnormal is healthy.first_all_zero is None
     assert FORMATS["fp16"].dtype == trace["dtype"].iloc[0]
 
 
@@ -79,7 +80,7 @@ def test_dead_and_poisoned_tensors(tmp_path: object) -> None:
     run = load_run(write_rows(tmp_path / "run", tensors=rows))  # type: ignore[operator]
     trace = layer_trace(run, "weight_grad", "a")
     health = layer_health(trace)
-    assert (health.first_all_zero, health.first_nonfinite, health.first_bad) == (0, 10, 0)
+    assert (health.first_all_zero, health.first_nonfinite) == (0, 10)
     assert trace["absmax"].isna().tolist() == [False, False, True]
     assert layer_exponents(run, "weight_grad", "a").to_numpy().tolist() == [[5, 0, 1.0, 4]]
 

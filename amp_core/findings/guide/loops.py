@@ -182,8 +182,8 @@ ENTRIES = (
         "warning",
         "A part of the training that comes seldom overflows whenever it comes, so it never learns.",
         "Skips by the set of parameters that have gradients; else skips at scales that other steps bear.",
-        "A branch seen 3 times or more, not in the first 25 steps alone, and skipped each time, others less than 1 time "
-        "in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
+        "A branch seen 3 times or more, not in the first 25 steps alone, and skipped each time, others less than 1 "
+        "time in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
         "Its gradients are larger than the others', and the scale grows back for those before it comes again. Scale "
         "its loss down, clip it, or give it a scaler of its own.",
         "loss = main_loss + 0.1 * rare_loss",

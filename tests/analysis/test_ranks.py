@@ -1,0 +1,33 @@
+"""Ranks beside each other, where a run does not begin at step 0."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import load_run
+from amp_core.analysis import rank_table
+from amp_core.findings import diagnose
+from amp_core.runlog import RunWriter
+
+
+@pytest.mark.parametrize("begin", [0, 5000])
+def test_the_warm_up_is_left_out_wherever_a_run_begins(tmp_path: Path, begin: int) -> None:
+    writers = [RunWriter(tmp_path / "run", rank=rank, world_size=2) for rank in range(2)]
+    for writer in writers:
+        writer.append("steps", {"step": range(begin, begin + 20), "step_ms": np.arange(20.0)})
+    for writer in reversed(writers):
+        writer.close()
+    table = rank_table(load_run(tmp_path / "run"))
+    assert table["step_ms"].tolist() == [11.5, 11.5]  # the median of 4 to 19
+    assert table["steps"].tolist() == [20, 20]
+
+
+def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path: Path) -> None:
+    writers = [RunWriter(tmp_path / "run", rank=rank, world_size=2) for rank in range(2)]
+    for writer in writers:
+        writer.append("steps", {"step": range(3), "skipped": [False, writer.rank == 1, False]})
+    for writer in reversed(writers):
+        writer.close()
+    (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "rank-scale-desync"]
+    assert (finding.steps, finding.value, "at 1 step," in finding.title) == ((1, 1), None, True)
