@@ -4,7 +4,8 @@
     done.losses                      # as the framework itself tells them
 
 Data is what comes with scikit-learn (its 1,797 digits) and with Python (the text of a module). FP16 is as on a GPU,
-with autocast and a scaler; where a framework leaves both out on a CPU, they are handed in.
+with autocast and a scaler; where a framework leaves both out on a CPU, they are handed in. On `cuda` (`device=`) each
+has its own.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def digit_loader(fault: str | None) -> torch.utils.data.DataLoader[Any]:
     )
 
 
-def accelerate(precision: str, steps: int, into: Path | None, fault: str | None = None) -> Done:
+def accelerate(precision: str, steps: int, into: Path | None, fault: str | None = None, device: str = "cpu") -> Done:
     """The loop of Accelerate's `cv_example.py`: prepare all, a schedule, an evaluation after each epoch."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -73,8 +74,8 @@ def accelerate(precision: str, steps: int, into: Path | None, fault: str | None 
     from amp_core.record import watch
 
     AcceleratorState._reset_state(True)
-    accelerator = Accelerator(mixed_precision=precision.replace("fp32", "no"), cpu=True)
-    if precision == "fp16":
+    accelerator = Accelerator(mixed_precision=precision.replace("fp32", "no"), cpu=device == "cpu")
+    if precision == "fp16" and device == "cpu":
         accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu", SCALE, growth_interval=100)
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
@@ -111,7 +112,7 @@ def accelerate(precision: str, steps: int, into: Path | None, fault: str | None 
     return Done(losses, {name for name, _ in model.named_parameters()})
 
 
-def transformers(precision: str, steps: int, into: Path | None, fault: str | None = None) -> Done:
+def transformers(precision: str, steps: int, into: Path | None, fault: str | None = None, device: str = "cpu") -> Done:
     """As `run_clm.py`: a language model made from a configuration, on blocks of text; it evaluates every 100 steps."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
@@ -135,7 +136,7 @@ def transformers(precision: str, steps: int, into: Path | None, fault: str | Non
         arguments = TrainingArguments(
             out,
             max_steps=steps,
-            use_cpu=True,
+            use_cpu=device == "cpu",
             bf16=precision == "bf16",
             fp16=precision == "fp16",
             learning_rate=1e-3,
@@ -146,7 +147,8 @@ def transformers(precision: str, steps: int, into: Path | None, fault: str | Non
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = (HalfOnCpu if precision == "fp16" and fault != "no scaler on a CPU" else Trainer)(
+        handed_in = precision == "fp16" and device == "cpu" and fault != "no scaler on a CPU"
+        trainer = (HalfOnCpu if handed_in else Trainer)(
             GPT2LMHeadModel(config),
             arguments,
             train_dataset=blocks,
@@ -158,7 +160,7 @@ def transformers(precision: str, steps: int, into: Path | None, fault: str | Non
     return Done(losses, {name for name, _ in trainer.model.named_parameters()})
 
 
-def lightning(precision: str, steps: int, into: Path | None, fault: str | None = None) -> Done:
+def lightning(precision: str, steps: int, into: Path | None, fault: str | None = None, device: str = "cpu") -> Done:
     """The autoencoder of Lightning's README and first tutorial."""
     from lightning import LightningModule, Trainer, seed_everything
     from lightning.pytorch.plugins import MixedPrecision
@@ -178,7 +180,7 @@ def lightning(precision: str, steps: int, into: Path | None, fault: str | None =
             return nn.functional.mse_loss(self.decoder(self.encoder(x)), x)
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False) if fault == "autocast off" else torch.enable_grad():
+            with torch.autocast(device, enabled=False) if fault == "autocast off" else torch.enable_grad():
                 loss = self.restored(batch)
             self.log("train_loss", loss)
             losses.append(loss.item())
@@ -195,21 +197,27 @@ def lightning(precision: str, steps: int, into: Path | None, fault: str | None =
     quiet: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
-    scaler = torch.amp.GradScaler("cpu", SCALE, growth_interval=100)
+    scaler = torch.amp.GradScaler(device, SCALE, growth_interval=100)
     ways: dict[str, dict[str, Any]] = {
         "fp32": {},
         "bf16": {"precision": "bf16-mixed"},
-        "fp16": {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]},
+        "fp16": {"plugins": [MixedPrecision("16-mixed", device, scaler)]},
     }
     callbacks = [WatchCallback(into, every=EVERY)] if into is not None else []
     trainer = Trainer(
-        accelerator="cpu", max_steps=steps, limit_val_batches=2, callbacks=callbacks, **quiet, **ways[precision]
+        accelerator=device,
+        devices=1,
+        max_steps=steps,
+        limit_val_batches=2,
+        callbacks=callbacks,
+        **quiet,
+        **ways[precision],
     )
     trainer.fit(module, digit_loader(fault), torch.utils.data.DataLoader(digit_loader(None).dataset, BATCH))
     return Done(losses, {name for name, _ in module.named_parameters()})
 
 
-def keras(precision: str, steps: int, into: Path | None, fault: str | None = None) -> Done:
+def keras(precision: str, steps: int, into: Path | None, fault: str | None = None, device: str = "cpu") -> Done:
     """The convnet of keras.io's first example (`mnist_convnet`), with its dropout and `validation_split`."""
     import keras
 

@@ -1,0 +1,57 @@
+"""FP16 in each framework as it is meant: on a GPU, with the scaler that the framework itself puts there."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from amp_core import diagnose, load_run
+from tests.gpu.checks import Place, Row
+from tests.gpu.loops import scratch
+from tests.record.frameworks.examples import EVERY, EXAMPLES
+from tests.record.frameworks.healthy import FULL, holes
+
+STEPS = 40
+NAMES = ("accelerate", "transformers", "lightning", "keras")
+
+
+def frameworks(place: Place) -> Iterator[Row]:
+    """Each one's own example, bare and watched. What is not installed is left out."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    warnings.simplefilter("ignore")
+    torch.backends.cudnn.deterministic = True
+    for name in NAMES:
+        missing = next((m for m in (EXAMPLES[name].package, "sklearn") if find_spec(m) is None), None)
+        if missing is not None:
+            yield Row(f"fp16 in {name}", "", f"{missing} is not installed", "skipped")
+            continue
+        with scratch() as folder, sdpa_kernel(SDPBackend.MATH):
+            yield _row(place, name, folder / "run")
+
+
+def _row(place: Place, name: str, into: Path) -> Row:
+    example = EXAMPLES[name]
+    steps = 12 if place.quick else STEPS
+    # Some kernels of a GPU add up in an order that varies: what differs without watching shows nothing of it.
+    bare, again = (example.train("fp16", steps, None, device=place.device.type).losses for _ in range(2))
+    done = example.train("fp16", steps, into, device=place.device.type)
+    run = load_run(into)
+    wrong = holes(run, steps, EVERY, done.parameters, example.columns or FULL)
+    if bare != done.losses and bare == again:
+        wrong.append(f"{sum(a != b for a, b in zip(bare, done.losses, strict=True))} losses differ")
+    scaler = run.head.config.get("scaler") or {}
+    if run.head.config.get("precision") != "fp16" or not scaler.get("enabled"):
+        wrong.append(f"precision {run.head.config.get('precision')}, scaler {scaler or None}")
+    wrong += [f"found: {f.code}, {f.title}" for f in diagnose(run) if f.severity == "error"]
+    same = "the same" if bare == done.losses else "differ without watching too"
+    scale = run.steps.loss_scale.iloc[-1]
+    return Row(
+        f"fp16 in {name}",
+        "losses the same bit for bit, tables full, the framework's scaler found, nothing wrong",
+        "; ".join(wrong) or f"losses of {steps} steps {same}, loss scale {scale:g}, {run.head.config['framework']}",
+        "FAIL" if wrong else "pass",
+    )
