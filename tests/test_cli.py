@@ -1,5 +1,6 @@
 """The command line: exit codes, one-line sentences, one JSON document, and what each command leaves behind."""
 
+import argparse
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ import torch
 
 from amp_core import load_run
 from amp_core.__main__ import main
-from amp_core.train import RECIPES
+from amp_core.cli import train as train_command
+from amp_core.cli.settings import flags
+from amp_core.train import RECIPES, TrainConfig
 
 
 def train(folder, *more):
@@ -51,6 +54,24 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, said, capsys, tmp_path, mon
     assert err.startswith("ampscope: ") and err.count("\n") == 1 and err.endswith("\n")
     assert said in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"workload": "text-lstm", "size": "logistic", "precision": "bf16", "lr": 3e-05, "device": "cpu", "nproc": 2},
+        {"loss_scale": 128.0, "profile": (20, 23), "trace_ops": 2, "audit_every": 50, "clip_norm": 0.5},
+        {"islands": ("head", "norm"), "tf32": False, "evaluate": False, "fused": True, "growth_factor": 1.5},
+    ],
+)
+def test_flags_of_a_training_make_it_again(settings):
+    config = TrainConfig(**settings)
+    parser = argparse.ArgumentParser()
+    train_command.add(parser.add_subparsers())
+    given = parser.parse_args(["train", "--out", "x", *flags(config)])
+    again = train_command.settings(given) | ({"nproc": given.nproc} if hasattr(given, "nproc") else {})
+    assert TrainConfig.from_dict(again) == config
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a CUDA device that must not be there")

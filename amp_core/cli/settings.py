@@ -91,6 +91,23 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return _from_file(arguments.config) | given if arguments.config is not None else given
 
 
+def flags(config: TrainConfig) -> list[str]:
+    """The flags that make `config`: workload and precision always, of the rest what is not as it is by default."""
+    found = ["--workload", config.workload, "--precision", config.precision]
+    default = TrainConfig()
+    for name in (*_VALUES, "nproc", *_SWITCHES):
+        value = getattr(config, name)
+        if name == "workload" or value == getattr(default, name):
+            continue
+        if isinstance(value, bool):
+            found.append(_flag(name if value else f"no_{name}"))
+        else:
+            between = ":" if name == "profile" else ","
+            text = between.join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found += [_flag(name), text.removesuffix(".0")]
+    return found
+
+
 def _from_file(file: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")

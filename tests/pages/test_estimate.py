@@ -9,19 +9,20 @@ from tests.synthetic import write
 
 
 def test_time_is_that_of_runs_alike_and_memory_that_of_the_size(home, open_app):
-    assert "FP16 AMP: time not known, nothing like it was trained here" in words(open_app(START))
+    assert "Time: FP16 AMP: not known, nothing like it was trained here yet." in words(open_app(START))
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
     alike = {"workload": "text-gpt", "size": "tiny", "batch_size": 8, "precision": "fp16", "device": "cpu"}
     (folder / "run.json").write_text(json.dumps(head | {"config": head["config"] | alike}))
     app = open_app(START)
     said = words(app)
-    assert "Estimate: about" in said and " for FP32 with Adam" in said
-    assert "ms a step, 299 MiB at its peak, as measured here" in said
+    assert "Memory: about" in said and " in FP32 with Adam" in said
+    assert "At the peak, as measured here: FP16 AMP 299 MiB (resident set of the process)" in said
+    assert "ms a step, as measured here" in said
     field(app, "batch_size").set_value(4).run()
-    assert "time not known" in words(app)
+    assert "not known, nothing like it" in words(app)
     field(app, "batch_size").set_value(0).run()
-    assert "Estimate" not in words(app)
+    assert "Memory: about" not in words(app)
 
 
 def test_a_preset_fills_the_form(home, open_app):
@@ -39,3 +40,15 @@ def test_tags_and_note_go_with_the_run(started, home, open_app):  # noqa: F811 -
     submit(app)
     label = label_of(home.runs / "text-gpt-tiny-fp16-1")
     assert (label.tags, label.note) == (("paper", "lstm"), "as in table 2")
+
+
+def test_the_form_says_the_command_that_does_the_same(home, open_app):
+    app = open_app(START)
+    field(app, "steps").set_value(30)
+    field(app, "precisions").set_value(["fp32", "fp16"]).run()
+    lines = next(code.value for code in app.code if "--out" in code.value and "my_task" not in code.value).splitlines()
+    made = [f"{home.runs}/text-gpt-tiny-{name}" for name in ("fp32", "fp16")]
+    assert [line.split(" --out ")[1] for line in lines] == made
+    assert all("--workload text-gpt" in line and "--size tiny" in line and "--steps 30" in line for line in lines)
+    field(app, "steps").set_value(-1).run()
+    assert not any("--size" in code.value for code in app.code)

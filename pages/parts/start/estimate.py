@@ -1,6 +1,6 @@
 """What a training would take, said before it starts: memory from the model's size, time from runs like it.
 
-estimate.show(state)        # below the form; `state` as in `form.begin`
+estimate.show(fields.state())        # below the form
 """
 
 from collections.abc import Mapping
@@ -17,30 +17,33 @@ from pages.parts.start import devices
 
 
 def show(state: Mapping[str, Any]) -> None:
-    """One line: memory, and time for each precision that was chosen."""
+    """A line on memory, and one on the time of each precision that was chosen."""
     workload, name = state["what"]
     size = WORKLOADS[workload].sizes[name]
     batch = size.batch_size if state["batch_size"] is None else state["batch_size"]
-    if not isinstance(batch, int) or batch < 1:
+    if not isinstance(batch, int) or batch < 1 or not state["precisions"]:
         return  # Start says what is wrong with it
     needed, there = size.memory_bytes(batch), devices.memory_bytes(state["device"])
-    said = [f"about {words.size(needed)} of tensors for FP32 with Adam, 16 bits take less"]
+    said = f"Memory: about {words.size(needed)} of tensors in FP32 with Adam, less in 16 bits"
     if there is not None:
         device = "the machine" if state["device"] == "cpu" else state["device"]
-        said[0] += f"; {device} has {words.size(there)}" + (": too little" if needed > there else "")
-    unknown = []
+        said += f"; {device} has {words.size(there)}" + (", which is **too little**" if needed > there else "")
+    times, unknown = [], []
+    peaks: dict[str, list[str]] = {}
     for precision in state["precisions"]:
         label, alike = RECIPES[precision].label, measured(workload, name, batch, precision, state["device"])
         if alike is None or alike.speed.step_ms is None or not isinstance(state["steps"], int):
             unknown.append(label)
             continue
-        took = f"{label}: {words.about(alike.speed.step_ms * state['steps'] / 1000)}"
-        took += f" at {words.number(alike.speed.step_ms, 'ms')} a step"
-        peak = f", {words.size(alike.memory.peak_bytes)} at its peak" if alike.memory.peak_bytes is not None else ""
-        said.append(f"{took}{peak}, as measured here")
-    if unknown:
-        said.append(f"{', '.join(unknown)}: time not known, nothing like it was trained here")
-    st.caption(f"Estimate: {'. '.join(said)}.")
+        took = words.about(alike.speed.step_ms * state["steps"] / 1000)
+        times.append(f"{label} {took}, at {words.number(alike.speed.step_ms, 'ms')} a step")
+        if alike.memory.peak_bytes is not None:
+            peaks.setdefault(alike.memory.what, []).append(f"{label} {words.size(alike.memory.peak_bytes)}")
+    for of, measured_here in peaks.items():
+        said += f". At the peak, as measured here: {', '.join(measured_here)} ({of})"
+    known = f"{'; '.join(times)}, as measured here. " if times else ""
+    rest = f"{', '.join(unknown)}: not known, nothing like it was trained here yet." if unknown else ""
+    st.caption(f"{said}.  \nTime: {known}{rest}")
 
 
 def measured(workload: str, size: str, batch: int, precision: str, device: str) -> Overview | None:

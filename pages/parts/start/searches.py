@@ -11,13 +11,12 @@ import streamlit as st
 from amp_core import RunError, jobs
 from amp_core.recipe_code import FRAMEWORKS, LABELS, code_for
 from amp_core.serving import current
-from amp_core.train.config import WORKLOADS, TrainConfig
+from amp_core.train.config import TrainConfig
 from amp_core.train.tune_result import FILE, STAGES, Tried, Tuned, load_tuned
 from pages.parts import tables, words
 from pages.parts.shelf import library
-from pages.parts.start import devices, queue
+from pages.parts.start import devices, queue, workloads
 
-WHAT = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
 COLUMNS = {
     "name": st.column_config.TextColumn("Recipe", pinned=True),
     "speed": st.column_config.TextColumn("Speed", help="How many times as fast, with its 95 % interval"),
@@ -134,16 +133,17 @@ def _shown(row: Tried) -> dict[str, Any]:
 
 def form() -> None:
     """The form that queues a search, with the sentence of a refusal."""
-    with st.form("tune.form"):
+    with st.form("tune.form", border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            st.selectbox("Workload and size", WHAT, 0, lambda what: " · ".join(what), width=260, key="tune.what")
+            offered = workloads.ALL, 0, workloads.label
+            st.selectbox("Workload and size", *offered, help=workloads.HELP, width=360, key="tune.what")
             if current().scripts:
                 st.text_input("Or your own", placeholder="FILE.py:FUNCTION", width=260, key="tune.own")
             found, _ = devices.available()
             labels = dict(found)
             st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=220, key="tune.device")
-            st.number_input("Budget, seconds", 10, value=300, step=60, width=160, help=BUDGET_HELP, key="tune.budget")
-            st.number_input("Steps", 20, value=200, step=20, width=140, help=STEPS_HELP, key="tune.steps")
+            st.number_input("Budget (seconds)", 10, value=300, step=60, width=160, help=BUDGET_HELP, key="tune.budget")
+            st.number_input("Steps of a training", 20, value=200, step=20, width=180, help=STEPS_HELP, key="tune.steps")
         if refused := st.session_state.get("tune.refused"):
             st.error(words.escape(refused))
         st.form_submit_button("Search", key="tune.go", on_click=begin, type="primary", icon=":material/search:")

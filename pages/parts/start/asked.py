@@ -1,0 +1,93 @@
+"""What the form asks for, as settings of trainings; and what happens when it is sent.
+
+Nothing is checked here but that the device can hold the model: `TrainConfig` refuses the rest, with the sentence that
+the command line prints.
+"""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from amp_core import RunError, jobs
+from amp_core.cli.settings import flags
+from amp_core.labels import Label, write_label
+from amp_core.serving import current
+from amp_core.train.config import RECIPES, WORKLOADS, Size, TrainConfig
+from pages.parts import picker, words
+from pages.parts.shelf import library
+from pages.parts.start import comparisons, devices, fields
+
+TRACED_STEP = 2
+"""The third: the first ones make what later ones find."""
+
+
+def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
+    """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
+    workload, size = state["what"]
+    settings = {name: state[name] for name in (*fields.PLAIN, *fields.MORE)}
+    settings |= {"profile": state["profile"] or None, "trace_ops": TRACED_STEP if state["trace_ops"] else None}
+    if own := fields.own():  # a relative path is meant from the folder that the owner allowed
+        workload, size = str(Path(current().scripts[0]) / own), None
+        settings["batch_size"] = None
+    else:
+        _check_fits(WORKLOADS[workload].sizes[size], state["device"])
+    if settings["nproc"] != 1 and str(state["device"]).startswith("cuda"):
+        settings["device"] = "cuda"  # each process takes the GPU of its own number
+    fixed = state["scaling"] == "static"
+    settings |= {} if fixed else {"init_scale": state["scale"]}
+    chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
+    found = []
+    for precision in chosen:
+        # One form serves several recipes: a fixed scale is for those that have a scaler.
+        loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
+        found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
+    return found
+
+
+def begin(in_turns: bool = False) -> None:
+    """The form was sent: start a job for each precision, or one in which they take turns, or keep the refusal."""
+    state = fields.state()
+    fields.accept()
+    started: list[str] = []
+    try:
+        wanted = configs(state)
+        if in_turns:
+            st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
+        for config in () if in_turns else wanted:
+            job = jobs.start(config, library.runs_dir(), state["name"] or None)
+            if state.get("tags") or state.get("note"):
+                write_label(job.folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
+            started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
+    except RunError as error:
+        fields.refuse(error)
+    if started:
+        st.session_state["start.followed"] = started
+        picker.choose(started[0])
+
+
+def commands(state: Mapping[str, Any]) -> str:
+    """The same trainings as commands, a line each; empty for what would be refused."""
+    try:
+        wanted = configs(state)
+    except RunError:  # Start says it
+        return ""
+    name = state.get("name") or ""
+    lines = []
+    for config in wanted:
+        said = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
+        out = Path(library.runs_dir(), said if not name or len(wanted) == 1 else f"{name}-{config.precision}")
+        lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
+    return "\n".join(lines)
+
+
+def _check_fits(size: Size, device: str) -> None:
+    """Raises `RunError` where the device cannot even hold what no choice of batch makes smaller."""
+    memory = devices.memory_bytes(device)
+    if memory is not None and size.state_bytes > memory:
+        raise RunError(
+            f"size={size.name!r} cannot be trained on {device}: weights, gradients and Adam take "
+            f"{words.size(size.state_bytes)}, and it has {words.size(memory)}; choose a smaller size"
+        )

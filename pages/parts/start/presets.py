@@ -1,0 +1,74 @@
+"""What people come to ask, a button each above the form: some fill it, some queue their runs at once."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.serving import current
+from pages.parts import words
+from pages.parts.start import ablation, asked, batch, fields
+
+FILLED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "against": (
+        "FP32 against AMP",
+        "Fills the form: the same training in FP32, BF16 and FP16, one after another, audited. Compare then says what "
+        "each buys.",
+        {"precisions": ["fp32", "bf16", "fp16"], "steps": 200, "audit_every": 100, "scaling": "dynamic"},
+    ),
+}
+"""By name: what the button says, why one would press it, and the fields that it fills."""
+OWN_SCRIPT = """\
+def build():
+    def loss(model, batch):
+        x, y = batch
+        return loss_fn(model(x), y)
+
+    return model, loader, loss"""
+OWN_COMMAND = "ampscope train --workload my_task.py:build \\\n    --precision bf16 --steps 500 --out runs/mine"
+OWN_HERE = "Type its name into **Or your own** in the form below."
+OWN_NOT_HERE = (
+    "From this form it can be started where the server was told a folder for it: `ampscope serve --scripts FOLDER`."
+)
+BATCH = (
+    "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
+    "does not fit, then narrows down. Each trial is a process of its own: what runs out of memory ends alone. On a CPU "
+    "no trial takes more than 80 % of what is free."
+)
+
+
+def show() -> None:
+    """The buttons, and whose settings fill the form."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for name, (label, why, filled) in FILLED.items():
+            icon = ":material/balance:"
+            st.button(label, key=f"preset.{name}", help=why, icon=icon, on_click=_fill, args=(label, filled))
+        with st.popover("Loss-scale ablation", icon=":material/stacked_line_chart:"):
+            ablation.show()
+        with st.popover("Find my batch", icon=":material/expand:"):
+            st.markdown(BATCH)
+            st.button("Search the largest batch", key="batch.go", icon=":material/search:", on_click=_find_batch)
+        with st.popover("My own script", icon=":material/code:"):
+            st.markdown("A function in a file of yours that returns model, batches and loss:")
+            st.code(OWN_SCRIPT, language="python")
+            st.code(OWN_COMMAND, language="bash")
+            st.markdown(OWN_HERE if current().scripts else OWN_NOT_HERE)
+        st.page_link("pages/tune_recipe.py", label="Find the fastest recipe", icon=":material/tune:")
+    if again := st.session_state.pop("start.again", None):
+        st.info(f"Filled with the settings of {words.escape(again)}: change what you like.", icon=":material/replay:")
+
+
+def _fill(label: str, filled: Mapping[str, Any]) -> None:
+    st.session_state.update({f"start.{name}": value for name, value in filled.items()})
+    st.toast(f"{label}: filled in. Press Start when it is what you want.", icon=":material/check:")
+
+
+def _find_batch() -> None:
+    """The search was asked for: queue it, or keep the refusal."""
+    fields.accept()
+    try:
+        batch.begin(dataclasses.replace(asked.configs(fields.state())[0], batch_size=None))
+    except RunError as error:
+        fields.refuse(error)
