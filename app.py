@@ -9,10 +9,11 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, memory_back, picker, signin, tables
+from pages.parts import empty, memory_back, picker, signin, tables, warm
 from pages.parts.verdict import report
 
 memory_back.at_once()
+warm.up()
 
 PARTS = Path(__file__).parent / "pages" / "parts"
 PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com

@@ -5,7 +5,8 @@ the internet for this machine's address when a foreign origin knocks. `Guard` st
 Host has to be one of those allowed, the Origin the server's own, and no foreign page may put the app into a frame.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import streamlit as st
@@ -69,8 +70,17 @@ class Guard:
             self.sessions -= 1
 
 
+@asynccontextmanager
+async def ready(_app: st.App) -> AsyncIterator[None]:
+    """What pages need is there before the first visitor is let in."""
+    from pages.parts import warm  # not above: its caches ask for the runtime, which is there only now
+
+    warm.up()
+    yield
+
+
 # Without this the server would take `pages/` for Streamlit's old scheme until `st.navigation`, which sets the same, has
 # run once: whoever came first, by the address of a page, was told that it is not found before it was shown.
 PagesManager.uses_pages_directory = False
 
-app = st.App("app.py", middleware=[Middleware(Guard, rules=current())])
+app = st.App("app.py", middleware=[Middleware(Guard, rules=current())], lifespan=ready)
