@@ -1,4 +1,4 @@
-"""What the commands share that read files which may be a stranger's."""
+"""What the commands share that read runs and files, which may be a stranger's."""
 
 import argparse
 import contextlib
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from amp_core._machine import bounded_memory
 from amp_core.schema import RunError
 
+RUN_HELP = "run folder, packed run (.zip), or address such as s3://bucket/runs/a"
+"""What the commands say of a run that they read."""
 MOST_MEMORY_GIB = 8
 """What reading may take of a machine. Tables are read one at a time, and a trace of a gigabyte takes less than one."""
 

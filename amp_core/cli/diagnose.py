@@ -6,6 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from amp_core.cli._strangers import RUN_HELP
 from amp_core.muting import mute, muted
 from amp_core.run import load_run
 from amp_core.schema import RunError
@@ -18,15 +19,30 @@ LEVELS = ("error", "warning", "info")
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
-    command = subparsers.add_parser("diagnose", help="say what is wrong with a run", allow_abbrev=False)
-    command.add_argument("folder", metavar="RUN", help="run folder or packed run (.zip)")
+    command = subparsers.add_parser(
+        "diagnose",
+        help="say what is wrong with a run",
+        description="Tells what is wrong, the worst first, with the evidence and what to change. For CI: "
+        "ampscope diagnose RUN --fail-on error ends with exit code 1 where there is an error.",
+        allow_abbrev=False,
+    )
+    command.add_argument("folder", metavar="RUN", help=RUN_HELP)
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.add_argument(
-        "--fail-on", metavar="LEVEL", choices=LEVELS, help=f"exit with 1 where a finding is as bad: {', '.join(LEVELS)}"
+        "--fail-on",
+        metavar="LEVEL",
+        choices=LEVELS,
+        help=f"exit with 1 where a finding is as bad or worse: {', '.join(LEVELS)}",
     )
     command.add_argument("--against", metavar="RUN", help="a run of the same task in FP32 to hold it against")
-    command.add_argument("--mute", metavar="CODE", action="append", default=[], help="hear no more of it for this run")
-    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="hear of it again")
+    command.add_argument(
+        "--mute",
+        metavar="CODE",
+        action="append",
+        default=[],
+        help="leave findings of this code out from now on, e.g. watch-overhead; can be given several times",
+    )
+    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="tell of this code again")
     command.set_defaults(run=run)
 
 
@@ -60,7 +76,7 @@ def in_words(findings: "list[Finding]") -> str:
     parts = [] if any(f.severity != "info" for f in findings) else ["nothing wrong was found"]
     for finding in findings:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
-        lines.append(f"  {', '.join(evidence(finding))}")
+        lines.append(f"  {', '.join(finding.evidence())}")
         if finding.follows:
             lines.append(f"  follows from {finding.follows}: see there")
             parts.append("\n".join(lines))
@@ -70,18 +86,6 @@ def in_words(findings: "list[Finding]") -> str:
             lines.append(textwrap.indent(finding.snippet, "      "))
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def evidence(finding: "Finding") -> list[str]:
-    """Where, when, and the number beside its limit."""
-    said = [finding.where]
-    if finding.steps is not None:
-        first, last = finding.steps
-        said.append(f"step {first}" if first == last else f"steps {first}–{last}")
-    if finding.value is not None:
-        limit = f" (limit {finding.limit:.4g})" if finding.limit is not None else ""
-        said.append(f"{finding.value:.4g}{limit} {finding.unit}")
-    return said
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

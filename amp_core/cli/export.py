@@ -2,6 +2,7 @@
 
 import argparse
 
+from amp_core.cli._strangers import RUN_HELP
 from amp_core.interop.exporting import FORMS, export
 from amp_core.run import load_run
 
@@ -11,7 +12,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "export", help="write a run as a TensorBoard log, Parquet or CSV files", allow_abbrev=False
     )
-    command.add_argument("folder", metavar="RUN", help="run folder, packed run (.zip) or address")
+    command.add_argument("folder", metavar="RUN", help=RUN_HELP)
     command.add_argument("--to", metavar="FORM", choices=FORMS, required=True, help=", ".join(FORMS))
     command.add_argument("--out", metavar="DIR", required=True, help="new folder for the files")
     command.set_defaults(run=run)

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from amp_core import words
+from amp_core.cli._strangers import RUN_HELP
 from amp_core.run import load_run
 from amp_core.schema import RunError
 
@@ -26,14 +27,15 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "forecast",
         help="forecast step time, speed-up and memory on GPUs that are not here",
-        description="From one traced step, of a run or of a workload: the latter is traced without being run.",
+        description="From one traced step, of a run or of a workload: the latter is traced without being run. For "
+        "instance: ampscope forecast --workload text-bert --size large --gpu H100,A100,L4",
         allow_abbrev=False,
     )
-    command.add_argument("folder", metavar="RUN", nargs="?", help="run with a traced step")
-    command.add_argument("--workload", metavar="NAME", help="workload to trace instead, or FILE.py:FUNCTION")
-    command.add_argument("--size", metavar="SIZE", help="its size")
-    command.add_argument("--batch-size", metavar="N", type=int, help="samples of its step")
-    command.add_argument("--optimizer", metavar="NAME", help="its optimizer")
+    command.add_argument("folder", metavar="RUN", nargs="?", help=f"{RUN_HELP}; with a traced step (train --trace-ops)")
+    command.add_argument("--workload", metavar="NAME", help="workload to trace in place of a run, or FILE.py:FUNCTION")
+    command.add_argument("--size", metavar="SIZE", help="size of the workload")
+    command.add_argument("--batch-size", metavar="N", type=int, help="samples of one step of the workload")
+    command.add_argument("--optimizer", metavar="NAME", help="optimizer of the workload")
     command.add_argument("--gpu", metavar="A,B,…", default="V100,A100,H100", help="GPUs (default %(default)s)")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     command.set_defaults(run=run)

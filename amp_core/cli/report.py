@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from amp_core.cli._strangers import RUN_HELP
 from amp_core.run import load_run
 from amp_core.schema import RunError
 
@@ -16,7 +17,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         description="The first of several runs is the reference. The file needs no network, and prints well.",
         allow_abbrev=False,
     )
-    command.add_argument("folders", metavar="RUN", nargs="+", help="run folder or packed run (.zip)")
+    command.add_argument("folders", metavar="RUN", nargs="+", help=RUN_HELP)
     command.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default %(default)s)")
     command.set_defaults(run=run)
 

@@ -27,7 +27,12 @@ MOST_DISK_GIB = 100.0
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
-    command = subparsers.add_parser("serve", help="the app, with a server's safety settings", allow_abbrev=False)
+    command = subparsers.add_parser(
+        "serve",
+        help="the app, with a server's safety settings",
+        description="Serves the app to this machine alone unless --address and --host say otherwise.",
+        allow_abbrev=False,
+    )
     command.add_argument("--runs", metavar="DIR", default="runs", help="folder of runs (default runs)")
     command.add_argument(
         "--also",
@@ -52,13 +57,25 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "--origin", metavar="URL", action="append", default=[], help="further origin, for a proxy that changes Host"
     )
-    command.add_argument("--max-jobs", type=int, default=MOST_JOBS, metavar="N", help="trainings at one time")
     command.add_argument(
-        "--max-sessions", type=int, default=MOST_SESSIONS, metavar="N", help="browser tabs at one time"
+        "--max-jobs", type=int, default=MOST_JOBS, metavar="N", help="trainings at one time (default %(default)s)"
     )
-    command.add_argument("--max-upload", type=int, default=MOST_UPLOAD_MIB, metavar="MIB", help="size of an upload")
     command.add_argument(
-        "--max-disk", type=float, default=MOST_DISK_GIB, metavar="GIB", help="size of the runs' folder"
+        "--max-sessions",
+        type=int,
+        default=MOST_SESSIONS,
+        metavar="N",
+        help="browser tabs at one time (default %(default)s)",
+    )
+    command.add_argument(
+        "--max-upload", type=int, default=MOST_UPLOAD_MIB, metavar="MIB", help="largest upload (default %(default)s)"
+    )
+    command.add_argument(
+        "--max-disk",
+        type=float,
+        default=MOST_DISK_GIB,
+        metavar="GIB",
+        help="size up to which the runs' folder may grow (default %(default)g)",
     )
     command.add_argument("--no-browser", action="store_true", help="do not open a browser window")
     command.set_defaults(run=run)

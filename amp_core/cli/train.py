@@ -17,18 +17,30 @@ from amp_core.train.stopping import stop_on_signals
 if TYPE_CHECKING:
     from amp_core.train import Summary
 
+PRECISION_HELP = f"{', '.join(RECIPES)} (default {TrainConfig().precision})"
+
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the command."""
-    command = subparsers.add_parser("train", help="train once and record the run", allow_abbrev=False)
+    command = subparsers.add_parser(
+        "train",
+        help="train once and record the run",
+        description="For instance: ampscope train --workload text-gpt --precision fp16 --steps 200 --out runs/a",
+        allow_abbrev=False,
+    )
     command.add_argument("--out", metavar="DIR", required=True, help="new folder for the run")
-    command.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=", ".join(RECIPES))
+    command.add_argument(
+        "--precision",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help=PRECISION_HELP,
+    )
     command.add_argument(
         "--nproc",
         metavar="N",
         type=number,
         default=argparse.SUPPRESS,
-        help="processes that train together (DDP)",
+        help="processes that train together, with DDP (default 1)",
     )
     command.add_argument(
         "--resume", action="store_true", help="go on with the run in DIR from its checkpoint, up to --steps in all"

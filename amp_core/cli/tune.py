@@ -8,14 +8,14 @@ import dataclasses
 import json
 import re
 import signal
-import sys
 from pathlib import Path
-from types import FrameType
 
 from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_settings, number, settings
+from amp_core.cli.train import PRECISION_HELP
+from amp_core.cli.tune_recipe import interrupt, tell
 from amp_core.schema import RunError
-from amp_core.train.config import RECIPES, TrainConfig
+from amp_core.train.config import TrainConfig
 from amp_core.train.max_batch import (
     FILE,
     MOST,
@@ -47,19 +47,20 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     tune_recipe.add_flags(command)
     command.add_argument("--max-batch", action="store_true", help="search the largest batch that fits in memory")
-    command.add_argument(
+    batch = command.add_argument_group("with --max-batch")
+    batch.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=PRECISION_HELP)
+    batch.add_argument(
         "--memory-limit",
         metavar="SIZE",
         help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
         f"{100 * SHARE_OF_FREE:.0f} %% of what is free)",
     )
-    command.add_argument(
+    batch.add_argument(
         "--most", type=number, default=MOST, metavar="N", help="try no larger batch (default %(default)s)"
     )
-    command.add_argument(
+    batch.add_argument(
         "--timeout", type=number, default=TIMEOUT_S, metavar="S", help="seconds for one trial (default %(default)g)"
     )
-    command.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=", ".join(RECIPES))
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
     command.set_defaults(run=run)
@@ -79,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     check(config, **options)
     bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
     size = config.resolved().size or ""
-    _tell(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
-    before = signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: the trial that is under way ends with us
+    tell(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
+    before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: the trial that is under way ends with us
     try:
-        found = largest_batch(config, **options, tell=lambda trial: _tell(in_words(trial)))
+        found = largest_batch(config, **options, tell=lambda trial: tell(in_words(trial)))
     finally:
         signal.signal(signal.SIGTERM, before)
     document = json.dumps(as_json(config, found), indent=1, allow_nan=False)
@@ -148,11 +149,3 @@ def _with_device(config: TrainConfig) -> TrainConfig:
     if device is None:
         raise RunError("device='auto' needs torch, which is not installed")
     return dataclasses.replace(config, device=device)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         given["workload"] = arguments.task
     config = TrainConfig.from_dict({"precision": "fp32"} | given)
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
-    before = signal.signal(signal.SIGTERM, _interrupt)  # as Ctrl-C: what was found so far stays
+    before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: what was found so far stays
     try:
-        found = tune(config, out, _seconds(arguments.budget), tell=_tell)
+        found = tune(config, out, _seconds(arguments.budget), tell=tell)
     except Ended as ended:
         return ended.code
     finally:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(record, indent=1, allow_nan=False))
     else:
         print("\n".join([in_words(found), "", *(texts[name] for name in shown)]))
-        _tell(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
+        tell(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
     return 0
 
 
@@ -98,9 +98,11 @@ def _free_folder() -> Path:
     return next(p for n in itertools.count(1) if not (p := Path("runs") / f"tune-{n}").exists())
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
+def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """A signal handler that does what Ctrl-C does."""
     raise KeyboardInterrupt
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """A line on standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from amp_core import words
+
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """Worst first."""
@@ -37,6 +39,17 @@ class Finding:
     """The same in frameworks that do it otherwise, by their names."""
     follows: str = ""
     """Code of the finding that this one is a consequence of; empty where it stands for itself."""
+
+    def evidence(self) -> list[str]:
+        """Where, when, and the number beside its limit, in words: `['fc1', 'steps 3–9', '7 steps, limit 0 steps']`."""
+        said = [self.where] if self.where else []
+        if self.steps is not None:
+            first, last = self.steps
+            said.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
+        if self.value is not None:
+            limit = f", limit {words.amount(self.limit, self.unit)}" if self.limit is not None else ""
+            said.append(f"{words.amount(self.value, self.unit)}{limit}")
+        return said
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""

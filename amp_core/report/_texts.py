@@ -51,19 +51,13 @@ def summary(view: Overview) -> str:
 
 def finding(found: Finding) -> Html:
     """One finding: its evidence, what to do, and the code for it."""
-    where = [found.where] if found.where else []
-    if found.steps is not None:
-        first, last = found.steps
-        where.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
-    if found.value is not None:
-        limit = f", limit {words.amount(found.limit, found.unit)}" if found.limit is not None else ""
-        where.append(f"{words.amount(found.value, found.unit)}{limit}")
+    said = found.evidence()
     if found.follows:
-        where.append(f"follows from {found.follows}")
+        said.append(f"follows from {found.follows}")
     return tag(
         "article",
         tag("h4", tag("span", found.severity, class_="badge"), " ", found.title),
-        tag("p", " · ".join(where), class_="quiet") if where else None,
+        tag("p", " · ".join(said), class_="quiet") if said else None,
         tag("p", found.advice),
         tag("pre", found.snippet) if found.snippet else None,
         class_=f"finding {found.severity}",
