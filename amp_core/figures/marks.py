@@ -15,6 +15,9 @@ _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase ch
 
 ROW = 0.05
 """Height of a row of marks, as a share of the plot's: ten pixels and more."""
+MANY = 40
+"""More skipped steps than this stand so close that they are strokes of one line: a browser draws it at once, where
+each cross takes its time."""
 
 
 def with_marks(
@@ -40,15 +43,19 @@ def with_marks(
         if not len(some):
             continue
         shown = hue or colour(meaning, dark)
+        strokes = kind == "skipped" and len(some) > MANY
+        heights = np.array([0.1, 0.9, np.nan] if strokes else [0.5], dtype=np.float32)
+        told = np.stack([some["step"].to_numpy().astype(object), some["what"].to_numpy()], axis=1)
         figure.add_scatter(
-            x=numbers(some[x]),
-            y=np.full(len(some), row + 0.5, dtype=np.float32),
+            x=np.repeat(numbers(some[x]), len(heights)),
+            y=row + np.tile(heights, len(some)),
             yaxis="y9",
-            mode="markers",
+            mode="lines" if strokes else "markers",
+            line={"color": shown, "width": 1.6},
             marker={"symbol": symbol, "size": 7, "color": shown, "line": {"color": shown, "width": 1.6}},
             name=name,
             showlegend=name not in known,
-            customdata=np.stack([some["step"].to_numpy().astype(object), some["what"].to_numpy()], axis=1),
+            customdata=np.repeat(told, len(heights), axis=0),
             hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step %{{customdata[0]:,}}: %{{customdata[1]}}"
             "<extra></extra>",
         )

@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from amp_core.figures.style import SHARES, colour, empty, finished, numbers, percent, raised, tick_names
 from amp_core.schema import RunError
 
-CELLS = 3000
+CELLS = 900
 """So many cells each carry an invisible marker, since a heatmap's own cells report no clicks; pool steps to keep to it.
-"""
+A browser takes some 0.1 ms for each marker, and what is narrower than a few pixels is not hit."""
 _FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
 
 

@@ -1,5 +1,6 @@
 """Marks of skipped steps: on an axis of their own, told in the alternative text, and none where there is nothing."""
 
+import numpy as np
 import pandas as pd
 
 from amp_core.figures import loss_figure
@@ -40,3 +41,13 @@ def test_each_of_several_runs_has_a_row_in_its_own_colour_and_the_legend_names_e
     assert [trace.showlegend for trace in rows] == [True, True, False, False]
     assert all(trace.hovertemplate.startswith("second, step") for trace in rows[2:])
     assert "1 of second marked as phase change" in marked.layout.meta["alt"]
+
+
+def test_many_skipped_steps_are_strokes_of_one_line_and_each_still_tells_its_step():
+    many = marks().iloc[:1].loc[[0] * 100].assign(step=range(100), samples=range(100))
+    strokes = with_marks(loss_figure(CURVE), many).data[-1]
+    assert strokes.mode == "lines" and strokes.name == "skipped step"
+    tops = strokes.x[1::3]
+    assert tops.tolist() == list(range(100)) == strokes.x[::3].tolist()
+    assert [said[0] for said in strokes.customdata[1::3]] == list(range(100))
+    assert np.isnan(strokes.y[2::3]).all() and ((strokes.y[::3] > 0) & (strokes.y[1::3] < 1)).all()
