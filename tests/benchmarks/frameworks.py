@@ -1,10 +1,11 @@
 """What watching costs in each framework: `python -m tests.benchmarks.frameworks [--only keras] [--cpu-time] …`.
 
-One training per framework that is watched at the defaults, and one that is not, of the same model from the same seed.
-Each runs in a thread of its own that hands over after some steps, so that both live in one process, pay for their
-framework's loop, and take turns; a second bare one shows how much of a difference is noise. Ratios are taken turn by
-turn; their interval is a bootstrap of the median. `--cpu-time` compares processor time in place of the clock's, where
-others use the machine too. Keras runs on `KERAS_BACKEND`, by default torch.
+One training per framework that is watched at the defaults, and one that is not, of the same model from the same seed;
+and the same of torch alone, beside which shows what a framework's own part in the cost is. Each runs in a thread of its
+own that hands over after some steps, so that both live in one process, pay for their framework's loop, and take turns;
+a second bare one shows how much of a difference is noise. Ratios are taken turn by turn; their interval is a bootstrap
+of the median. `--cpu-time` compares processor time in place of the clock's, where others use the machine too. Keras
+runs on `KERAS_BACKEND`, by default torch; on TensorFlow in a process of its own, with `--only keras`.
 """
 
 import argparse
@@ -97,6 +98,22 @@ def rows(width: int, batch: int) -> Callable[[torch.Generator], Any]:
     return lambda g: (torch.randn(batch, width, generator=g), torch.randint(0, 10, (batch,), generator=g))
 
 
+def plain(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
+    """The loop that Accelerate's is, without Accelerate: what is left over there is the framework's own."""
+    model = network(size.width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    recorder = watch(model, optimizer, into=into) if into is not None else None
+    for x, y in Batches(baton, rows(size.width, size.batch)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if recorder is not None:
+        recorder.close()
+
+
 def accelerate(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
     from accelerate import Accelerator
 
@@ -175,12 +192,30 @@ def keras(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
     model = keras.Sequential([keras.Input((size.width,)), *layers, keras.layers.Dense(10, dtype="float32")])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=False)
-    made = ((x.numpy(), y.numpy()) for x, y in Batches(baton, rows(size.width, size.batch)))
-    callbacks = [WatchCallback(into)] if into is not None else []
-    model.fit(made, steps_per_epoch=10**6, verbose=0, callbacks=callbacks)
+
+    class Handing(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
+        """TensorFlow loads batches ahead, so a training hands over where it begins one, not where it loads one."""
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if not baton():
+                self.model.stop_training = True
+
+    def made() -> Iterator[Any]:
+        generator, make = torch.Generator().manual_seed(1), rows(size.width, size.batch)
+        while True:
+            yield tuple(part.numpy() for part in make(generator))
+
+    callbacks = [Handing(), *([WatchCallback(into)] if into is not None else [])]
+    model.fit(made(), steps_per_epoch=10**6, verbose=0, callbacks=callbacks)
 
 
-FRAMEWORKS = {"accelerate": accelerate, "transformers": transformers, "lightning": lightning, "keras": keras}
+FRAMEWORKS = {
+    "torch": plain,
+    "accelerate": accelerate,
+    "transformers": transformers,
+    "lightning": lightning,
+    "keras": keras,
+}
 
 
 def interval(values: np.ndarray) -> str:
