@@ -10,7 +10,7 @@ from typing import Any
 import numba
 import torch
 
-from amp_core.record._measure_cpu import kept, pointer
+from amp_core.record._compiled import kept, pointer
 
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 

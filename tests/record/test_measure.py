@@ -3,10 +3,13 @@
 import math
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 
 import amp_core
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.record import _measure_cpu
+from amp_core.record import _measure_cpu, _team
 from amp_core.record import measure as measuring
 
 DTYPES = {
@@ -111,9 +114,13 @@ def test_sums_are_not_rounded_to_float32(path):
     assert_same(torch.cat([torch.full((1,), 2.0**24), torch.ones(3000)]), path)
 
 
-@pytest.fixture
-def small_shares(monkeypatch):
+@pytest.fixture(params=["torch's threads", "plain threads"])
+def small_shares(request, monkeypatch):
     """Threads are given work where they would not be worth it."""
+    if request.param == "plain threads":
+        monkeypatch.setattr(_team, "_team", lambda process: None)
+    elif _team._team(os.getpid()) is None:
+        pytest.skip("torch was built without OpenMP here")
     monkeypatch.setattr(_measure_cpu, "SHARE", 1 << 14)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
@@ -182,6 +189,32 @@ def test_a_dense_tensor_is_read_where_it_lies():
     assert measuring.in_one_row(image[:, :2]).data_ptr() != image.data_ptr()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_threads_of_a_forked_process(small_shares):
+    """OpenMP's threads are gone in it, and waiting for them would be forever."""
+    tensor = torch.ones(1 << 17)
+    assert measuring.measure([tensor])[0][7 + 149] == 1 << 17
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _measure_cpu.measure_cpu([tensor])[7 + 149] == 1 << 17 else 1)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
+
+
+@pytest.mark.usefixtures("small_shares")
+def test_several_threads_measure_at_the_same_time():
+    tensors = [torch.full((90_000 + 10_000 * k,), 2.0**k) for k in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(20):
+            for k, packed in enumerate(pool.map(lambda t: _measure_cpu.measure_cpu([t]), tensors)):
+                assert packed[7 + 149 + k] == len(tensors[k]) == packed[7:].sum()
+
+
 def fresh_process(code: str, package: Path, **environment: str) -> str:
     """Run Python code where `amp_core` is the one beside `package`; returns what it prints."""
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG"))} | environment
@@ -195,8 +228,9 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
 def test_compiled_code_is_found_again(tmp_path):
     """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
     code = (
-        "import torch; from amp_core.record import _measure_cpu as m; m.measure_cpu([torch.ones(3)]);"
-        "print(sum(m._kernel.stats.cache_hits.values()))"
+        "import torch; from amp_core.record import _measure_cpu as m; torch.set_num_threads(2); m.SHARE = 2048;"
+        "assert m.measure_cpu([torch.ones(9000)])[7 + 149] == 9000;"
+        "print(sum(m.measure_singles.stats.cache_hits.values()))"
     )
     package = Path(amp_core.__file__).parent
     assert fresh_process(code, package, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
@@ -276,6 +310,7 @@ def test_the_triton_kernel_in_its_interpreter():
 
 COMPILE = """
 import sys
+import time
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

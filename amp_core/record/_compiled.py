@@ -1,0 +1,56 @@
+# mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return,import-untyped"
+"""What our numba kernels share: compiled code that is kept for the next process, and numbers taken as addresses.
+
+>>> @kept
+... def first(address):
+...     return numba.carray(pointer(address), (1,), np.float32)[0]
+"""
+
+import contextlib
+import pickle
+from typing import Any
+
+import numba
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+def kept(function: Any) -> Any:
+    """Compile when first called, and keep the code for other processes where a folder can be written for that."""
+    try:
+        compiled = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither beside this file nor in the home folder
+        return numba.njit(nogil=True)(function)
+    compiled._cache = _BestEffort(compiled._cache)
+    return compiled
+
+
+class _BestEffort:
+    """A cache that does without, where numba's raises: on a full disk, or over a file that a power cut left empty."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, *of: Any) -> Any:
+        try:
+            return self._cache.load_overload(*of)
+        except Exception:  # whatever unpickling a damaged file may raise
+            return None
+
+    def save_overload(self, *of: Any) -> None:
+        with contextlib.suppress(OSError, EOFError, pickle.PickleError):
+            self._cache.save_overload(*of)
+
+
+@intrinsic
+def pointer(typingctx: Any, address: Any) -> Any:
+    """An int64 as a pointer, so that one call can take any number of tensors."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
