@@ -40,6 +40,8 @@ def test_honest_rows_pass(tmp_path: Path) -> None:
     written(tmp_path / "a", "tensors", **GOOD)(True)
     written(tmp_path / "b", "tensors", step=[0], name=["w"])(True)  # nothing but what is required
     written(tmp_path / "c", "steps", step=[0, 1], loss=[float("inf"), None], grad_norm=[float("nan"), -0.0])(True)
+    masks = {"kind": ["constant overflow"], "value": [-1e9], "limit": [65504.0]}  # as attention masks add them
+    written(tmp_path / "e", "events", **masks)(True)
     RunWriter(tmp_path / "d").close()
     load_run(tmp_path / "d").validate(full=True)
 
