@@ -51,6 +51,7 @@ class Progress:
 
             self._bar = tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True, mininterval=0)
         self._began: float | None = None
+        self._first = 0  # steps made when it began: a run that goes on has more than one by then
         self._shown = 0.0
 
     def __enter__(self) -> "Progress":
@@ -65,9 +66,10 @@ class Progress:
         now = self._clock()
         if self._began is None:  # the first step warms up: the rate is that of the steps after it
             self._began = self._shown = now
+            self._first = done
         elif last or now - self._shown >= self._interval_s:
             self._shown = now
-            self._show(done, (done - 1) / max(now - self._began, 1e-9))
+            self._show(done, (done - self._first) / max(now - self._began, 1e-9))
 
     def _show(self, done: int, steps_per_s: float) -> None:
         loss, loss_scale, skipped = self._recorded()

@@ -42,6 +42,18 @@ def test_log_gets_one_line_every_two_seconds_and_the_last_step(writer):
     ]
 
 
+def test_a_run_that_goes_on_has_the_rate_of_the_steps_it_makes_now(writer):
+    clock, log = Clock(), io.StringIO()
+    with Progress(writer.folder, 1000, log, clock) as progress:
+        for done in (901, 902, 903):
+            progress.update(done)
+            clock.now += 2
+    assert [line.split(" | ")[-2:] for line in log.getvalue().splitlines()] == [
+        ["0.5 steps/s", "196 s left"],
+        ["0.5 steps/s", "194 s left"],
+    ]
+
+
 def test_nothing_recorded_yet_is_a_dash(writer):
     clock, log = Clock(), io.StringIO()
     with Progress(writer.folder, 10, log, clock) as progress:
