@@ -11,6 +11,8 @@ import re
 
 NONE = "–"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SEVERAL = re.compile(r"\b(call|dtype|module|parameter|pass|step|update|use|wait)e?s\b")
+"""What is counted in units of findings, in its plural."""
 
 
 def number(value: float | None, unit: str = "", digits: int = 3) -> str:
@@ -132,6 +134,8 @@ def amount(value: float, unit: str) -> str:
     if unit.startswith("share"):
         return f"{percent(value)}{unit.removeprefix('share')}"
     whole = value == round(value) if abs(value) < 1e6 else False
+    if value == 1:
+        unit = _SEVERAL.sub(r"\1", unit, count=1)
     return f"{count(value)} {unit}".strip() if whole else number(value, unit)
 
 

@@ -11,6 +11,8 @@ from pages.parts.shelf import incoming, keeping, library, rows
 from pages.parts.shelf.library import Entry
 
 MOST = 50  # rows of the table at first
+ROW = 35  # pixels
+ROWS = 16  # of the table before it scrolls
 
 
 def take(kind: str) -> None:
@@ -70,16 +72,16 @@ def uploads() -> None:
     turn = st.session_state["library.turn"]
     row = st.container(horizontal=True)  # wraps on a narrow page
     row.file_uploader(
-        "A packed run (.zip, up to 64 MB)",
+        "A packed run (.zip)",
         type=["zip"],
         key=f"library.zip.{turn}",
         width=290,
         on_change=take,
         args=("zip",),
-        help="`ampscope pack RUN` or the Download button makes one.",
+        help="`ampscope pack RUN` or Share makes one.",
     )
     row.file_uploader(
-        "Profiler traces (.json, .json.gz, up to 64 MB a file)",
+        "Profiler traces (.json, .json.gz)",
         type=["json", "gz"],
         accept_multiple_files=True,
         key=f"library.trace.{turn}",
@@ -90,7 +92,7 @@ def uploads() -> None:
         "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
     )
     row.file_uploader(
-        "A run folder (up to 64 MB a file)",
+        "A run folder",
         type=["json", "parquet", "arrows", "log"],
         accept_multiple_files="directory",
         key=f"library.folder.{turn}",
@@ -99,6 +101,7 @@ def uploads() -> None:
         args=("folder",),
         help="Choose the folder that directly contains run.json.",
     )
+    st.caption("A TensorBoard log: `ampscope import-tensorboard LOGDIR --out RUN` makes a run of it.")
 
 
 head.title("Library")
@@ -136,6 +139,8 @@ if entries:
             column_config=rows.COLUMNS,
             column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
             hide_index=True,
+            row_height=ROW,
+            height=ROW * (1 + min(len(table), ROWS)) + 3,  # the header is a row, and lines are drawn around
             key=table_key(),
             on_select=pick,
             selection_mode="multi-row",

@@ -29,7 +29,7 @@ queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 if not found:
-    empty.nothing(f"No search yet in {words.escape(library.runs_dir())}.")
+    empty.nothing(f"No search yet in {words.escape(library.runs_dir())}. What one finds will stand here.")
 folder = searches.choose(found)
 try:
     tuned = load_tuned(folder)

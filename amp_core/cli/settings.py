@@ -93,11 +93,11 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def flags(config: TrainConfig) -> list[str]:
     """The flags that make `config`: workload and precision always, of the rest what is not as it is by default."""
-    found = ["--workload", config.workload, "--precision", config.precision]
+    found: list[str] = []
     default = TrainConfig()
-    for name in (*_VALUES, "nproc", *_SWITCHES):
+    for name in dict.fromkeys(("workload", "size", "precision", *_VALUES, "nproc", *_SWITCHES)):
         value = getattr(config, name)
-        if name == "workload" or value == getattr(default, name):
+        if name not in ("workload", "precision") and value == getattr(default, name):
             continue
         if isinstance(value, bool):
             found.append(_flag(name if value else f"no_{name}"))

@@ -60,9 +60,10 @@ _PINNED = st.column_config.TextColumn(pinned=True)
 def verdict(found: Comparison) -> None:
     """The answer, one line per recipe, and against what."""
     first = found.recipes.iloc[0]
-    for answer in found.answers.values():
-        name, _, rest = answer.partition(": ")
-        st.markdown(f"##### **{words.escape(name)}**: {words.escape(rest)}")
+    answers = [answer.partition(": ") for answer in found.answers.values()]
+    lines = [f"**{words.escape(name)}**: {words.escape(rest)}" for name, _, rest in answers]
+    # One answer is the page's headline; several are a list, which is read faster than so many headlines.
+    st.markdown(f"##### {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
     against = f"Against **{words.escape(first['recipe'])}**"
     repeated = f", {words.plural(int(first['seeds']), 'seed')} of it" if first["seeds"] > 1 else ""
     st.markdown(f"{against}{repeated}.")

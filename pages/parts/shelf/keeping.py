@@ -1,8 +1,10 @@
-"""What can be done with the runs of the library: open, compare, pack, label, run again, delete and get back.
+"""What can be done with the runs of the library: open, compare, share, label, run again, delete and get back.
 
 keeping.actions(entry, ticked_keys)
 keeping.bin_line()
 """
+
+from urllib.parse import quote, urljoin
 
 import streamlit as st
 
@@ -30,6 +32,7 @@ def bring_back(run: discarded.Kept) -> None:
     st.session_state.pop("library.undo", None)
     try:
         picker.choose(discarded.restore(run))
+        st.toast(f"{words.escape(run.path.name)} is back.", icon=":material/undo:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
@@ -39,6 +42,7 @@ def empty_bin() -> None:
     st.session_state.pop("library.undo", None)
     try:
         discarded.empty()
+        st.toast("The bin is empty.", icon=":material/delete_forever:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
@@ -50,6 +54,7 @@ def save_label(entry: Entry) -> None:
     try:
         current().check_change("label a run")
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
+        st.toast("Saved.", icon=":material/check:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
@@ -79,7 +84,7 @@ def bin_line() -> None:
 
 def label_form(entry: Entry) -> None:
     """Name, tags and note of a run."""
-    with st.popover("Label", icon=":material/label:"), st.form(f"library.label.{entry.key}", border=False):
+    with st.popover("Rename, tag", icon=":material/label:"), st.form(f"library.label.{entry.key}", border=False):
         st.text_input("Name", entry.name, max_chars=120, key=f"library.name.{entry.key}")
         st.text_input("Tags, with commas between", ", ".join(entry.tags), key=f"library.tags.{entry.key}")
         st.text_area("Note", entry.note, max_chars=2000, key=f"library.note.{entry.key}")
@@ -99,19 +104,28 @@ def actions(entry: Entry, ticked: list[str]) -> None:
         if len(together) > 1 and st.button(f"Compare these {len(together)}", icon=":material/compare_arrows:"):
             st.switch_page("pages/compare_runs.py", query_params={"with": together})
         if entry.readable:
-            st.download_button(
-                "Download",
-                lambda: rows.packed(entry),
-                f"{entry.path.name}.zip",
-                "application/zip",
-                icon=":material/download:",
-                on_click="ignore",
-                help="One file for a colleague, who drops it into this page.",
-            )
+            share(entry)
         if not current().read_only:
             changes(entry)
     if entry.note:
         st.caption(f"Note: {words.escape(entry.note)}")
+
+
+def share(entry: Entry) -> None:
+    """The run as one file, and the address that opens it here."""
+    with st.popover("Share", icon=":material/share:"):
+        st.markdown("One file for a colleague, who drops it into this page of an app anywhere:")
+        st.download_button(
+            "Download",
+            lambda: rows.packed(entry),
+            f"{entry.path.name}.zip",
+            "application/zip",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+        if here := st.context.url:
+            st.markdown("A link for whoever can reach this server:")
+            st.code(urljoin(here, f"./?run={quote(entry.key, safe='')}"), language=None, wrap_lines=True)
 
 
 def changes(entry: Entry) -> None:

@@ -35,7 +35,7 @@ COLUMNS = {
     ),
     "Loss": st.column_config.LineChartColumn(help="From the first step to the last", width="small"),
     "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
-    "Recipe": st.column_config.TextColumn(width=90),
+    "Recipe": st.column_config.TextColumn(width=105),
     "Steps": st.column_config.TextColumn(width=120, help="Steps done of steps planned"),
     "Samples/s": st.column_config.NumberColumn(format="%.3g", help="Median, warm-up left out"),
     "Skipped": st.column_config.TextColumn(help="Of the steps attempted"),

@@ -30,11 +30,11 @@ def show() -> None:
     """Draw the form, with the sentence of a refusal beside its field."""
     presets.show()
     with st.container(border=True, key="start.form"):
-        left, right = st.columns([2, 3])
-        with left:
-            _workload()
-        with right:
-            _precisions()
+        with st.container(horizontal=True):  # one under the other on a narrow page
+            with st.container(width=340):
+                _workload()
+            with st.container(width=500):
+                _precisions()
         _sizes_and_scale()
         with st.container(horizontal=True):
             st.text_input("Name", placeholder="made from the settings", width=230, **keep("name"))
@@ -82,7 +82,7 @@ def _precisions() -> None:
     if kept := st.session_state.get("start.precisions"):
         st.session_state["start.precisions"] = [name for name in kept if name in offered]
     st.pills(
-        "Precision: one run for each that you choose",
+        "Precision: a run for each that you choose",
         offered,
         selection_mode="multi",
         wrap=True,
@@ -114,8 +114,8 @@ def _sizes_and_scale() -> None:
             width=130,
             **keep("batch_size"),
         )
-        st.number_input("Seed", value=DEFAULTS.seed, step=1, help=SEED_HELP, width=110, **keep("seed"))
-        st.selectbox("Device", list(names), format_func=names.__getitem__, width=180, **keep("device"))
+        st.number_input("Seed", value=DEFAULTS.seed, step=1, help=SEED_HELP, width=100, **keep("seed"))
+        st.selectbox("Device", list(names), format_func=names.__getitem__, width=170, **keep("device"))
         st.segmented_control(
             "Loss scale",
             ["dynamic", "static"],

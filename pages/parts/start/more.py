@@ -23,8 +23,8 @@ COMPILE_HELP = "The first steps take much longer: the model is compiled then."
 DETERMINISTIC_HELP = "The same run again gives the same bits; some operators are slower so, and a few are refused."
 FUSED_HELP = "One kernel updates all weights."
 CHANNELS_HELP = "For convolutions, which tensor cores read so."
-WIDTH = 190
-"""Of a field in pixels: four in a row on a page of usual width."""
+WIDTH = 170
+"""Of a field in pixels: four in a row on a page of usual width, two on a narrow one."""
 
 
 def show() -> None:
@@ -50,7 +50,7 @@ def show() -> None:
         _number("growth_factor", "Growth factor", still or UP_HELP, format="%.4g", **moves)
         _number("backoff_factor", "Backoff factor", still or DOWN_HELP, format="%.4g", **moves)
     with _group("What is recorded besides"):
-        _number("every", "Number ranges every (steps)", EVERY_HELP)
+        _number("every", "Ranges every (steps)", EVERY_HELP)
         _number("audit_every", "Audit every (steps)", AUDIT_HELP, value=None, placeholder="off", step=50)
         st.text_input("Profile steps", "20:23", placeholder="none", width=WIDTH, help=PROFILE_HELP, **keep("profile"))
         st.toggle("Trace operators", value=True, help=TRACE_HELP, **keep("trace_ops"))
