@@ -23,7 +23,9 @@ def _few_threads() -> Iterator[None]:
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
 def test_the_fault_is_found_where_it_is(case: Case, tmp_path: Path) -> None:
     case.write(tmp_path / "run", True)
-    findings = diagnose(load_run(tmp_path / "run"))
+    run = load_run(tmp_path / "run")
+    run.validate(full=True)  # or it could not be reported, exported or shared
+    findings = diagnose(run)
     found = [f for f in findings if f.code == case.code]
     assert found, [(f.code, f.where) for f in findings]
     assert case.where in found[0].where, found[0]
