@@ -94,6 +94,7 @@ class KerasRun:
         self._optimizers = len(optimizers)
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._batches = 0
+        self._sees_forward = False  # whether a batch is told of before its forward
         measure_together([torch.zeros(1)])  # compiles at its first use
         self._writer.before_end = self._empty
         self._writer.event("started", name=self._writer.head.name, detail=f"watching {type(model).__name__}")
@@ -107,6 +108,7 @@ class KerasRun:
         """The step is in `phase` now: one of `clock.PHASES`."""
         if phase == "forward":
             self._send()
+            self._sees_forward = True
         self._seen.add(phase)
         self._phases.enter(phase)
 
@@ -151,7 +153,10 @@ class KerasRun:
             if len(self._stepped) == self._optimizers:
                 self._next_number()
         attempt.spans = self._phases.take()
-        self._phases.enter("data")
+        another = bool(self._stepped) and self._sees_forward  # has its turn in the same batch, and its forward is next
+        self._phases.enter("forward" if another else "data")
+        if another:
+            self._seen.add("forward")
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
         """Keep an evaluation's numbers, as an event of the step that is over and in the head as the latest."""
@@ -163,6 +168,8 @@ class KerasRun:
     def batch_ended(self) -> None:
         """A batch is over, whatever its step did with it."""
         self._batches += 1
+        self._phases.enter("data")
+        self._seen.discard("forward")
 
     def mirror(self, tracker: Any) -> None:
         """Send the headline numbers of every step from now on to `tracker` too: `Recorder.mirror`."""
