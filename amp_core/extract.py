@@ -1,4 +1,5 @@
-"""Runs of any length in bounded memory: all of a run but its `tensors`, and of those a bounded number of sampled steps.
+"""Runs of any length in bounded memory: of `tensors` a bounded number of sampled steps, and of a live run's `steps` rows
+that stand for the others.
 
     >>> run = open_extract("runs/a")           # a `Run`; short ones are read whole
     >>> run.table("tensors").num_rows, run.sampled_steps
@@ -6,10 +7,13 @@
     >>> run.of_tensor("weight_grad", "head.weight", ["step", "absmax"]).num_rows
     10000
 
-Kept are whole sampled steps: the first, the last, some between them at equal distances, and, so that no spike
+Of `tensors` whole sampled steps are kept: the first, the last, some between them at equal distances, and, so that no spike
 disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and up to
 `MOST_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
 footers; the rest is not read. A live run's new step costs the same however long the run is.
+
+Of `steps` all rows are read up to `LIVE_STEPS` while a run is live and `MOST_STEPS` once it has ended; beyond that
+`_thinning` says which are kept, and the column `stands_for` of how many steps each tells.
 """
 
 import copy
@@ -24,11 +28,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amp_core._pool import Pool
 from amp_core._sealed import TENSORS, Sealed, refuse_null_steps
 from amp_core._segments import File, Segment, is_ordered
 from amp_core._source import FolderSource, retried
 from amp_core.addresses import Address
 from amp_core.run import Run, load_run
+from amp_core.schema import TABLES, Table
 from amp_core.tasting import Taster
 
 if TYPE_CHECKING:
@@ -37,8 +43,14 @@ if TYPE_CHECKING:
 MOST_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
 
+LIVE_STEPS, MOST_STEPS = 20_000, 200_000
+"""Rows of `steps` that an extract holds of a live run, which is analysed again with each new row, and of one that has
+ended; those of open segments come on top."""
+
 MOST_BAD = 16
 """So many sampled steps with infinities or NaNs are held in any case."""
+MOST_WINDOW = 1000
+"""Steps of a profiled window that are held in any case."""
 AT_ONCE = 4
 """Segments that are read at one time."""
 
@@ -61,12 +73,16 @@ def open_extract(
 
 
 class Extract(Run):
-    """A run of which `tensors` is read in part, where it is large."""
+    """A run of which `tensors` and `steps` are read in part, where they are large."""
 
-    def __init__(self, folder: Path, most_rows: int = MOST_ROWS) -> None:
+    def __init__(
+        self, folder: Path, most_rows: int = MOST_ROWS, most_steps: tuple[int, int] = (LIVE_STEPS, MOST_STEPS)
+    ) -> None:
         super().__init__(FolderSource(folder))
         self._folder = folder
         self._most = most_rows
+        self._most_steps = most_steps
+        self._pool = self._empty_pool()
         self._sealed: dict[str, Sealed] = {}
         self._open: dict[str, Segment] = {}
         self._steps_of: dict[str, np.ndarray] = {}
@@ -97,6 +113,7 @@ class Extract(Run):
             for name, value in vars(self).items():
                 if isinstance(value, dict):
                     setattr(other, name, dict(value))
+            other._pool = self._pool.copy()
             return other
 
     def forget(self) -> None:
@@ -106,6 +123,7 @@ class Extract(Run):
                 if isinstance(value, dict):
                     setattr(self, name, {})
             self._extract = None
+            self._pool = self._empty_pool()
 
     def refresh(self) -> bool:
         with self._lock:
@@ -115,10 +133,41 @@ class Extract(Run):
         before = self._extract
         files = {stem: s.file for stem, s in (self._sealed | self._open).items()}
         changed = super().refresh()
+        if self._pool.most != self._empty_pool().most:  # it has ended: its steps are counted once more, all of them
+            self._pool, changed = self._empty_pool(), True
+            self._tables.pop("steps", None)
+            self._frames.pop("steps", None)
         if before is not None and retried(lambda: self._source.segments("tensors"), self._folder) != files:
             self._extract = None
             changed = changed or self.table("tensors") is not before
         return changed
+
+    def _empty_pool(self) -> Pool:
+        live, ended = self._most_steps
+        return Pool(live if self.is_live else ended)
+
+    def _try_read_new(self, table: Table) -> bool:
+        if table.name == "steps":
+            return self._pool.read(self._source, table, self._named)
+        return super()._try_read_new(table)
+
+    def _parts(self, table: Table) -> list[pa.Table]:
+        if table.name != "steps":
+            return super()._parts(table)
+        rows = self._pool.table()
+        return [rows] if rows is not None else []
+
+    def _named(self) -> set[int]:
+        """Steps that other tables speak of, and those around them that a profiled window is measured by."""
+        found: set[int] = set()
+        for name in ("events", "audits", "windows"):
+            rows = self._tables[name] = self._read(TABLES[name])
+            self._frames.pop(name, None)
+            found.update(pc.unique(rows.column("step")).drop_null().to_pylist())
+            if name == "windows":
+                for window in rows.select(["step", "steps"]).drop_null().to_pylist():
+                    found.update(range(window["step"] - 1, window["step"] + min(window["steps"], MOST_WINDOW) + 1))
+        return found
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """Rows of one tensor at every sampled step, these columns only, ordered by step.

@@ -242,12 +242,16 @@ class Run:
 
     def _read(self, table: Table) -> pa.Table:
         self._read_new(table)
-        parts = [s.table for s in self._segments.get(table.name, {}).values() if s.table is not None]
+        parts = self._parts(table)
         whole = pa.concat_tables(parts, promote_options="default") if parts else table.schema.empty_table()
         keys = [k for k in table.order if k in whole.column_names]
         if not is_ordered(whole, keys):
             whole = whole.sort_by([(k, "ascending") for k in keys])
         return whole
+
+    def _parts(self, table: Table) -> list[pa.Table]:
+        """What the segments of a table hold, as they were read last."""
+        return [s.table for s in self._segments.get(table.name, {}).values() if s.table is not None]
 
     def _read_new(self, table: Table) -> bool:
         """Bring the segments of one table up to date; True where that changed anything."""

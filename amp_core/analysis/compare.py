@@ -22,7 +22,7 @@ import pandas as pd
 from amp_core.analysis import ratios
 from amp_core.analysis._learned import TASK, Learned, common, final, learning
 from amp_core.analysis._repeats import Group, differences, repeats
-from amp_core.analysis._steps import attempts, median, recipe
+from amp_core.analysis._steps import attempts, counted, median, recipe
 from amp_core.analysis.answer import in_one_line
 from amp_core.analysis.curves import labelled
 from amp_core.analysis.energy import energy_per_sample
@@ -127,7 +127,7 @@ def _row(
         "run": labels[i],
         "precision": recipe(run),
         "status": run.status,
-        "steps": len(frames[i]),
+        "steps": counted(frames[i]),
         "seed": _number(seed),
         "warmup_steps": times.warmup,
         "timed_steps": len(times.step_ms),
@@ -139,7 +139,7 @@ def _row(
         "memory_peak_bytes": _number(memory_summary(run).peak_bytes),
         "energy_j": _number(energy_per_sample(run).joules),
         "loss_final": final(frames[i]).mean,
-        "common_steps": len(extent.of(frames[i])),
+        "common_steps": counted(extent.of(frames[i])),
         "loss_ratio": this.mean / first.mean if first.mean else np.nan,
         "skip_frac": _number(scale.skip_frac),
         "scale_last": _number(scale.last),
@@ -207,7 +207,7 @@ def _notes(
     runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
 ) -> tuple[str, ...]:
     notes = []
-    if len({len(f) for f in frames}) > 1:
+    if len({counted(f) for f in frames}) > 1:
         notes.append(
             "The runs are of unequal length; losses are compared over the steps that each shares with the first."
         )

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from amp_core._thinning import STANDS_FOR
 from amp_core.analysis._steps import along, recipe
 from amp_core.analysis.thin import thin
 from amp_core.run import Run
@@ -37,7 +39,7 @@ def loss_curves(
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))
-        smooth = finite.ewm(span=max(1.0, len(loss) / 25), ignore_na=True).mean()
+        smooth = _smooth(finite, frame[STANDS_FOR].to_numpy())
         part = pd.DataFrame(
             {
                 "run": label,
@@ -51,6 +53,18 @@ def loss_curves(
     columns = ["run", "precision", x, "loss", "smooth"]
     parts = [p for p in parts if len(p)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
+
+
+def _smooth(loss: "pd.Series[float]", weight: "npt.NDArray[np.int64]") -> "pd.Series[float]":
+    """An exponential mean over about a twenty-fifth of the run."""
+    span = max(1.0, float(weight.sum()) / 25)
+    if not (weight > 1).any():
+        return loss.ewm(span=span, ignore_na=True).mean()
+    # Rows that tell of many steps lie further apart: the same half-life, in steps.
+    decay = np.log1p(-2 / (span + 1))
+    return loss.ewm(
+        halflife=pd.Timedelta(seconds=-np.log(2) / decay), times=pd.to_datetime(np.cumsum(weight), unit="s")
+    ).mean()
 
 
 def labelled(runs: Sequence[Run]) -> list[str]:

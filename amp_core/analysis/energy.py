@@ -46,6 +46,8 @@ def energy_per_sample(run: Run) -> Energy:
         return Energy(None, None, 0, "no device told its power")
     if frame.empty:
         return Energy(None, None, 0, "no step was timed, or none counted its samples")
+    if (frame["stands_for"] > 1).any():
+        return Energy(None, None, 0, "so long a run is not read whole while it is live; known when it has ended")
     if run.head.world_size > 1:
         return Energy(None, None, 0, "the power of only one of the run's devices would be counted")
     end = frame["time_s"].to_numpy(dtype=np.float64)

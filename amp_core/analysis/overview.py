@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, recipe, whole_number
+from amp_core.analysis._steps import attempts, counted, recipe, whole_number
 from amp_core.analysis.memory import MemorySummary, memory_summary
 from amp_core.analysis.ranks import end_in_words
 from amp_core.analysis.scale import ScaleSummary, scale_summary
@@ -59,6 +59,7 @@ class Overview:
 def overview(run: Run) -> Overview:
     """The run at a glance, live or over."""
     frame = attempts(run)
+    done = counted(frame)
     config = run.head.config
     losses = run.table("steps").column("loss").drop_null().to_numpy()
     finite = losses[np.isfinite(losses)]
@@ -74,9 +75,9 @@ def overview(run: Run) -> Overview:
         recipe=recipe(run),
         workload=workload if isinstance(workload, str) else None,
         device=device if isinstance(device, str) else None,
-        steps_done=len(frame),
+        steps_done=done,
         steps_planned=planned,
-        progress_frac=min(1.0, len(frame) / planned) if planned else None,
+        progress_frac=min(1.0, done / planned) if planned else None,
         loss_first=float(losses[0]) if len(losses) else None,
         loss_last=float(losses[-1]) if len(losses) else None,
         loss_lowest=float(finite.min()) if len(finite) else None,
@@ -84,7 +85,7 @@ def overview(run: Run) -> Overview:
         speed=speed_summary(run),
         memory=memory_summary(run),
         duration_s=_duration(run, frame),
-        eta_s=_eta(frame, planned) if live and planned else None,
+        eta_s=_eta(frame, planned - done) if live and planned else None,
         results=run.head.results,
     )
 
@@ -94,9 +95,9 @@ def _duration(run: Run, frame: pd.DataFrame) -> float | None:
     return float(times.max()) if len(times) else None
 
 
-def _eta(frame: pd.DataFrame, planned: int) -> float | None:
+def _eta(frame: pd.DataFrame, left: int) -> float | None:
     times = frame["time_s"].astype(float).dropna().to_numpy()[-_PACE_STEPS:]
     if len(times) < 2 or times[-1] <= times[0]:
         return None
     pace = (times[-1] - times[0]) / (len(times) - 1)
-    return float(max(0, planned - len(frame)) * pace)
+    return float(max(0, left) * pace)

@@ -19,7 +19,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis._steps import TIMES, warmup_steps
+from amp_core._thinning import STANDS_FOR
+from amp_core.analysis._steps import TIMES, counted, median, warmup_steps
 from amp_core.run import Run
 
 WAITING = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
@@ -140,17 +141,19 @@ def rank_table(run: Run) -> pd.DataFrame:
     rows = []
     for rank, end in ends.items():
         mine = frame[frame["rank"] == rank]
-        count = mine["step"].nunique()
+        each = mine.groupby("step").agg(skipped=("skipped", "any"), stands_for=(STANDS_FOR, "first"))
+        count = counted(each)
         of_rank = timed[timed["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
+        told = each.loc[of_rank.index, STANDS_FOR]
         rows.append(
             {
                 "rank": rank,
                 "steps": count,
                 "last_step": end.last_step,
-                "skipped": int(mine.groupby("step")["skipped"].any().sum()),
+                "skipped": counted(each[each["skipped"]]),
                 "loss_scale": float(mine["loss_scale"].iloc[-1]) if count else np.nan,
                 "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if count else np.nan,
-                **of_rank.median().to_dict(),
+                **{time: np.nan if (ms := median(of_rank[time], told)) is None else ms for time in TIMES},
                 "status": end.status,
                 "reason": end.reason,
             }
@@ -202,7 +205,9 @@ def _named(ranks: list[str]) -> str:
 
 def _rows(run: Run) -> pd.DataFrame:
     table = run.table("steps")
-    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", *TIMES]
+    if STANDS_FOR not in table.column_names:
+        table = table.append_column(STANDS_FOR, pa.repeat(1, table.num_rows))
+    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", STANDS_FOR, *TIMES]
     frame: pd.DataFrame = table.select(columns).to_pandas().sort_values(["step", "rank", "optimizer"], kind="stable")
     frame["skipped"] = frame["skipped"].fillna(False).astype(bool)
     numbers = ["loss_scale", "memory_peak_bytes", *TIMES]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, scaler_enabled
+from amp_core.analysis._steps import attempts, counted, scaler_enabled
 from amp_core.run import Run
 
 MOST_NAMES = 5
@@ -64,11 +64,12 @@ def skip_episodes(run: Run) -> pd.DataFrame:
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)  # ends point behind the last skip
     steps, scales = trace["step"].to_numpy(), trace["loss_scale"].to_numpy()
     first, last = steps[starts], steps[ends - 1]
+    told = np.concatenate([[0], np.cumsum(trace["stands_for"].to_numpy())])
     return pd.DataFrame(
         {
             "first": first,
             "last": last,
-            "skips": ends - starts,
+            "skips": told[ends] - told[starts],
             "scale_before": scales[starts],
             "scale_after": np.append(scales, np.nan)[ends],
             "tensors": _tensors(run.events, first, last),
@@ -82,7 +83,7 @@ def scale_summary(run: Run) -> ScaleSummary:
     trace = attempts(run)
     scales = trace["loss_scale"].dropna().to_numpy()
     change = np.diff(scales)
-    skips, count = int(trace["skipped"].sum()), len(trace)
+    skips, count = counted(trace[trace["skipped"]]), counted(trace)
     column = run.table("steps").column("skipped")
     recorded = column.null_count < len(column)
     return ScaleSummary(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import TIMES, attempts, median, warmup_steps
+from amp_core.analysis._steps import TIMES, attempts, counted, fair, median, quantile, warmup_steps
 from amp_core.run import Run
 
 PHASES = ("data", "forward", "backward", "optimizer", "watch", "other")
@@ -49,7 +49,7 @@ def phase_times(run: Run, window: int = 9) -> pd.DataFrame:
     medians of blocks of steps. A phase that was not measured is NaN; `watch_ms` is the mean, not the median, since
     only every n-th step is sampled and a median would hide it.
     """
-    frame = _with_other(attempts(run))
+    frame = _with_other(fair(attempts(run)))
     columns = [f"{p}_ms" for p in PHASES] + ["step_ms"]
     if len(frame) > POINTS:
         return _blocks(frame, columns, -(-len(frame) // POINTS))
@@ -65,22 +65,21 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     frame = _with_other(attempts(run))
     warmup = warmup_steps(len(frame)) if warmup is None else warmup
     frame = frame.iloc[warmup:]
-    step_ms = frame["step_ms"].to_numpy()
-    known = step_ms[np.isfinite(step_ms)]
-    low, high = np.percentile(known, [25, 75]) if len(known) else (None, None)
+    step_ms, weight = frame["step_ms"].to_numpy(), frame["stands_for"]
     with np.errstate(divide="ignore"):
         rate = frame["samples"].to_numpy() / step_ms * 1e3
     both = frame[["watch_ms", "step_ms"]].dropna()
+    both = both.mul(weight.loc[both.index], axis=0)
     whole = float(both["step_ms"].sum())
     return SpeedSummary(
-        step_ms=median(step_ms),
-        step_ms_low=None if low is None else float(low),
-        step_ms_high=None if high is None else float(high),
-        samples_per_s=median(rate),
-        phases_ms={p: median(frame[f"{p}_ms"]) for p in PHASES},
+        step_ms=median(step_ms, weight),
+        step_ms_low=quantile(step_ms, 0.25, weight),
+        step_ms_high=quantile(step_ms, 0.75, weight),
+        samples_per_s=median(rate, weight),
+        phases_ms={p: median(frame[f"{p}_ms"], weight) for p in PHASES},
         watch_frac=float(both["watch_ms"].sum()) / whole if whole > 0 else None,
         warmup=warmup,
-        steps=len(frame),
+        steps=counted(frame),
     )
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from amp_core.analysis._gpus import dense_rates, profiled_gpu
 from amp_core.analysis._kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis._steps import attempts, median, warmup_steps
+from amp_core.analysis._steps import attempts, counted, fair, median, warmup_steps
 from amp_core.analysis.speed import PHASES
 from amp_core.run import Run
 
@@ -127,7 +127,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     labels = PARTS | (CPU_LABELS if cpu else {})
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    samples = attempts(run)["samples"].median()
+    samples = fair(attempts(run))["samples"].median()
     return StepCost(
         source="profile",
         parts=_frame(
@@ -155,9 +155,12 @@ def phase_cost(run: Run) -> StepCost:
     frame = frame.iloc[warmup_steps(len(frame)) :]
     frame = frame[np.isfinite(frame["step_ms"]) & (frame["step_ms"] > 0)]
     device = str(run.head.config.get("device") or "")
-    samples = frame["samples"].median() if len(frame) else np.nan
-    ms = {phase: float(frame[f"{phase}_ms"].fillna(0.0).mean()) for phase in PHASES[:-1]} if len(frame) else {}
-    whole = float(frame["step_ms"].mean()) if len(frame) else 0.0
+    samples = fair(frame)["samples"].median() if len(frame) else np.nan
+    weight = frame["stands_for"] / max(1, counted(frame))
+    ms = (
+        {phase: float((frame[f"{phase}_ms"].fillna(0.0) * weight).sum()) for phase in PHASES[:-1]} if len(frame) else {}
+    )
+    whole = float((frame["step_ms"] * weight).sum())
     known = sum(ms.values())
     step_us = 1e3 * max(whole, known)  # phases that were timed apart may add up to a little more
     parts = [(phase, PHASE_LABELS[phase], 1e3 * value) for phase, value in ms.items()]
@@ -166,7 +169,7 @@ def phase_cost(run: Run) -> StepCost:
         source="phases" if len(frame) else "nothing",
         parts=_frame(parts if len(frame) else []),
         step_us=step_us,
-        steps=len(frame),
+        steps=counted(frame),
         on_cpu=device.startswith("cpu"),
         device_name="",
         launches=None,
@@ -251,7 +254,7 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     steps = steps.iloc[warmup_steps(len(steps)) :]
     for first, count in windows[["step", "steps"]].dropna().to_numpy(dtype=np.float64):
         steps = steps[(steps["step"] < first) | (steps["step"] > first + count)]  # the one after it writes it down
-    usual = median(steps["step_ms"])
+    usual = median(steps["step_ms"], steps["stands_for"])
     profiled = float((windows["wall_us"] / windows["steps"]).median()) / 1e3
     if not usual or not profiled > SLOWED * usual:
         return []

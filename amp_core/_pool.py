@@ -1,0 +1,87 @@
+"""Table `steps` of a run of any length in bounded memory: sealed segments are read once each, then thinned.
+
+    pool = Pool(most=20_000)
+    pool.read(source, TABLES["steps"], named)      # only what is new; True where anything was
+    pool.table()                                   # with the column `stands_for` once rows were left out
+
+What stands in open segments is held as it is: some thousand rows at most, the newest ones.
+"""
+
+import copy
+from collections.abc import Callable, Collection
+
+import pyarrow as pa
+
+from amp_core._segments import File, Segment
+from amp_core._source import Source
+from amp_core._thinning import STANDS_FOR, thinned
+from amp_core.schema import Table
+
+
+class Pool:
+    """What was read so far."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        """Rows of sealed segments that are held; more are thinned."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._taken: dict[str, File] = {}
+        self._open: dict[str, Segment] = {}
+        self._held: list[pa.Table] = []
+        self._shift = 0
+        self._changed = False
+        self._thinned = False
+
+    def copy(self) -> "Pool":
+        """Another one with the same rows; what is read into the one does not change the other."""
+        other = copy.copy(self)
+        other._taken, other._open, other._held = dict(self._taken), dict(self._open), list(self._held)
+        return other
+
+    def read(self, source: Source, table: Table, named: Callable[[], Collection[int]]) -> bool:
+        """Read what was written since; True where anything was. `named` gives the steps that other tables speak of."""
+        listed = source.segments(table.name)
+        if any(listed.get(stem) != file for stem, file in self._taken.items()):  # another run's by now, or cut short
+            self._forget()
+            self._changed = True
+        for stem in [stem for stem in self._open if stem not in listed]:
+            del self._open[stem]
+            self._changed = True
+        for stem, file in sorted(listed.items()):
+            before = self._open.get(stem)
+            if stem in self._taken or (before is not None and before.file == file):
+                continue
+            read = source.read(file, table, before)
+            self._changed |= read.rows != (before.rows if before is not None else 0)
+            if read.file.name.endswith(".parquet"):
+                self._open.pop(stem, None)
+                self._taken[stem] = read.file
+                if read.table is not None:
+                    self._take(read.table, named)
+            else:
+                self._open[stem] = read
+        changed, self._changed = self._changed, False  # held until here: a file may vanish amid it, to be tried again
+        return changed
+
+    def table(self) -> pa.Table | None:
+        """All rows that are held, those of open segments last; None where there are none."""
+        rows = [*self._held, *(s.table for s in self._open.values() if s.table is not None)]
+        if self._thinned:
+            rows = [_counted(part) for part in rows]
+        return pa.concat_tables(rows, promote_options="default") if rows else None
+
+    def _take(self, rows: pa.Table, named: Callable[[], Collection[int]]) -> None:
+        self._held.append(rows)
+        if sum(part.num_rows for part in self._held) > self.most:
+            together = pa.concat_tables([_counted(part) for part in self._held], promote_options="default")
+            kept, self._shift = thinned(together, self.most, named(), self._shift)
+            self._held, self._thinned = [kept], True
+
+
+def _counted(rows: pa.Table) -> pa.Table:
+    """The rows with `stands_for`, which a file has no say in."""
+    if STANDS_FOR in rows.column_names:
+        return rows
+    return rows.append_column(STANDS_FOR, pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows))
