@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written.
+"""Files and folders that are there whole or not at all, whatever happens while they are written.
 
 >>> replace_file(Path("runs/a/run.json"), b"{}")        # a reader finds either what was there before, or this
 """
@@ -6,9 +6,14 @@
 import contextlib
 import errno
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from amp_core.addresses import is_address
+from amp_core.schema import RunError
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -49,3 +54,30 @@ def aside(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def check_new(out: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where `out` is an address, or holds something already."""
+    if is_address(out):
+        raise RunError(f"out={os.fspath(out)!r} is an address; give a folder on this machine, and copy it from there")
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
+
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when all went well and is gone otherwise. Raises `RunError`."""
+    check_new(out)
+    target = Path(out)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+        try:
+            yield made
+            made.chmod(0o755)
+            made.rename(target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)  # gone already where the rename succeeded
+    except OSError as error:
+        raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None

@@ -10,16 +10,14 @@ nothing outside the target, and nothing at all unless the whole run was read and
 
 import os
 import re
-import shutil
 import stat
-import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amp_core._files import replace_file
+from amp_core._files import new_folder, replace_file
 from amp_core.run import Run, load_run
 from amp_core.schema import TABLES, RunError
 
@@ -70,17 +68,8 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     refuse_hostile(file)
     run = load_run(file)
     run.validate(full=True)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".unpack-", dir=target.parent))
-        try:
-            _write(run, aside)
-            aside.chmod(0o755)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)  # gone already where the rename succeeded
-    except OSError as error:
-        raise RunError(f"out={str(target)!r} cannot be written: {error.strerror or error}") from None
+    with new_folder(out) as aside:
+        _write(run, aside)
     return target
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from amp_core._files import replace_file
-from amp_core.interop.importing import new_folder
+from amp_core._files import new_folder, replace_file
 from amp_core.run import Run
 from amp_core.schema import TABLES, RunError
 from amp_core.spreadsheet import csv_safe

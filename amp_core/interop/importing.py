@@ -10,20 +10,17 @@ spans a power of two: elsewhere these are null, for a guess would be taken for a
 stand in it.
 """
 
-import contextlib
 import datetime
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from amp_core.addresses import is_address
+from amp_core._files import new_folder
 from amp_core.interop.event_files import Histogram, Log, Point, read_log
 from amp_core.interop.tags import column_of, rank_of, tensor_of
 from amp_core.runlog import RunWriter
@@ -73,27 +70,6 @@ def import_tensorboard(
     for tag, (kind, _) in drawn.items():
         tensors.setdefault(kind, []).append(tag)
     return Imported(Path(out), chosen, points, tensors, left)
-
-
-@contextlib.contextmanager
-def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when all went well and is gone otherwise. Raises `RunError`."""
-    target = Path(out)
-    if is_address(out):
-        raise RunError(f"out={os.fspath(out)!r} is an address; give a folder on this machine, and copy it from there")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
-        try:
-            yield aside
-            aside.chmod(0o755)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)  # gone already where the rename succeeded
-    except OSError as error:
-        raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None
 
 
 def _chosen(log: Log) -> dict[str, str]:

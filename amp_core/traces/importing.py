@@ -6,12 +6,11 @@ PosixPath('runs/profiled')
 
 import datetime
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amp_core._files import check_new, new_folder
 from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
 from amp_core.traces.read import Trace, read_trace
@@ -27,22 +26,11 @@ def import_traces(
     """
     if not paths:
         raise RunError("traces=[] names none; give one trace, or one of each rank")
-    target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
+    check_new(out)  # before traces are read, which may take a minute
     traces = _by_rank([read_trace(path) for path in paths])
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".import-", dir=target.parent))
-        try:
-            _write(traces, aside, name or target.name)
-            aside.chmod(0o755)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)  # gone already where the rename succeeded
-    except OSError as error:
-        raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None
-    return target
+    with new_folder(out) as aside:
+        _write(traces, aside, name or Path(out).name)
+    return Path(out)
 
 
 def _write(traces: dict[int, Trace], folder: Path, name: str) -> None:
