@@ -37,10 +37,14 @@ class Outputs:
         phases: Phases,
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._modules = [(n, m) for n, m in named_modules(model) if n and computes(m) and wanted(n)]
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused
+        self._hooks = [
+            (m, Hook(self._hook(n, self._on_grad(n, m))))
+            for n, m in named_modules(model)
+            if n and computes(m) and wanted(n)
+        ]
         self._handles: list[Any] = []
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
         self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
@@ -49,7 +53,7 @@ class Outputs:
         """Measure what passes from now on."""
         if self._kinds and not self._handles:
             self._largest.clear()
-            self._handles = [m.register_forward_hook(Hook(self._hook(n))) for n, m in self._modules]
+            self._handles = [m.register_forward_hook(hook) for m, hook in self._hooks]
 
     def take_off(self) -> None:
         """Leave the modules alone again."""
@@ -70,7 +74,7 @@ class Outputs:
         seen = self._largest.get(id(weight))
         return cap_for(grad, *seen) if seen is not None and grad.dim() == weight.dim() else None
 
-    def _hook(self, name: str) -> Callable[..., None]:
+    def _hook(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._paused():
                 return
@@ -80,18 +84,17 @@ class Outputs:
                         if "activation" in self._kinds:
                             self._measure(name, "activation", leaf)
                         if "output_grad" in self._kinds and leaf.requires_grad:
-                            leaf.register_hook(self._on_grad(name, module))
+                            leaf.register_hook(on_grad)
 
         return after_forward
 
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
-        channels = channel_of(module)
-
         @untraced
         def hook(grad: torch.Tensor) -> None:
             with self._phases.watching():
                 if measurable(grad):
                     self._measure(name, "output_grad", grad)
+                    channels = channel_of(module)
                     if channels is not None:
                         self._keep_largest(module.weight, grad, *channels)
 
@@ -113,6 +116,8 @@ class Outputs:
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's output, however it is built; dataclasses, which pytree leaves alone, included."""
+    if isinstance(output, torch.Tensor):  # most are, and pytree takes its time
+        return iter((output,))
     if hasattr(output, "__dataclass_fields__") and not isinstance(output, Mapping):
         output = [getattr(output, name) for name in output.__dataclass_fields__]
     return (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
