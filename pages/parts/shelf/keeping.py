@@ -79,7 +79,7 @@ def bin_line() -> None:
                     on_click=bring_back,
                     args=(run,),
                 )
-            st.button("Remove all for good", key="library.empty", type="primary", on_click=empty_bin)
+            st.button("Remove all for good", key="library.empty", icon=":material/delete_forever:", on_click=empty_bin)
 
 
 def label_form(entry: Entry) -> None:

@@ -101,7 +101,7 @@ def _listed_roots() -> list[Path | Address]:
 
 
 def listing() -> dict[str, Entry]:
-    """All runs by key: samples by name, then own runs and uploads, then those of other places, each newest first."""
+    """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
     samples = [_entry(path, key, "sample", dotted) for path, key, dotted in _folders(SAMPLES, "sample")]
     own_dir = runs_dir()
     pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
@@ -113,7 +113,7 @@ def listing() -> dict[str, Entry]:
         else:
             own.append(Entry(key, path, origin, path.name, pending[path.name]))
     others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
-    return {e.key: e for e in (*samples, *_newest_first(own), *others)}
+    return {e.key: e for e in (*_newest_first(own), *others, *samples)}
 
 
 def _newest_first(entries: list[Entry]) -> list[Entry]:

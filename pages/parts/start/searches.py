@@ -136,7 +136,7 @@ def form() -> None:
     with st.form("tune.form", border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             offered = workloads.ALL, 0, workloads.label
-            st.selectbox("Workload and size", *offered, help=workloads.HELP, width=360, key="tune.what")
+            st.selectbox("Workload and size", *offered, help=workloads.HELP, width=400, key="tune.what")
             if current().scripts:
                 st.text_input("Or your own", placeholder="FILE.py:FUNCTION", width=260, key="tune.own")
             found, _ = devices.available()
