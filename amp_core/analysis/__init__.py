@@ -37,7 +37,7 @@ from amp_core.analysis.stepcost import StepCost, phase_cost, step_cost
 from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_table, profiled_windows, tensor_core_use
 from amp_core.analysis.tensorsteps import shares_over_steps
 from amp_core.analysis.thin import sparkline, thin
-from amp_core.analysis.whatif import headroom_bits, what_if, whole_model
+from amp_core.analysis.whatif import what_if, whole_model
 from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
 from amp_core.kernels import KernelClass, classify_kernel
 
@@ -70,7 +70,6 @@ __all__ = [
     "exponent_shares",
     "first_runs",
     "gradient_agreement",
-    "headroom_bits",
     "kernel_table",
     "kinds_present",
     "labelled",

@@ -62,27 +62,18 @@ class TrueCounts:
         return squares
 
 
-def true_counts(
-    run: Run, kind: str, step: int | None = None, *, per_step: bool = False, as_stored: bool = False
-) -> TrueCounts:
-    """The histograms of `kind` at the sampled step nearest at or before `step`, or of all sampled steps.
-
-    All steps come together in one row per tensor, or, with `per_step`, in a row for each, ordered by step.
-    `as_stored` does not divide by the loss scale. Raises `RunError` for an unknown kind.
-    """
-    narrowed = kind == "weight_grad" and run.head.config.get("autocast_dtype") == "float16"
-    return counted(_rows(run, kind, step), per_step, as_stored, narrowed)
+def true_counts(run: Run, kind: str, step: int | None = None) -> TrueCounts:
+    """The histograms of `kind` at the sampled step nearest at or before `step`, or of all sampled steps together: a row
+    per tensor. Raises `RunError` for an unknown kind."""
+    return counted(_rows(run, kind, step), narrowed=_narrowed(run, kind))
 
 
 def blocks_of_steps(run: Run, kind: str, step: int | None = None, since: int | None = None) -> Iterator[TrueCounts]:
-    """As `true_counts` with `per_step`, some steps at a time, so that a long run does not fill the memory.
-
-    `since` leaves out the steps before it.
-    """
+    """The same with a row for each tensor at each step, ordered by step: some steps at a time, so that a long run does
+    not fill the memory. `since` leaves out the steps before it."""
     table = _rows(run, kind, step)
     if since is not None:
         table = table.filter(pc.greater_equal(table.column("step"), since))
-    narrowed = kind == "weight_grad" and run.head.config.get("autocast_dtype") == "float16"
     at = pc.fill_null(table.column("step"), 0).to_numpy()
     begins = np.concatenate([[0], np.flatnonzero(np.diff(at)) + 1, [len(at)]])
     start = 0
@@ -90,12 +81,13 @@ def blocks_of_steps(run: Run, kind: str, step: int | None = None, since: int | N
         end = int(begins[np.searchsorted(begins, start + _BLOCK, side="right") - 1])
         if end <= start:  # one step alone is longer than a block
             end = int(begins[np.searchsorted(begins, start, side="right")])
-        yield counted(table.slice(start, end - start), per_step=True, narrowed=narrowed)
+        yield counted(table.slice(start, end - start), per_step=True, narrowed=_narrowed(run, kind))
         start = end
 
 
 def counted(table: pa.Table, per_step: bool = False, as_stored: bool = False, narrowed: bool = False) -> TrueCounts:
-    """The histograms of any rows of `tensors`. `narrowed` tells that FP32 values have been FP16 before."""
+    """The histograms of any rows of `tensors`. `as_stored`: not divided by the loss scale. `narrowed`: FP32 values
+    have been FP16 before."""
     names, codes = _names(table)
     at = pc.fill_null(table.column("step"), 0).to_numpy()
     if per_step:
@@ -183,3 +175,8 @@ def _largest(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
     found = np.zeros(count)
     np.maximum.at(found, rows, values)
     return found
+
+
+def _narrowed(run: Run, kind: str) -> bool:
+    """Whether FP32 values of this kind were FP16 before: under autocast weight gradients leave their product so."""
+    return kind == "weight_grad" and run.head.config.get("autocast_dtype") == "float16"

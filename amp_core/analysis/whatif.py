@@ -2,7 +2,6 @@
 
     what_if(run, formats=("fp16",), log2_scales=(0, 16))      # one row per tensor, kind, format and scale
     whole_model(what_if(run))                                 # the same, over all tensors of a kind
-    headroom_bits(run)                                        # how often each tensor's largest value could double
 
 A gradient recorded at loss scale S is divided by S to get the true one, multiplied by 2^k, and rounded to the format
 in thought. All of this is counting bins: a value with exponent e has exponent e + k at scale 2^k. It can only be known
@@ -24,7 +23,6 @@ import pandas as pd
 
 from amp_core.analysis._autocast import Rounding
 from amp_core.analysis._counts import TrueCounts, true_counts
-from amp_core.analysis.ranges import kinds_present
 from amp_core.formats import FORMATS, Format
 from amp_core.run import Run
 from amp_core.schema import KINDS, RunError
@@ -130,26 +128,6 @@ def whole_model(predictions: pd.DataFrame) -> pd.DataFrame:
         sums[column] /= sums["nonzero"]
     sums["underflow_mass_frac"] /= sums["mass"]
     return sums
-
-
-def headroom_bits(run: Run, format: str = "fp16", step: int | None = None) -> pd.DataFrame:  # noqa: A002
-    """How many times each gradient's largest value could still double as it was stored: name, kind, headroom_bits.
-
-    log2(largest finite value of the format / absmax), the smallest over the sampled steps, or at the one nearest at or
-    before `step`. Negative where it does not fit. A gradient that held an infinity is counted with the least value
-    that its format cannot hold; one of zeros alone is left out.
-    """
-    form = format_named(format)
-    frames = []
-    for kind in (k for k in kinds_present(run) if k in GRADIENTS):
-        found = true_counts(run, kind, step, as_stored=True)
-        there = found.absmax > 0
-        names = np.asarray(found.names, dtype=object)[there]
-        bits = np.log2(form.max_value) - np.log2(found.absmax[there])
-        frames.append(pd.DataFrame({"name": names, "kind": kind, "headroom_bits": bits}))
-    if not frames:
-        return pd.DataFrame(columns=["name", "kind", "headroom_bits"])
-    return pd.concat(frames, ignore_index=True)
 
 
 def format_named(name: str) -> Format:

@@ -8,7 +8,6 @@ import pytest
 
 from amp_core import Run, RunError, load_run
 from amp_core.analysis import (
-    headroom_bits,
     layer_advice,
     predicted_and_audited,
     safe_window,
@@ -181,17 +180,6 @@ def test_steps_are_taken_together_or_one_by_one(tmp_path):
     assert what_if(run, ("fp16",), (0,), step=-1).empty
 
 
-def test_headroom_is_of_the_values_as_stored(tmp_path):
-    rows = [row("w", [1], 10, scale=1024.0, absmax=65504 / 8), row("w", [1], 11, step=10, absmax=65504 / 4)]
-    rows += [row("fc", [1], 0, kind="output_grad", dtype="float16", absmax=100.0, inf=3, numel=4)]
-    found = headroom_bits(run_of(tmp_path / "run", rows)).set_index("name")["headroom_bits"]
-    assert found["w"] == pytest.approx(2.0)
-    assert found["fc"] < 0  # it held infinities: the least that they can have been does not fit
-    assert headroom_bits(run_of(tmp_path / "fp8", rows[:1]), "fp8-e5m2")["headroom_bits"].item() == pytest.approx(
-        np.log2(57344 / (65504 / 8))
-    )
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -208,7 +196,7 @@ def test_a_wrong_argument_is_one_sentence(tmp_path, wrong, says):
 def test_a_run_without_gradients_gives_empty_frames(tmp_path):
     run = run_of(tmp_path / "run", [])
     assert what_if(run).empty and layer_advice(run).empty and predicted_and_audited(run).empty
-    assert headroom_bits(run).empty and whole_model(what_if(run)).empty
+    assert whole_model(what_if(run)).empty
 
 
 def test_layers_that_one_scale_cannot_serve_are_islands(tmp_path):
@@ -270,7 +258,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("case", STRANGE)
-@pytest.mark.parametrize("analysis", [what_if, safe_window, safe_window_over_time, layer_advice, headroom_bits])
+@pytest.mark.parametrize("analysis", [what_if, safe_window, safe_window_over_time, layer_advice])
 def test_strange_rows_give_numbers_or_a_sentence(tmp_path, case, analysis):
     run = run_of(tmp_path / "run", [STRANGE[case]])
     with warnings.catch_warnings():
