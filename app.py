@@ -43,7 +43,12 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
 }
 
 page = st.navigation(PAGES, expanded=True)  # folded, the last pages would be looked for in vain
-st.set_page_config(page_title=f"{page.title} · AMPscope", page_icon=PARTS / "icon.svg", layout="wide")
+st.set_page_config(
+    page_title=f"{page.title} · AMPscope",
+    page_icon=PARTS / "icon.svg",
+    layout="wide",
+    initial_sidebar_state=240,  # pixels; Streamlit's own 300 take a third of a narrow window
+)
 st.logo(PARTS / "logo.svg", size="large")
 signin.require()
 picker.show()

@@ -71,7 +71,7 @@ def of_training(run: Run, entry: Entry) -> None:
     dark = charts.dark()
     marks = loaders.analysed(step_marks, run)
     if view.loss_first is not None:
-        loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=4000), dark=dark)
+        loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=2000), dark=dark)
         charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
     left, right = st.columns([3, 2])
     with left:

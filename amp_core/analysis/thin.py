@@ -8,8 +8,8 @@ sparkline(trace["loss_scale"])                   # a few dozen values for a metr
 import numpy as np
 import pandas as pd
 
-MOST = 4000
-"""Points that a chart some 1,500 pixels wide can show, with a lowest and a highest one per pixel."""
+MOST = 2000
+"""Points that a chart some 1,000 pixels wide can show, with a lowest and a highest one per pixel."""
 
 
 def thin(

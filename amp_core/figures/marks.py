@@ -45,7 +45,11 @@ def with_marks(
         shown = hue or colour(meaning, dark)
         strokes = kind == "skipped" and len(some) > MANY
         heights = np.array([0.1, 0.9, np.nan] if strokes else [0.5], dtype=np.float32)
-        told = np.stack([some["step"].to_numpy().astype(object), some["what"].to_numpy()], axis=1)
+        told, what = some["step"].to_numpy(), some["what"].iloc[0]
+        if alike := bool((some["what"] == what).all()):  # one word for all is sent once
+            told = numbers(told)
+        else:
+            told = np.stack([told.astype(object), some["what"].to_numpy()], axis=1)
         figure.add_scatter(
             x=np.repeat(numbers(some[x]), len(heights)),
             y=row + np.tile(heights, len(some)),
@@ -56,8 +60,9 @@ def with_marks(
             name=name,
             showlegend=name not in known,
             customdata=np.repeat(told, len(heights), axis=0),
-            hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step %{{customdata[0]:,}}: %{{customdata[1]}}"
-            "<extra></extra>",
+            hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step "
+            + (f"%{{customdata:,}}: {what}" if alike else "%{customdata[0]:,}: %{customdata[1]}")
+            + "<extra></extra>",
         )
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
