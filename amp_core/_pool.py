@@ -49,7 +49,11 @@ class Pool:
         for stem in [stem for stem in self._open if stem not in listed]:
             del self._open[stem]
             self._changed = True
+        number = ""
         for stem, file in sorted(listed.items()):
+            if stem.partition(".")[0] != number:  # the segments of all ranks of one number were taken
+                number = stem.partition(".")[0]
+                self._thin(named)
             before = self._open.get(stem)
             if stem in self._taken or (before is not None and before.file == file):
                 continue
@@ -59,9 +63,10 @@ class Pool:
                 self._open.pop(stem, None)
                 self._taken[stem] = read.file
                 if read.table is not None:
-                    self._take(read.table, named)
+                    self._held.append(read.table)
             else:
                 self._open[stem] = read
+        self._thin(named)
         changed, self._changed = self._changed, False  # held until here: a file may vanish amid it, to be tried again
         return changed
 
@@ -72,12 +77,22 @@ class Pool:
             rows = [_counted(part) for part in rows]
         return pa.concat_tables(rows, promote_options="default") if rows else None
 
-    def _take(self, rows: pa.Table, named: Callable[[], Collection[int]]) -> None:
-        self._held.append(rows)
-        if sum(part.num_rows for part in self._held) > self.most:
-            together = pa.concat_tables([_counted(part) for part in self._held], promote_options="default")
-            kept, self._shift = thinned(together, self.most, named(), self._shift)
+    def _thin(self, named: Callable[[], Collection[int]]) -> None:
+        if sum(part.num_rows for part in self._held) <= self.most:
+            return
+        together = pa.concat_tables([_counted(part) for part in self._held], promote_options="default")
+        ranks = {rank for s in self._open.values() if s.table is not None for rank in _lasts(s.table)}
+        lasts = _lasts(together)
+        if ranks <= lasts.keys():  # the rows of a step are thinned once those of all ranks are here
+            kept, self._shift = thinned(together, self.most, named(), self._shift, min(lasts.values(), default=0))
             self._held, self._thinned = [kept], True
+
+
+def _lasts(rows: pa.Table) -> dict[int, int]:
+    """The last step of each rank."""
+    found = rows.group_by("rank").aggregate([("step", "max")])
+    lasts = dict(zip(found["rank"].to_pylist(), found["step_max"].to_pylist(), strict=True))
+    return {rank: step for rank, step in lasts.items() if step is not None}
 
 
 def _counted(rows: pa.Table) -> pa.Table:

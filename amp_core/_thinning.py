@@ -33,6 +33,7 @@ EXTREMES = (
 )
 """In each stretch the step with the largest (1) and the smallest (-1) finite value of these is kept."""
 FIRST = 256
+MOST_SHIFT = 62
 DRAWN = 4
 """So many steps of a stretch stand for the rest of it, for skipped ones and others, with and without loss, each."""
 
@@ -41,11 +42,13 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def thinned(rows: pa.Table, most: int, named: Collection[int] = (), shift: int = 0) -> tuple[pa.Table, int]:
-    """Three quarters of `most` rows or fewer, in order of step, all rows of a step or none; all of them if they are few.
+def thinned(
+    rows: pa.Table, most: int, named: Collection[int] = (), shift: int = 0, settled: int | None = None
+) -> tuple[pa.Table, int]:
+    """Three quarters of `most` rows or fewer, in order of step, all rows of a step or none; all rows if they are few.
 
-    `named` are steps that other tables speak of. Given too is the length of a stretch, as a power of 2, to be handed in
-    when these rows, and newer ones, are thinned again. Raises `RunError` for rows without a step.
+    `named` are steps that other tables speak of; after step `settled` nothing is left out. Given too is the length of a
+    stretch, as a power of 2, to be handed in when these rows, and newer ones, are thinned again. Raises `RunError` for rows without a step.
     """
     if STANDS_FOR not in rows.column_names:
         rows = rows.append_column(STANDS_FOR, pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows))
@@ -57,12 +60,12 @@ def thinned(rows: pa.Table, most: int, named: Collection[int] = (), shift: int =
     rows = rows.sort_by(order) if not _in_order(rows) else rows
     steps = _Steps(rows)
     room = most * 3 // 4 * len(steps.number) // rows.num_rows
-    whole = steps.to_keep(room, np.fromiter(named, dtype=np.int64, count=len(named)))
+    whole = steps.to_keep(room, np.fromiter(named, dtype=np.int64, count=len(named)), settled)
     span = int(steps.number[-1]) - int(steps.number[0])
-    shift = max(shift, (span // max(1, room)).bit_length() - 1)
+    shift = min(MOST_SHIFT, max(shift, (span // max(1, room)).bit_length() - 1))
     while True:
         kept, weight = steps.chosen(whole, shift)
-        if np.count_nonzero(kept) <= room or shift > 62:
+        if np.count_nonzero(kept) <= room or shift >= MOST_SHIFT:
             break
         shift += 1
     held = np.repeat(kept, steps.rows)
@@ -100,18 +103,20 @@ class _Steps:
         spoken = np.flatnonzero(self._loss)
         self._ends = spoken[[0, -1]] if len(spoken) else spoken
 
-    def to_keep(self, room: int, named: Ints) -> Flags:
+    def to_keep(self, room: int, named: Ints, settled: int | None) -> Flags:
         """Steps that are kept as they are."""
-        asked = self._happened | np.isin(self.number, named)
-        asked[1:] |= asked[:-1].copy()
-        asked[:-1] |= (self._happened | np.isin(self.number, named))[1:]
+        told = self._happened | np.isin(self.number, named)
+        asked: Flags = told.copy()
+        asked[1:] |= told[:-1]
+        asked[:-1] |= told[1:]
         found = np.flatnonzero(asked)
         half = room // 6
         if len(found) > 2 * half:
             asked[found[half:-half]] = False
         asked[self._ends] = True
         asked[: min(FIRST, room // 8)] = True
-        asked[-max(1, room // 6) :] = True
+        end = len(asked) if settled is None else int(np.searchsorted(self.number, settled, side="right"))
+        asked[max(0, end - max(1, room // 6)) :] = True
         return asked
 
     def chosen(self, whole: Flags, shift: int) -> tuple[Flags, Ints]:
@@ -191,7 +196,8 @@ def _uniform(numbers: Ints, again: Ints) -> Floats:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
+    found: Floats = (z >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return found
 
 
 def _in_order(rows: pa.Table) -> bool:

@@ -1,5 +1,4 @@
-"""Runs of any length in bounded memory: of `tensors` a bounded number of sampled steps, and of a live run's `steps` rows
-that stand for the others.
+"""Runs of any length in bounded memory: some sampled steps of `tensors`, of a live run's `steps` rows that tell of all.
 
     >>> run = open_extract("runs/a")           # a `Run`; short ones are read whole
     >>> run.table("tensors").num_rows, run.sampled_steps
@@ -7,8 +6,8 @@ that stand for the others.
     >>> run.of_tensor("weight_grad", "head.weight", ["step", "absmax"]).num_rows
     10000
 
-Of `tensors` whole sampled steps are kept: the first, the last, some between them at equal distances, and, so that no spike
-disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and up to
+Of `tensors` whole sampled steps are kept: the first, the last, some between them at equal distances, and, so that no
+spike disappears, those with the most infinities, NaNs, subnormal values and zeros and the largest magnitude, and up to
 `MOST_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
 footers; the rest is not read. A live run's new step costs the same however long the run is.
 

@@ -81,7 +81,8 @@ def fair(frame: pd.DataFrame) -> pd.DataFrame:
     if not (weight > 1).any():
         return frame
     gap = np.concatenate([[True], steps[1:] > steps[:-1] + 1, [True]])
-    return frame[(weight > 1) | ~(gap[1:] & gap[:-1])]
+    sample: pd.DataFrame = frame[(weight > 1) | ~(gap[1:] & gap[:-1])]
+    return sample
 
 
 def scaler_enabled(run: Run) -> bool:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -62,9 +62,9 @@ def _smooth(loss: "pd.Series[float]", weight: "npt.NDArray[np.int64]") -> "pd.Se
         return loss.ewm(span=span, ignore_na=True).mean()
     # Rows that tell of many steps lie further apart: the same half-life, in steps.
     decay = np.log1p(-2 / (span + 1))
-    return loss.ewm(
-        halflife=pd.Timedelta(seconds=-np.log(2) / decay), times=pd.to_datetime(np.cumsum(weight), unit="s")
-    ).mean()
+    times = (np.cumsum(weight) * 1_000_000).astype("datetime64[us]")
+    halflife: Any = f"{-np.log(2) / decay:.6f}s"  # pandas' stubs know it as a number alone
+    return loss.ewm(halflife=halflife, times=times).mean()
 
 
 def labelled(runs: Sequence[Run]) -> list[str]:

@@ -271,8 +271,8 @@ def watch_overhead(run: Run) -> list[Finding]:
     steps = steps.iloc[min(10, len(steps) // 5) :]
     steps = steps[~steps["step"].isin(_looked_at_closely(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
-    total = float(known["step_ms"].sum())
-    share = float(known["watch_ms"].sum()) / total if total > 0 else 0.0
+    total = float((known["step_ms"] * known["stands_for"]).sum())
+    share = float((known["watch_ms"] * known["stands_for"]).sum()) / total if total > 0 else 0.0
     if share <= SHARE:
         return []
     return [

@@ -1,9 +1,10 @@
 """Rules on number ranges: what overflows, underflows, rounds to zero or does not move."""
 
 import numpy as np
+import pandas as pd
 
-from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, scale_trace, what_if
-from amp_core.analysis._steps import scaler_enabled
+from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
+from amp_core.analysis._steps import attempts, scaler_enabled
 from amp_core.analysis.window import SERVED, first_step
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
@@ -132,8 +133,11 @@ def gradient_underflow(run: Run) -> list[Finding]:
     window = safe_window_over_time(some)
     if window.empty:
         return []
-    trace = scale_trace(run)
-    window = window.merge(trace[["step", "loss_scale", "skipped"]], on="step")
+    trace = attempts(run)[["step", "loss_scale", "skipped", "stands_for"]]
+    if (trace["stands_for"] > 1).any():  # skips and changes of the scale are held: a step left out is as the one before
+        window = pd.merge_asof(window, trace, on="step")
+    else:
+        window = window.merge(trace, on="step")
     window = window[~window["skipped"] & (window["lowest"] <= window["highest"])]
     if window.empty:
         return []

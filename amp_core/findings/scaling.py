@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from amp_core import words
 from amp_core.analysis import rank_scales, scale_summary, scale_trace, skip_episodes
+from amp_core.analysis._steps import attempts, counted
 from amp_core.analysis.whatif import GRADIENTS
 from amp_core.findings._found import found
 from amp_core.findings._signals import facts, last_step, signals
@@ -43,7 +44,8 @@ def loss_nonfinite(run: Run) -> list[Finding]:
         return []
     numbers = steps.column("step").to_numpy()
     first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
-    steps_bad = len(np.unique(numbers[bad]))  # of several ranks each has a row
+    each = attempts(run)[["step", "stands_for"]]  # of several ranks each has a row above
+    every, steps_bad = (counted(each[each["step"].isin(some)]) for some in (numbers, numbers[bad]))
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
     cause = first_cause(run, 0, last)  # gradients may have broken before the loss did
@@ -52,7 +54,7 @@ def loss_nonfinite(run: Run) -> list[Finding]:
     return [
         found(
             "loss-nonfinite",
-            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {len(np.unique(numbers)):,} steps)"
+            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {every:,} steps)"
             + (f"; {cause.in_words()}" if cause else ""),
             cause.where if cause else "loss",
             steps=(first, last),

@@ -1,11 +1,12 @@
 """Rules on skipped steps: what goes on during them, and whose they are."""
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from amp_core import words
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
-from amp_core.analysis._steps import scaler_enabled
+from amp_core.analysis._steps import attempts, scaler_enabled
 from amp_core.findings._found import found
 from amp_core.findings._signals import Orders, by_framework, of, optimizer_name, orders, signals
 from amp_core.findings.model import Finding
@@ -24,7 +25,7 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     skipped = set(trace["step"][trace["skipped"]].tolist())
     if not skipped:
         return []
-    moved = called = _scheduled(orders(run))
+    moved = called = _scheduled(orders(run), trace["step"].to_numpy())
     if not moved:
         moved = _changed_rates(run)
     steps = [int(s) for s in trace["step"] if int(s) in moved]
@@ -48,20 +49,21 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     ]
 
 
-def _scheduled(every: Orders) -> dict[int, bool]:
-    """For each step whether the scheduler was called for it: after its optimizer's step, or before the next forward."""
+def _scheduled(every: Orders, steps: npt.NDArray[np.int64]) -> dict[int, bool]:
+    """For each of `steps` whether the scheduler was called for it: after its optimizer's step, or before the next
+    forward."""
     if not any("scheduler" in calls for _, _, calls in every):
         return {}
-    moved: dict[int, bool] = {}
+    moved, told = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
     for first, last, calls in every:
         names = [of(c)[0] for c in calls]
         work = next((i for i, n in enumerate(names) if n in ("scale", "backward")), len(names))
         before, after = "scheduler" in names[:work], "scheduler" in names[work:]
-        for step in range(first, last + 1):
-            moved[step] = moved.get(step, False) or after
-            if step > 0:
-                moved[step - 1] = moved.get(step - 1, False) or before
-    return moved
+        own = (steps >= first) & (steps <= last)
+        one_before = (steps >= max(first, 1) - 1) & (steps <= last - 1)
+        moved |= (own & after) | (one_before & before)
+        told |= own | one_before
+    return dict(zip(steps[told].tolist(), moved[told].tolist(), strict=True))
 
 
 def _changed_rates(run: Run) -> dict[int, bool]:
@@ -71,7 +73,8 @@ def _changed_rates(run: Run) -> dict[int, bool]:
     steps, rates = frame["step"].to_numpy(), frame["lr"].to_numpy(dtype=float)
     if len(steps) < 3 or not np.isfinite(rates).all() or (np.diff(rates) == 0).all():
         return {}
-    return dict(zip(steps[:-1].tolist(), (np.diff(rates) != 0).tolist(), strict=True))
+    next_to = np.diff(steps) == 1 if "stands_for" in run.steps else np.ones(len(steps) - 1, dtype=bool)
+    return dict(zip(steps[:-1][next_to].tolist(), (np.diff(rates) != 0)[next_to].tolist(), strict=True))
 
 
 def shared_backoff(run: Run) -> list[Finding]:
@@ -98,6 +101,8 @@ def shared_backoff(run: Run) -> list[Finding]:
             )
         ]
     turns = frame.sort_values(["step", "optimizer"])["optimizer"].to_numpy()
+    if "stands_for" in run.steps:  # what comes after the last step that was left out
+        turns = turns[int(np.flatnonzero(np.diff(np.sort(frame["step"])) > 1)[-1]) + 1 :]
     if len(turns) >= 4 * count and frame["step"].is_unique and (turns[count:] == turns[:-count]).all():
         return [
             found(
@@ -117,7 +122,7 @@ def shared_backoff(run: Run) -> list[Finding]:
 def branch_always_skipped(run: Run) -> list[Finding]:
     """`branch-always-skipped`: steps in which a seldom part of the model has gradients are skipped each time; or single
     steps are, again and again, at scales that others bear."""
-    trace = scale_trace(run)
+    trace = attempts(run)
     if not trace["skipped"].any():
         return []
     branches = signals(run, "branch")
@@ -127,9 +132,9 @@ def branch_always_skipped(run: Run) -> list[Finding]:
         place = np.searchsorted(branches["step"].to_numpy(dtype=np.int64), numbers, side="right") - 1
         name = np.where(place >= 0, branches["name"].to_numpy(dtype=object)[np.maximum(place, 0)], "branch 0")
         by = (
-            trace.assign(branch=name)
+            trace.assign(branch=name, skips=trace["skipped"] * trace["stands_for"])
             .groupby("branch")
-            .agg(sum=("skipped", "sum"), size=("skipped", "size"), last=("step", "max"))
+            .agg(sum=("skips", "sum"), size=("stands_for", "sum"), last=("step", "max"))
         )
         settled = by["last"] >= numbers[0] + CALIBRATION_STEPS  # what came only while the scale was found is none
         always = by[(by["sum"] == by["size"]) & (by["size"] >= 3) & settled]
@@ -155,14 +160,15 @@ def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
     bad: list[int] = []
     before, grown = np.inf, False  # a scale that grew since the last skip may simply have grown too large
     singles = set(after_start["first"].tolist())
-    for step, scale, skipped in zip(trace["step"], trace["loss_scale"], trace["skipped"], strict=True):
+    columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped", "stands_for"))
+    for step, scale, skipped, many in zip(*columns, strict=True):
         grown, before = grown or scale > before, scale
         if skipped:
-            if int(step) in singles and not grown and any(scale * MUCH_LOWER <= known for known in proven):
-                bad.append(int(step))
+            if step in singles and not grown and any(scale * MUCH_LOWER <= known for known in proven):
+                bad.append(step)
             clean, grown = {}, False
         else:
-            clean[scale] = clean.get(scale, 0) + 1
+            clean[scale] = clean.get(scale, 0) + many
             if clean[scale] >= 10:
                 proven.add(scale)
     if len(bad) < 3:
