@@ -29,6 +29,7 @@ from amp_core.record._patch import Patches
 from amp_core.record.captures import UNSEEN, capturing
 from amp_core.record.compiling import untraced
 from amp_core.record.entries import Entries
+from amp_core.record.gathered import Call
 from amp_core.record.gradients import in_backward
 from amp_core.record.outputs import tensors_in
 from amp_core.record.steps import Steps, borne
@@ -138,13 +139,14 @@ class Hooks:
             return
         for leaf in tensors_in(output):
             if leaf.requires_grad:
-                leaf.register_hook(self._on_backward)
-                self._gathered.hooked = True
+                leaf.register_hook(functools.partial(self._on_backward, self._gathered.hooked()))
         self._steps.tell("forward_ended", output)
 
     @untraced  # backward may be called by what is compiled
     @borne
-    def _on_backward(self, grad: torch.Tensor) -> None:
+    def _on_backward(self, call: Call | None, grad: torch.Tensor) -> None:
+        if call is not None:
+            self._gathered.reached(call)
         if self._phases.present == "backward" or self._writer.closed or capturing():
             return
         self._phases.enter("backward")
@@ -254,7 +256,7 @@ class Hooks:
                 self._gathered.add(outputs)
             for leaf in tensors_in(result):
                 if leaf.requires_grad:
-                    leaf.register_hook(self._on_backward)
+                    leaf.register_hook(functools.partial(self._on_backward, None))
 
     def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def unscale_(optimizer: torch.optim.Optimizer) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
-from amp_core.record.gradients import local_values
+from amp_core.record.gradients import in_backward, local_values
 
 Key = int
 """Address of a storage: two that live at the same time never share it."""
@@ -114,8 +114,8 @@ class Saved:
 
     def stop(self) -> None:
         """See no more. On another thread than `start`'s there is nothing to take off, and nothing is done."""
-        if self._hooks is None or self._thread != threading.get_ident():
-            return
+        if self._hooks is None or self._thread != threading.get_ident() or in_backward():
+            return  # what is taken off in backward, where an optimizer may step, autograd puts on again
         self._hooks.__exit__(None, None, None)
         self._hooks = None
         if graph.disable_saved_tensors_hooks == self._make_way:
