@@ -71,7 +71,7 @@ METHOD = (
         "Without scaling training diverges, with a scale of 128 it matches FP32",
         "imprecise",
         "So it was for one language model in 2017. Small models often train unscaled; others need far more than 128. "
-        "The preset “loss-scale ablation” of Start a run draws the four curves for a model of yours.",
+        "The preset “Loss-scale ablation” of Start a run trains a small LSTM four ways and draws the four curves.",
         "compare",
     ),
     Taught(

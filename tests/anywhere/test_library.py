@@ -107,7 +107,7 @@ def test_pages_open_a_run_at_an_address(places: Path, memory: str, monkeypatch: 
 
     uploaded("fp16-overflow", f"{memory}/fleet")
     monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\n{memory}/fleet")
-    app = AppTest.from_file(str(Path(library.__file__).parents[2] / "app.py"), default_timeout=60)
+    app = AppTest.from_file(str(Path(library.__file__).parents[3] / "app.py"), default_timeout=60)
     app.query_params["run"] = "fleet/fp16-overflow"
     app.run()
     assert not app.exception and app.session_state["run"] == "fleet/fp16-overflow"

@@ -54,7 +54,11 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
 
     Runs that wait or train together can be followed on one page.
     """
-    beside([f"run/{job.name}" for job in found if not jobs.makes_runs(job.folder)])
+    under_way = [f"run/{job.name}" for job in found if not jobs.makes_runs(job.folder)]
+    started: list[str] = st.session_state.get("start.followed", [])
+    if set(started) & set(under_way):  # what was started with them belongs beside them, also where it has ended
+        under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
+    beside(under_way)
     for job in found:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue

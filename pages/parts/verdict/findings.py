@@ -101,7 +101,7 @@ def live(run: Run) -> None:
         say = st.error if finding.severity == "error" else st.warning
         say(f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}", icon=LOOK[finding.severity][1])
     if not grave:
-        st.caption(":material/check_circle: Nothing wrong was found so far.")
+        st.caption(f":material/check_circle: Nothing wrong was found{' so far' if run.is_live else ''}.")
 
 
 def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = None) -> None:

@@ -1,0 +1,81 @@
+"""What is done with runs in the Library, clicked through from end to end: label, delete, undo, compare, share."""
+
+import pytest
+
+from amp_core import load_run
+from amp_core.labels import label_of
+from amp_core.packing import unpack
+from tests.browser.conftest import wait_for
+from tests.serve.running import app
+from tests.synthetic import write
+
+HEADER, ROW = 35, 35
+"""Pixels of the table's header and of its rows, which are drawn on a canvas."""
+
+
+@pytest.fixture
+def library(new_tab, tmp_path):
+    """The Library of an app with two runs of its own, the first of them chosen."""
+    for name in ("first", "second"):
+        write(tmp_path / "runs" / name, "healthy", steps=30)
+    with app(tmp_path / "runs") as server:
+        tab = new_tab().open(f"{server.base}/").open(f"{server.base}/library?run=run%2Ffirst")
+        yield tab, server.runs
+
+
+def test_label_delete_undo_compare_and_share(library, tmp_path):
+    tab, runs = library
+    page = tab.page
+    actions = page.locator(".st-key-library-actions")
+
+    actions.get_by_role("button", name="Rename, tag").click()
+    page.get_by_label("Name", exact=True).fill("Baseline")
+    page.get_by_label("Tags, with commas between").fill("paper, lstm")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_test_id("stToast").get_by_text("Saved").wait_for()
+    wait_for(lambda: label_of(runs / "first").tags == ("paper", "lstm"), 20)
+    page.keyboard.press("Escape")
+    tab.rest()
+    assert label_of(runs / "first").name == "Baseline" and "Baseline" in actions.inner_text()
+
+    actions.get_by_role("button", name="Delete").click()
+    page.get_by_text("first was deleted").wait_for()
+    assert not (runs / "first").exists() and "run=run%2Ffirst" not in page.url
+    tab.rest()
+    page.get_by_role("button", name="Undo", exact=True).click()
+    page.get_by_test_id("stToast").get_by_text("first is back").wait_for()
+    tab.rest()
+    assert len(load_run(runs / "first").steps) == 30 and label_of(runs / "first").tags == ("paper", "lstm")
+    assert "run=run%2Ffirst" in page.url and not page.get_by_text("Deleted:").count()
+
+    actions.get_by_role("button", name="Share").click()
+    with page.expect_download() as coming:
+        page.get_by_test_id("stDownloadButton").get_by_role("button").click()
+    packed = tmp_path / coming.value.suggested_filename
+    coming.value.save_as(packed)
+    assert packed.name == "first.zip" and len(load_run(unpack(packed, tmp_path / "there")).steps) == 30
+    link = page.get_by_test_id("stCode").get_by_text("?run=").inner_text()
+    page.keyboard.press("Escape")
+
+    table = page.get_by_test_id("stDataFrame").first
+    compare = actions.get_by_role("button", name="Compare these 2")
+    for _ in range(5):  # nothing in a canvas can be waited for
+        box = table.bounding_box()
+        for row in (0, 1):  # own runs come first; the chosen one is ticked, and to take its tick away chooses the other
+            page.mouse.click(box["x"] + 16, box["y"] + HEADER + (row + 0.5) * ROW)
+            tab.rest()
+            if compare.count():
+                break
+        if compare.count():
+            break
+    compare.click()
+    page.get_by_text("Against").first.wait_for(timeout=60_000)
+    tab.rest()
+    chosen = page.get_by_test_id("stMultiSelect").first.inner_text()
+    assert "Baseline" in chosen and "second" in chosen
+
+    tab.open(link.strip())
+    assert (
+        page.locator("h1").first.inner_text() == "Overview" and "Baseline" in page.get_by_test_id("stMain").inner_text()
+    )
+    assert not tab.exceptions() and not tab.wrong
