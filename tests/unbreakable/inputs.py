@@ -8,7 +8,6 @@ PosixPath('room/input.zip')
 import functools
 import io
 import json
-import math
 import os
 import random
 import stat
@@ -18,20 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amp_core.packing import pack
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
+from tests.unbreakable import values
 from tests.unbreakable.bombs import BOMBS
 
 Write = Callable[[Path], Path]
 Files = dict[str, bytes]
-
-MARKUP = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "=1+1", "@SUM(A1)", "-2+3|cmd", "+1", "\t=1")
-"""What a name must not do in a page, a report or a spreadsheet."""
 
 
 @functools.cache
@@ -149,14 +145,14 @@ def wrong_head(rng: random.Random, room: Path) -> Path:
         text = mangled(rng, files["run.json"])
     elif what == 1:
         for name in rng.sample(sorted(head), rng.randrange(1, 4)):
-            head[name] = _value(rng, 3)
+            head[name] = values.value(rng, 3)
         text = json.dumps(head).encode()
     elif what == 2:
         depth = rng.choice((10, 300, 900, 5_000, 100_000))
         text = files["run.json"].replace(b'"config": {', b'"config": {"deep": ' + b"[" * depth + b"]" * depth + b",", 1)
     elif what == 3:
         name = rng.choice(("config", "environment", "model", "results", "process"))
-        head[name] = {_text(rng): _value(rng, 4) for _ in range(rng.choice((1, 20, 2_000)))}
+        head[name] = {values.text(rng): values.value(rng, 4) for _ in range(rng.choice((1, 20, 2_000)))}
         text = json.dumps(head).encode()
     else:
         text = json.dumps(head).encode().replace(b"65536", b"9" * rng.choice((20, 400, 5_000))) + b" " * rng.choice(
@@ -173,10 +169,10 @@ def wrong_table(rng: random.Random, room: Path) -> Path:
     made = {}
     for column in table.columns:
         if column.required or rng.random() < 0.6:
-            kind = column.type if rng.random() < 0.85 else rng.choice(_TYPES)
-            made[column.name] = _array(rng, kind, rows)
+            kind = column.type if rng.random() < 0.85 else rng.choice(values.TYPES)
+            made[column.name] = values.array(rng, kind, rows)
     for _ in range(rng.choice((0, 0, 1, 3))):
-        made[_text(rng)] = _array(rng, rng.choice(_TYPES), rows)
+        made[values.text(rng)] = values.array(rng, rng.choice(values.TYPES), rows)
     found = pa.table(made)
     for name in [n for n in files if n.startswith(f"{table.name}/")]:
         del files[name]
@@ -218,7 +214,7 @@ def wrong_names(rng: random.Random, room: Path) -> Path:
                 prefix = rng.choice(("", "", "a/", "../", "/", "a/b/c/"))
                 archive.writestr(zipfile.ZipInfo(prefix + name), data)
         for _ in range(rng.choice((1, 3, 300))):
-            info = zipfile.ZipInfo(rng.choice((*bad, _text(rng), f"steps/{_text(rng)}.parquet")))
+            info = zipfile.ZipInfo(rng.choice((*bad, values.text(rng), f"steps/{values.text(rng)}.parquet")))
             if rng.random() < 0.3:
                 info.external_attr = (rng.choice((stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR)) | 0o777) << 16
             if info.filename not in archive.NameToInfo or rng.random() < 0.02:
@@ -266,12 +262,12 @@ def mangled_trace(rng: random.Random, room: Path) -> Path:
     events.append({"ph": "s", "id": 3, "pid": 1, "tid": 1, "ts": 11, "cat": "ac2g", "name": "ac2g"})
     for event in events:
         if rng.random() < 0.5:
-            event[rng.choice(sorted(event))] = _value(rng, 2)
+            event[rng.choice(sorted(event))] = values.value(rng, 2)
         if isinstance(event.get("args"), dict) and rng.random() < 0.3:
-            event["args"][rng.choice(("correlation", "device", "Sequence number", "Input Dims"))] = _value(rng, 2)
+            event["args"][rng.choice(("correlation", "device", "Sequence number", "Input Dims"))] = values.value(rng, 2)
     whole: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "A100"}], "traceEvents": events}
     if rng.random() < 0.4:
-        whole[rng.choice(("deviceProperties", "distributedInfo", "traceEvents", "baseTimeNanoseconds"))] = _value(
+        whole[rng.choice(("deviceProperties", "distributedInfo", "traceEvents", "baseTimeNanoseconds"))] = values.value(
             rng, 3
         )
     text = json.dumps(whole).encode()
@@ -293,64 +289,3 @@ KINDS: dict[str, Callable[[random.Random, Path], Path]] = {
         mangled_trace,
     )
 }
-
-# ---- values ---------------------------------------------------------------------------------------------------------
-
-_TYPES = (
-    pa.int8(), pa.uint64(), pa.int64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
-    pa.large_string(), pa.list_(pa.int64()), pa.list_(pa.float64()), pa.timestamp("us"), pa.date32(), pa.null(),
-    pa.decimal128(10, 2), pa.dictionary(pa.int8(), pa.string()), pa.struct([("a", pa.int64())]), pa.duration("s"),
-)  # fmt: skip
-_NUMBERS = (0, 1, -1, 2, 100, 2**31, 2**53 + 1, 2**63 - 1, -(2**63))
-_REALS = (0.0, -0.0, 1.0, -1.0, 0.5, math.nan, math.inf, -math.inf, 1e308, 5e-324, 65504.0)
-
-
-def _text(rng: random.Random) -> str:
-    some = ("", "w", "..", "a/b", "x" * 300, "\x00", "‮", "é\ud7ff", "\n\n", "$x$", "`", "[a](javascript:0)", *MARKUP)
-    return rng.choice(some) + rng.choice(("", "", ".weight", "7"))
-
-
-def _value(rng: random.Random, depth: int) -> Any:
-    what = rng.randrange(9 if depth else 7)
-    if what == 7:
-        return {_text(rng): _value(rng, depth - 1) for _ in range(rng.randrange(4))}
-    if what == 8:
-        return [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
-    some = (None, True, rng.choice(_NUMBERS), rng.choice(_REALS), _text(rng), 10 ** rng.randrange(40), "65536")
-    return some[what]
-
-
-def _array(rng: random.Random, kind: pa.DataType, rows: int) -> pa.Array:
-    """Values of that type that no honest run has."""
-
-    def item(kind: pa.DataType) -> Any:
-        if rng.random() < 0.05:
-            return None
-        if pa.types.is_boolean(kind):
-            return rng.random() < 0.5
-        if pa.types.is_integer(kind):
-            low, high = (0, 100) if kind.bit_width < 64 or not pa.types.is_signed_integer(kind) else (-(2**63), 2**63)
-            small = rng.randrange(5)
-            return small if rng.random() < 0.7 else min(max(rng.choice(_NUMBERS), low), high - 1)
-        if pa.types.is_floating(kind):
-            return rng.choice(_REALS)
-        if pa.types.is_list(kind):
-            return [item(kind.value_type) for _ in range(rng.choice((0, 1, 5, 100)))]
-        if pa.types.is_struct(kind):
-            return {"a": rng.randrange(5)}
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind):
-            known = ("weight_grad", "output_grad", "float16", "float32", "skipped", "warning", "calls", "cuda:0", "yes")
-            return rng.choice(known) if rng.random() < 0.5 else _text(rng)
-        if pa.types.is_binary(kind):
-            return rng.randbytes(3)
-        return None if pa.types.is_null(kind) else rng.randrange(100)
-
-    def fits(value: Any) -> Any:
-        return value if not pa.types.is_decimal(kind) or value is None else min(value, 99)
-
-    values = [fits(item(kind)) for _ in range(rows)]
-    if pa.types.is_float16(kind):
-        values = [None if v is None else np.float16(v) for v in values]
-    if pa.types.is_dictionary(kind):
-        return pa.array(values, pa.string()).dictionary_encode()
-    return pa.array(values, kind)

@@ -19,7 +19,8 @@ from amp_core.report import report_html
 from amp_core.runlog import RunWriter
 from amp_core.spreadsheet import as_csv, harmless
 from tests.unbreakable.fuzz import fuzz
-from tests.unbreakable.inputs import MARKUP, honest, hostile
+from tests.unbreakable.inputs import honest, hostile
+from tests.unbreakable.values import MARKUP
 
 
 def test_no_input_crashes_hangs_or_writes_elsewhere() -> None:
