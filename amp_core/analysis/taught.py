@@ -67,6 +67,33 @@ METHOD = (
         "number-ranges",
     ),
     Taught(
+        "loop",
+        "Scale the loss, call backward, let the scaler step and update, and clear the gradients",
+        "true",
+        "`scaler.step` unscales, and leaves the optimizer out where a gradient is not finite. What reads gradients "
+        "before it, clipping above all, needs `scaler.unscale_(optimizer)` first. Only forward and loss belong into "
+        "`torch.autocast`, as a context or as a decorator: backward follows by itself.",
+        "loss-scale",
+    ),
+    Taught(
+        "frameworks",
+        "`mixed_precision`, `fp16=True`, a precision argument or a mixed policy is all it takes",
+        "imprecise",
+        "Accelerate, Transformers and Lightning (`16-mixed`) then call autocast and a scaler, Keras casts in each "
+        "layer and keeps its variables in FP32. But `16-true`, and a model loaded in 16 bits, store the weights so; and some "
+        "take FP16 on a CPU and train in FP32 without a word. The run says what really ran.",
+        "precision-map",
+    ),
+    Taught(
+        "flags",
+        "The switches for TF32 and for cuDNN's benchmark belong to mixed precision",
+        "imprecise",
+        "They are apart from autocast. TF32 changes what is left in FP32, and the FP32 run that you compare with; the "
+        "benchmark lets cuDNN try its convolutions first, which also makes two runs differ. Compare lists them where "
+        "they differ.",
+        "compare",
+    ),
+    Taught(
         "divergence",
         "Without scaling training diverges, with a scale of 128 it matches FP32",
         "imprecise",
@@ -79,7 +106,8 @@ METHOD = (
         "Training becomes 1.5 to 5.5 times as fast, about half the time across the board",
         "imprecise",
         "Only matrix work on tensor cores becomes that much faster, so 1 / (1 − its share of the step) is the most "
-        "that can come of it. Hold it against FP32 with TF32 on, too.",
+        "that can come of it. NVIDIA's own examples (DeepLearningExamples, 2024) gain 1.3 to 5.5 times over FP32 on a "
+        "V100, and 0.8 to 2.6 times over TF32 on an A100: hold it against FP32 with TF32 on, too.",
         "step-cost",
     ),
     Taught(

@@ -80,6 +80,35 @@ def _scaling(run: Run) -> str:
     return f"{needs}, predicted{own}."
 
 
+def _loop(run: Run) -> str:
+    about = loaders.analysed(scale_summary, run)
+    if not about.has_scaler or not about.skips_recorded:
+        return ""
+    skipped = f"{words.plural(about.skips, 'step')} skipped" if about.skips else "no step skipped"
+    return f"{skipped}, its scale grew {about.growths} × and backed off {about.backoffs} ×."
+
+
+def _frameworks(run: Run) -> str:
+    config = run.head.config
+    dtype = config.get("autocast_dtype")
+    cast = f"autocast in {words.escape(dtype)}" if isinstance(dtype, str) else "no autocast"
+    scaler = "a scaler" if loaders.analysed(scale_summary, run).has_scaler else "no scaler"
+    return f"{cast}, {scaler}."
+
+
+def _flags(run: Run) -> str:
+    told = run.head.environment.get("flags")
+    names = {"matmul_precision": "FP32 products", "tf32_matmul": "TF32 in products", "tf32_cudnn": "TF32 in cuDNN"}
+    names |= {"cudnn_benchmark": "cuDNN's benchmark"}
+    flags = told if isinstance(told, dict) else {}  # other programs write heads too
+    said = {True: "on", False: "off"}
+    return "; ".join(
+        f"{label}: {words.escape(said.get(flags[name], flags[name]))}"
+        for name, label in names.items()
+        if isinstance(flags.get(name), bool | str)
+    )
+
+
 def _band(run: Run) -> str:
     found = loaders.analysed(in_band, run)
     if found is None:
@@ -131,6 +160,9 @@ _SEEN = {
     "weights": _weights,
     "operators": _operators,
     "scaling": _scaling,
+    "loop": _loop,
+    "frameworks": _frameworks,
+    "flags": _flags,
     "band": _band,
     "speed": _speed,
     "memory": _memory,
