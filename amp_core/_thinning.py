@@ -48,7 +48,8 @@ def thinned(
     """Three quarters of `most` rows or fewer, in order of step, all rows of a step or none; all rows if they are few.
 
     `named` are steps that other tables speak of; after step `settled` nothing is left out. Given too is the length of a
-    stretch, as a power of 2, to be handed in when these rows, and newer ones, are thinned again. Raises `RunError` for rows without a step.
+    stretch, as a power of 2, to be handed in when these rows, and newer ones, are thinned again. Raises `RunError` for
+    rows without a step.
     """
     if STANDS_FOR not in rows.column_names:
         rows = rows.append_column(STANDS_FOR, pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows))

@@ -170,6 +170,23 @@ def test_segments_that_were_exchanged_are_read_anew(long: Path, tmp_path: Path) 
     assert run.refresh() and run.steps["stands_for"].sum() == STEPS - rows
 
 
+def test_rows_of_an_open_segment_are_thinned_and_read_on(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", config={"precision": "fp16"}) as writer:
+        run = Extract(tmp_path / "run", most_steps=(1000, 1000))
+        for first in range(0, 5000, 100):
+            writer.append("steps", made(first, first + 100))
+            assert run.refresh() or first == 0  # nothing was asked of it before
+            assert run.steps["step"].iloc[-1] == first + 99 and len(run.steps) <= 1400
+            assert not run.refresh()
+        assert len(list((tmp_path / "run" / "steps").glob("*.arrows"))) == 1
+        snapshot = run.snapshot()
+        writer.append("steps", made(5000, 5100))
+        assert run.refresh() and overview(run).steps_done == 5100 and overview(snapshot).steps_done == 5000
+    assert run.refresh() and overview(run).steps_done == 5100  # sealed: nothing is counted twice
+    whole = load_run(tmp_path / "run")
+    assert run.steps["loss"].isin(whole.steps["loss"]).all() and overview(run).scale == overview(whole).scale
+
+
 def test_always_skipped_steps_are_bounded_and_counted() -> None:
     at = np.arange(20_000)
     columns = {c: np.ones(len(at)) for c in ("loss", "loss_scale", "grad_norm", "step_ms", "memory_allocated_bytes")}
