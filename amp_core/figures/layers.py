@@ -7,6 +7,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,10 @@ from amp_core.figures.style import (
     exponent_axis,
     faded,
     finished,
+    level,
     log2_axis,
     numbers,
+    put,
     raised,
     span,
 )
@@ -84,8 +87,8 @@ def exponents_over_time(
         customdata=grid.astype(np.float32),
         hovertemplate="step %{x:,}, around 2<sup>%{y}</sup>: %{customdata:.2%} of the nonzero values<extra></extra>",
     )
-    for row, fmt in enumerate(limits):
-        _limit_lines(figure, fmt, low, high, row, dark)
+    drawn = [pair for row, fmt in enumerate(limits) for pair in _limit_lines(fmt, low, high, row, dark)]
+    put(figure, shapes=[line for line, _ in drawn], annotations=[label for _, label in drawn])
     figure.update_xaxes(title="step", zeroline=False, showgrid=False)
     figure.update_yaxes(**exponent_axis(f"magnitude ({values})", low, high))
     alt = (
@@ -182,12 +185,14 @@ def magnitude_figure(
             name="∞ or NaN",
             hoverinfo="skip",
         )
+    lines, labels = [], []
     for row, fmt in enumerate(FORMATS[f] for f in formats):
         dash = ("solid", "dash", "dot")[row % 3]
         for value, label in ((fmt.max_value, f"max. {fmt.max_value:.5g}"), (fmt.min_normal, "min. normal")):
             if low <= math.log2(value) <= high:
-                figure.add_hline(y=value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash})
-                _beside(figure, math.log10(value), f"{fmt.label} {label}", dark, right=True)
+                lines.append(level(value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash}))
+                labels.append(_beside(math.log10(value), f"{fmt.label} {label}", dark, right=True))
+    put(figure, shapes=lines, annotations=labels)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=f"magnitude ({values})", **log2_axis(low - room, high + 2 * room))
     alt = f"Magnitudes over {len(trace):,} sampled steps, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
@@ -199,22 +204,22 @@ def _log2(values: "pd.Series[float]") -> np.ndarray:
     return exponents
 
 
-def _limit_lines(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
-    dash = ("solid", "dash", "dot")[row % 3]
+def _limit_lines(fmt: Format, low: int, high: int, row: int, dark: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each limit of a format that is on the axis: its line and its label."""
+    look = {"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
     marks = (
         (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}"),
         (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}"),
         (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}"),
     )
-    for at, label in marks:
-        if low <= at <= high:
-            figure.add_hline(y=at, line={"color": colour("limit", dark), "width": 1.4, "dash": dash})
-            _beside(figure, at, f"{fmt.label} {label}", dark)
+    inside = [(at, f"{fmt.label} {label}") for at, label in marks if low <= at <= high]
+    return [(level(at, line=look), _beside(at, label, dark)) for at, label in inside]
 
 
-def _beside(figure: go.Figure, y: float, text: str, dark: bool, right: bool = False) -> None:
+def _beside(y: float, text: str, dark: bool, right: bool = False) -> dict[str, Any]:
     """A label on a horizontal line, at one end of it, readable over what is drawn there."""
-    figure.add_annotation(
-        x=float(right), xref="paper", y=y, text=text, showarrow=False, xanchor="right" if right else "left",
-        yanchor="bottom", font={"size": 11}, bgcolor=faded(PAGE[dark], 0.75), borderpad=1,
-    )  # fmt: skip
+    return {
+        "x": float(right), "xref": "paper", "y": y, "text": text, "showarrow": False,
+        "xanchor": "right" if right else "left", "yanchor": "bottom", "font": {"size": 11},
+        "bgcolor": faded(PAGE[dark], 0.75), "borderpad": 1,
+    }  # fmt: skip

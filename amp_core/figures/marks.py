@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, numbers, shortened
+from amp_core.figures.style import colour, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
@@ -67,9 +67,10 @@ def with_marks(
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
         top = ROW * (row + 1)
-        figure.update_layout(
-            xaxis={"anchor": "y9"},
-            yaxis={"domain": [top + ROW / 2, 1]},
+        figure.layout.xaxis.anchor = "y9"
+        figure.layout.yaxis.domain = [top + ROW / 2, 1]
+        put(
+            figure,
             yaxis9={"domain": [0, top], "range": [0, row + 1], "visible": False, "fixedrange": True},
             meta={"alt": f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."},
         )

@@ -8,6 +8,7 @@ limits of a format stand exactly where they are.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,8 +22,10 @@ from amp_core.figures.style import (
     faded,
     finished,
     percent,
+    put,
     raised,
     tick_names,
+    upright,
 )
 from amp_core.formats import FORMATS, Format
 
@@ -104,9 +107,12 @@ def exponent_heatmap(
     )
     if grid.size < CLICKABLE:
         _clickable(figure, names, grid, lowest)
-    for row, fmt in enumerate(limits):
-        _draw_limits(figure, fmt, low, high, row, dark)
-    _zones(figure, limits, low, high, dark)
+    drawn = [_draw_limits(fmt, low, high, row, dark) for row, fmt in enumerate(limits)]
+    put(
+        figure,
+        shapes=[line for lines, _ in drawn for line in lines] + _zones(limits, low, high, dark),
+        annotations=[label for _, labels in drawn for label in labels],
+    )
     if classes is not None and len(names) == rows:
         _tell_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
@@ -196,47 +202,49 @@ def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: b
         )
 
 
-def _draw_limits(figure: go.Figure, fmt: Format, low: int, high: int, row: int, dark: bool) -> None:
-    """The three limits of a format as lines, labelled above the plot. Each format has two lines of labels: in one the
-    outer two of them would meet the one between on a narrow page."""
+def _draw_limits(
+    fmt: Format, low: int, high: int, row: int, dark: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The three limits of a format as lines, and their labels above the plot. Each format has two lines of labels: in
+    one the outer two of them would meet the one between on a narrow page."""
     marks = (
         (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}", "left", 0),
         (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}", "left", 1),
         (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}", "left", 0),
     )
     inside = [m for m in marks if low <= m[0] <= high]
+    look = {"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
+    above = {"y": 1, "yref": "paper", "showarrow": False, "yanchor": "bottom", "font": {"size": 11}}
     shift = 2 + 2 * _LABEL * row
-    for at, label, anchor, line in inside:
-        figure.add_vline(
-            x=at, line={"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
-        )
-        side = "right" if (at - low) / (high - low) > 0.75 else anchor
-        figure.add_annotation(
-            x=at, y=1, yref="paper", yshift=shift + _LABEL * line, text=f"{fmt.label} {label}", showarrow=False,
-            xanchor=side, yanchor="bottom", font={"size": 11},
-        )  # fmt: skip
     if not inside:
-        figure.add_annotation(
-            x=0, xref="paper", y=1, yref="paper", yshift=shift, showarrow=False, xanchor="left", yanchor="bottom",
-            text=f"{fmt.label} reaches from {raised(fmt.min_subnormal_exponent)} to {raised(fmt.max_exponent + 1)}, "
-            "beyond this axis",
-            font={"size": 11},
-        )  # fmt: skip
+        reach = f"from {raised(fmt.min_subnormal_exponent)} to {raised(fmt.max_exponent + 1)}, beyond this axis"
+        told = {"x": 0, "xref": "paper", "yshift": shift, "xanchor": "left", "text": f"{fmt.label} reaches {reach}"}
+        return [], [above | told]
+    labels = [
+        above
+        | {
+            "x": at,
+            "yshift": shift + _LABEL * line,
+            "text": f"{fmt.label} {label}",
+            "xanchor": "right" if (at - low) / (high - low) > 0.75 else anchor,
+        }
+        for at, label, anchor, line in inside
+    ]
+    return [upright(at, line=look) for at, *_ in inside], labels
 
 
-def _zones(figure: go.Figure, limits: Sequence[Format], low: int, high: int, dark: bool) -> None:
+def _zones(limits: Sequence[Format], low: int, high: int, dark: bool) -> list[dict[str, Any]]:
     """Tinted ground where the first format loses values: below its smallest subnormal, above its largest."""
     if not limits:
-        return
+        return []
     fmt = limits[0]
     top = math.log2(fmt.max_value)
+    zones: list[tuple[float, float, str]] = []
     if low < fmt.min_subnormal_exponent:
-        tint = faded(colour("underflow", dark), 0.14)
-        figure.add_vrect(x0=low, x1=fmt.min_subnormal_exponent, fillcolor=tint, line={"width": 0}, layer="below")
+        zones.append((low, fmt.min_subnormal_exponent, faded(colour("underflow", dark), 0.14)))
     if low < fmt.min_normal_exponent and fmt.min_subnormal_exponent < high:
-        tint = faded(colour("underflow", dark), 0.06)
         x0 = max(low, fmt.min_subnormal_exponent)
-        figure.add_vrect(x0=x0, x1=fmt.min_normal_exponent, fillcolor=tint, line={"width": 0}, layer="below")
+        zones.append((x0, fmt.min_normal_exponent, faded(colour("underflow", dark), 0.06)))
     if high > top:
-        tint = faded(colour("overflow", dark), 0.14)
-        figure.add_vrect(x0=top, x1=high, fillcolor=tint, line={"width": 0}, layer="below")
+        zones.append((top, high, faded(colour("overflow", dark), 0.14)))
+    return [upright(x0, x1, fillcolor=tint, line={"width": 0}, layer="below") for x0, x1, tint in zones]

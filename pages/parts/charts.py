@@ -5,6 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
+from amp_core.figures.style import put
 from pages.parts import tables
 
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
@@ -33,7 +34,7 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
     if clicks:
-        figure.update_layout(clickmode="event+select", dragmode="zoom")
+        put(figure, clickmode="event+select", dragmode="zoom")
         options = {"on_select": "rerun", "selection_mode": "points"}
         return st.plotly_chart(figure, key=key, config=config(title), alt=alt, **options)
     return st.plotly_chart(figure, key=key, config=config(title), alt=alt)
