@@ -5,7 +5,8 @@
 
 A process trains and watches; a server shows the run to a session that follows it live and to one that walks through the
 pages. Resident memory, file handles and threads of both processes are taken throughout; printed is their slope after
-the first third, by least squares, and what watching cost per step in the first and in the last tenth.
+the first third and over the last half, by least squares, what they held by tenths, and what watching cost per step in
+the first and in the last tenth. `--out FILE` keeps every sample.
 """
 
 import argparse
@@ -100,9 +101,9 @@ async def sample(server: Server, done: asyncio.Event, every_s: float) -> list[di
     return found
 
 
-def slope(rows: list[dict[str, float]], what: str) -> tuple[float, float]:
-    """Growth per hour of `what` after the first third, and its value at the end (median of the last tenth)."""
-    kept = [r for r in rows if r["s"] >= rows[-1]["s"] / 3]
+def slope(rows: list[dict[str, float]], what: str, since: float = 1 / 3) -> tuple[float, float]:
+    """Growth per hour of `what` after that part of the time, and its value at the end (median of the last tenth)."""
+    kept = [r for r in rows if r["s"] >= rows[-1]["s"] * since]
     times, values = np.array([r["s"] for r in kept]), np.array([r[what] for r in kept])
     return float(np.polyfit(times, values, 1)[0]) * 3600, float(np.median(values[-max(1, len(values) // 10) :]))
 
@@ -162,8 +163,10 @@ def say(found: dict[str, object]) -> None:
         grown, last = slope(rows, "rss")
         print(
             f"{who}: resident {last / 2**20:.1f} MiB, slope {grown / 2**20:+.2f} MiB/h over {rows[-1]['s'] / 60:.1f}"
-            " minutes"
+            f" minutes, {slope(rows, 'rss', 1 / 2)[0] / 2**20:+.2f} over the last half"
         )
+        tenths = np.array_split([r["rss"] / 2**20 for r in rows], 10)
+        print("  by tenths, median MiB: " + " ".join(f"{np.median(part):.0f}" for part in tenths))
         for what in ("handles", "threads"):
             kept = [r[what] for r in rows if r["s"] >= rows[-1]["s"] / 3]
             print(f"  {what}: {min(kept):.0f} to {max(kept):.0f}, slope {slope(rows, what)[0]:+.2f} per hour")
@@ -175,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1 / 3)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--out", type=Path, help="keep the samples there, as JSON")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train is not None:
@@ -183,7 +187,10 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     with tempfile.TemporaryDirectory(prefix="ampscope-soak-") as home:
-        say(run_async(soak(given.steps, given.minutes * 60, Path(home))))
+        found = run_async(soak(given.steps, given.minutes * 60, Path(home)))
+        say(found)
+        if given.out is not None:
+            given.out.write_text(json.dumps({who: found[who] for who in ("trainer", "app")}))
 
 
 if __name__ == "__main__":
