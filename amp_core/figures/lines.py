@@ -198,6 +198,7 @@ def scale_figure(
     room = max(1.0, 0.06 * (high - low))
     hue = colour("scale", dark)
     scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
+    powers, said = _as_powers(trace["loss_scale"])
     figure.add_scatter(
         x=numbers(trace["step"]),
         y=numbers(scale),
@@ -205,8 +206,8 @@ def scale_figure(
         line={"color": hue, "width": 2, "shape": "hv"},
         marker={"color": hue, "size": 7},
         name="loss scale",
-        customdata=np.array([power_of_two(value) for value in trace["loss_scale"]], dtype=object),
-        hovertemplate="step %{x:,}: the loss is multiplied by %{customdata} (%{y:,})<extra></extra>",
+        customdata=powers,
+        hovertemplate=f"step %{{x:,}}: the loss is multiplied by {said} (%{{y:,}})<extra></extra>",
     )
     skipped = trace[trace["skipped"].to_numpy(dtype=bool)]
     if len(skipped):
@@ -237,6 +238,7 @@ def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark
         ("highest", "safe for FP16, predicted", "tonexty", "above this scale gradients overflow in FP16:"),
     )
     for values, (column, name, fill, told) in zip(ends, edges, strict=True):
+        powers, said = _as_powers(window[column])
         figure.add_scatter(
             x=numbers(window["step"]),
             y=numbers(values),
@@ -247,11 +249,21 @@ def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark
             fillcolor=faded(hue, 0.24),
             name=name,
             showlegend=fill is not None,
-            customdata=np.array([power_of_two(value) for value in window[column]], dtype=object),
-            hovertemplate=f"step %{{x:,}}: {told} %{{customdata}}<extra></extra>",
+            customdata=powers,
+            hovertemplate=f"step %{{x:,}}: {told} {said}<extra></extra>",
         )
     limits = span(np.concatenate(ends))
     return (min(low, limits[0]), max(high, limits[1])) if limits else (low, high)
+
+
+def _as_powers(values: "pd.Series[Any]") -> tuple[np.ndarray, str]:
+    """What a hover needs to write values as powers of two: exponents where all are, as scales mostly are, else words;
+    and the part of the template."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponents = np.log2(values.to_numpy(dtype=np.float64))
+    if np.isfinite(exponents).all() and (exponents == exponents.round()).all() and (exponents >= 0).all():
+        return exponents.astype(np.int16), "2<sup>%{customdata}</sup>"
+    return np.array([power_of_two(value) for value in values], dtype=object), "%{customdata}"
 
 
 def _steps_shown(trace: pd.DataFrame) -> list[float]:
