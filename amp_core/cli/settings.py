@@ -1,4 +1,4 @@
-"""The flags that `train` and `compare` share, and the `TrainConfig` they make.
+"""The flags that `train`, `compare` and `tune` share, and the `TrainConfig` they make.
 
 A flag that is not given is absent, so that a `--config` file decides it; a value that is no number is handed on as it
 is, so that `TrainConfig` refuses it with the sentence that the app shows too.
@@ -36,8 +36,8 @@ _VALUES: dict[str, tuple[Any, str, str]] = {
     "loss_scale": (number, "dynamic|X", "dynamic, or a fixed number such as 128"),
     "init_scale": (number, "X", "loss scale that the dynamic one begins with"),
     "growth_interval": (number, "N", "clean steps after which the loss scale grows"),
-    "growth_factor": (number, "X", "by what it is multiplied then"),
-    "backoff_factor": (number, "X", "by what it is multiplied after a skipped step"),
+    "growth_factor": (number, "X", "by what the loss scale is multiplied then"),
+    "backoff_factor": (number, "X", "by what the loss scale is multiplied after a skipped step"),
     "device": (str, "DEVICE", "auto, cpu, cuda or cuda:N"),
     "seed": (number, "N", "decides initial weights, data order and dropout"),
     "every": (number, "N", "sample number ranges every N steps"),
@@ -64,7 +64,9 @@ _SWITCHES = {
 
 def add_settings(command: argparse.ArgumentParser) -> None:
     """Declare `--config` and a flag for every setting but the precision."""
-    command.add_argument("--config", metavar="FILE", help="JSON file of settings, - for standard input; flags go first")
+    command.add_argument(
+        "--config", metavar="FILE", help="JSON file of settings, - for standard input; flags win over it"
+    )
     group = command.add_argument_group("settings")
     defaults = TrainConfig()
     for name, (kind, metavar, text) in _VALUES.items():
