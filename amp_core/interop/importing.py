@@ -125,7 +125,7 @@ def _step_rows(series: dict[str, list[Point]], began: float) -> dict[str, list[A
             rows[column] = [round(v) if v is not None and math.isfinite(v) else None for v in values]
         else:
             rows[column] = values
-    rows["time_s"] = [max(0.0, wall[step] - began) for step in steps]
+    rows["time_s"] = [max(0.0, wall[step] - began) if math.isfinite(wall[step]) else None for step in steps]
     rows.setdefault("skipped", [None] * len(steps))  # not False: a log that does not tell is no witness
     return rows
 

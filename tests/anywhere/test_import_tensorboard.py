@@ -139,6 +139,15 @@ def test_scalars_and_histograms_of_tensorflow_2(tmp_path: Path) -> None:
     assert rows[0]["absmax"] == 3.0 and rows[0]["rms"] is None and rows[0]["name"] == "train/dense/kernel"
 
 
+def test_a_step_without_a_time_has_none(tmp_path: Path) -> None:
+    writer = EventFileWriter(str(tmp_path / "log"))
+    for step, wall_s in enumerate((1.7e9, math.nan, 1.7e9 + 2)):
+        writer.add_event(Event(step=step, wall_time=wall_s, summary=scalar_pb("loss", 1.0)))
+    writer.close()
+    import_tensorboard(tmp_path / "log", tmp_path / "run")
+    assert load_run(tmp_path / "run").table("steps").column("time_s").to_pylist() == [0.0, None, 2.0]
+
+
 def histogram(edges: list[tuple[float, float]], counts: list[float], numel: int | None = None) -> Histogram:
     return Histogram(
         0, 0.0, np.array(edges), np.array(counts), int(sum(counts)) if numel is None else numel, None,
