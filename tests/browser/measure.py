@@ -3,8 +3,10 @@
     python -m tests.browser.measure                        # speeds, on a run of 10,000 steps that it makes
     python -m tests.browser.measure --axe node_modules/axe-core/axe.min.js     # and the audit
 
-Server time is from the click to the last change of the page, the waiting for that it stays still not counted. Needs the
-test extra and Chromium; `npm install axe-core` brings the audit's rules.
+Seconds of a change are from the click to the last change of the page, the waiting for that it stays still not counted.
+Beside them stands where they went: processor time of the server's process, what came over the WebSocket, and processor
+time of the browser's main thread, which hold on a busy machine too. The server is `ampscope serve`, up as soon as it
+answers. Needs the test extra and Chromium; `npm install axe-core` brings the audit's rules.
 """
 
 import argparse
@@ -12,17 +14,21 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.conftest import FLAGS
 from tests.pages.conftest import pages
-from tests.serve.running import app
+from tests.serve.running import Server, serving
 from tests.synthetic import live, write
 
 STILL_MS = 400
 """A page that has not changed for so long is drawn."""
+TICKS = 10
 WATCH = """() => {
   window.ampChanged = performance.now();
   new MutationObserver(() => { window.ampChanged = performance.now(); })
@@ -30,53 +36,94 @@ WATCH = """() => {
 }"""
 DRAWN = f"() => window.ampChanged && performance.now() - window.ampChanged > {STILL_MS} ? window.ampChanged : false"
 AXE_OPTIONS = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
+HEAD = f"{'':28} {'s':>6} {'server ms':>10} {'kB':>7} {'browser ms':>11}\n"
 
 
-def first_page(page: Page, base: str) -> float:
-    """Seconds from the address to the verdict on the screen."""
+@dataclass
+class Cost:
+    """What something took: processor time (ms) of server and browser, and bytes over the WebSocket."""
+
+    server_ms: float
+    received: float
+    browser_ms: float
+
+
+class Meter:
+    """Counts for a page of the browser what it costs: `meter.begin()`, something happens, `meter.end()`."""
+
+    def __init__(self, page: Page, server: Server) -> None:
+        self._server = psutil.Process(server.process.pid)
+        self._devtools = page.context.new_cdp_session(page)
+        self._devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self._devtools.send("Network.enable")
+        self._devtools.on("Network.webSocketFrameReceived", self._count)
+        self._received = 0.0
+        self._began = self._now()
+
+    def begin(self) -> None:
+        """From here on."""
+        self._began = self._now()
+
+    def end(self) -> Cost:
+        """Up to here."""
+        now, began = self._now(), self._began
+        return Cost(now.server_ms - began.server_ms, now.received - began.received, now.browser_ms - began.browser_ms)
+
+    def _count(self, event: dict[str, Any]) -> None:
+        frame = event["response"]
+        self._received += len(frame["payloadData"]) * (3 / 4 if frame["opcode"] == 2 else 1)  # binary comes as base64
+
+    def _now(self) -> Cost:
+        used = self._server.cpu_times()
+        metrics = {m["name"]: m["value"] for m in self._devtools.send("Performance.getMetrics")["metrics"]}
+        return Cost(1000 * (used.user + used.system), self._received, 1000 * metrics["TaskDuration"])
+
+
+def say(what: str, seconds: float | None, cost: Cost) -> None:
+    """One line of the table."""
+    shown = "" if seconds is None else f"{seconds:.2f}"
+    numbers = f"{cost.server_ms:10.0f} {cost.received / 1000:7.0f} {cost.browser_ms:11.0f}"
+    sys.stdout.write(f"{what:28} {shown:>6} {numbers}\n")
+
+
+def first_page(page: Page, server: Server) -> None:
+    """From the address to the verdict on the screen."""
+    meter = Meter(page, server)
     began = time.monotonic()
-    page.goto(base, wait_until="domcontentloaded")
+    page.goto(server.base, wait_until="domcontentloaded")
     page.wait_for_selector('[data-testid="stMain"] [data-testid="stAlert"]', timeout=60_000)
-    return time.monotonic() - began
+    say("first page", time.monotonic() - began, meter.end())
 
 
-def change(page: Page, name: str) -> float:
-    """Seconds from the click on a page's name to its title standing there and the page being drawn."""
-    page.evaluate(WATCH)
-    began = page.evaluate("() => performance.now()")
-    page.get_by_test_id("stSidebarNav").get_by_role("link", name=name, exact=True).click()
-    page.wait_for_function(f"() => document.querySelector('h1')?.innerText === {name!r}", timeout=60_000)
-    drawn = page.wait_for_function(DRAWN, timeout=60_000).json_value()
-    return (float(drawn) - float(began)) / 1000
+def changes(page: Page, server: Server) -> None:
+    """From the click on a page's name to its title standing there and the page being drawn."""
+    meter = Meter(page, server)
+    for turn in ("first visit", "again"):
+        for name in ["Loss scale", "Number ranges", "Layer detail", "Memory", "Step cost", "Library", "Overview"]:
+            page.evaluate(WATCH)
+            meter.begin()
+            began = page.evaluate("() => performance.now()")
+            page.get_by_test_id("stSidebarNav").get_by_role("link", name=name, exact=True).click()
+            page.wait_for_function(f"() => document.querySelector('h1')?.innerText === {name!r}", timeout=60_000)
+            drawn = page.wait_for_function(DRAWN, timeout=60_000).json_value()
+            say(f"{name}, {turn}", (float(drawn) - float(began)) / 1000, meter.end())
 
 
-def tick(runs: Path, page: Page, base: str) -> list[float]:
-    """Milliseconds from a tick's question to its answer, over the WebSocket, on a live run of 10,000 steps."""
-    asked: list[float] = []
-    took: list[float] = []
-
-    def sent(_: object) -> None:
-        asked.append(time.monotonic())
-
-    def received(_: object) -> None:
-        if asked:
-            took.append((time.monotonic() - asked[-1]) * 1000)
-
-    with live(runs / "live", steps=20_000) as run:
+def ticks(page: Page, server: Server) -> None:
+    """What a second of a live run of 10,000 steps costs, of which some come on every second."""
+    with live(server.runs / "live", steps=20_000) as run:
         run.advance(10_000)
-        page.on("websocket", lambda s: (s.on("framesent", sent), s.on("framereceived", received)))
-        page.goto(f"{base}/?run=run%2Flive")
+        meter = Meter(page, server)
+        page.goto(f"{server.base}/?run=run%2Flive")
         page.wait_for_selector('[data-testid="stProgress"]', timeout=60_000)
-        page.wait_for_timeout(3000)
-        del asked[:], took[:]
-        longest = []
-        for _ in range(8):
+        page.wait_for_timeout(5000)
+        meter.begin()
+        for _ in range(TICKS):
             run.advance(5)
             page.wait_for_timeout(1000)
-            if took:
-                longest.append(max(took))
-            del took[:]
-    return longest
+        cost = meter.end()
+    mean = Cost(cost.server_ms / TICKS, cost.received / TICKS, cost.browser_ms / TICKS)
+    say("live tick, mean", None, mean)
 
 
 def audit(page: Page, base: str, axe: str) -> int:
@@ -103,7 +150,7 @@ def main() -> int:
     asked = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside,
-        app(Path(aside) / "runs") as server,
+        serving(Path(aside) / "runs") as server,
         sync_playwright() as playwright,
     ):
         executable = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -111,17 +158,15 @@ def main() -> int:
         page = browser.new_page(viewport={"width": 1400, "height": 900})
         if asked.axe:
             return audit(page, server.base, asked.axe.read_text())
-        sys.stdout.write(f"first page: {first_page(page, server.base):.2f} s\n")
+        sys.stdout.write(HEAD)
+        first_page(page, server)
         write(server.runs / "long", "healthy", steps=10_000)
         page.goto(f"{server.base}/?run=run%2Flong")
         page.wait_for_selector('[data-testid="stMetric"]', timeout=60_000)
         page.wait_for_timeout(2000)
-        names = ["Loss scale", "Number ranges", "Layer detail", "Memory", "Step cost", "Library", "Overview"]
-        for turn in ("first visit", "again"):
-            for name in names:
-                sys.stdout.write(f"{name}, {turn}: {change(page, name):.2f} s\n")
-        ticks = sorted(tick(server.runs, browser.new_page(), server.base))
-        sys.stdout.write(f"live tick: median {ticks[len(ticks) // 2]:.0f} ms, longest {ticks[-1]:.0f} ms\n")
+        changes(page, server)
+        page.close()
+        ticks(browser.new_page(viewport={"width": 1400, "height": 900}), server)
         browser.close()
     return 0
 
