@@ -13,7 +13,7 @@ Frames are pandas; where null (not measured) and NaN (measured, not a number) mu
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ class Run:
         self._segments: dict[str, dict[str, Segment]] = {}
         self._tables: dict[str, pa.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
+        self._made: dict[str, tuple[pa.Table, pd.DataFrame]] = {}
         self.head = source.head()
 
     def __repr__(self) -> str:
@@ -181,6 +182,17 @@ class Run:
             "tensors": whole.filter(pc.is_in(whole.column("step"), pa.array(steps, pa.int64())))
         }
         return few
+
+    def made_of(self, name: str, make: Callable[[], "pd.DataFrame"]) -> "pd.DataFrame":
+        """What `make` makes of the table of that name alone: made once, and again when the table is another.
+
+        Each caller gets a frame of its own, as with `steps`.
+        """
+        table = self.table(name)
+        known = self._made.get(name)
+        if known is None or known[0] is not table:
+            known = self._made[name] = table, make()
+        return known[1].copy(deep=False)
 
     def console(self, lines: int = 20) -> list[str]:
         """The last lines that the process printed, where the app or a job started it."""

@@ -30,6 +30,10 @@ def attempts(run: Run) -> pd.DataFrame:
     Null numbers are NaN here, so `has_loss` tells a loss that was not recorded from one that is not a number; `skipped`
     is never null, `stands_for` neither.
     """
+    return run.made_of("steps", lambda: _attempts(run))
+
+
+def _attempts(run: Run) -> pd.DataFrame:
     frame = run.steps
     if STANDS_FOR not in frame:
         frame[STANDS_FOR] = 1

@@ -159,7 +159,7 @@ def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
         step = sampled_steps(run, kind)[-1]
         title = f"{words.KIND_LABELS[kind]} at step {step:,}"
         shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
-        drawn["ranges"] = exponent_heatmap(shares, dark=dark, title=title, classes=classes)
+        drawn["ranges"] = exponent_heatmap(shares, dark=dark, title=title, classes=classes, clickable=False)
     memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
     drawn["memory"] = with_marks(memory_figure(memory, dark=dark, what=what_memory(run)), marks, dark=dark)
     return drawn
