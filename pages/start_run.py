@@ -38,5 +38,5 @@ else:
     form.show()
     comparisons.show_latest()
     batch.show_latest()
-    abilities.here()
     live.show(None, with_queue=True)
+    abilities.here()

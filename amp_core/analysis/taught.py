@@ -80,8 +80,8 @@ METHOD = (
         "`mixed_precision`, `fp16=True`, a precision argument or a mixed policy is all it takes",
         "imprecise",
         "Accelerate, Transformers and Lightning (`16-mixed`) then call autocast and a scaler, Keras casts in each "
-        "layer and keeps its variables in FP32. But `16-true`, and a model loaded in 16 bits, store the weights so; and some "
-        "take FP16 on a CPU and train in FP32 without a word. The run says what really ran.",
+        "layer and keeps its variables in FP32. But `16-true`, and a model loaded in 16 bits, store the weights so, "
+        "and some take FP16 on a CPU and train in FP32 without a word. The run says what really ran.",
         "precision-map",
     ),
     Taught(

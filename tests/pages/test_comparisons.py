@@ -5,8 +5,11 @@ import time
 import pytest
 
 from amp_core import jobs, load_run
+from amp_core.analysis import compare
+from amp_core.labels import Label, label_of
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
+from pages.parts.start import asked as form
 from pages.parts.start import comparisons
 from tests.pages.conftest import words
 from tests.pages.test_start_run import field
@@ -51,6 +54,7 @@ def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home,
     configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
     name = comparisons.begin(configs, "mine")
     job = jobs.find(home.runs / name)
+    form.label(job.folder / "bf16", {"tags": "turns", "note": "before it began"})
     assert job.state in ("running", "queued")
     until = time.monotonic() + 180
     while jobs.find(job.folder).alive and time.monotonic() < until:
@@ -58,6 +62,8 @@ def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home,
     done = jobs.find(job.folder)
     assert done.state == "finished", done.console()
     runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]
+    assert label_of(runs[1].path) == Label(tags=("turns",), note="before it began")
+    assert "products_seen" not in set(compare(runs).differences["setting"])  # counted, not set
     assert {run.status for run in runs} == {"finished"}
     assert runs[0].head.config["comparison"] == runs[1].head.config["comparison"]
     app = open_app("pages/run_library.py")

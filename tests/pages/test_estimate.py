@@ -48,6 +48,9 @@ def test_the_form_says_the_command_that_does_the_same(home, open_app):
     field(app, "precisions").set_value(["fp32", "fp16"]).run()
     lines = next(code.value for code in app.code if "--out" in code.value and "my_task" not in code.value).splitlines()
     made = [f"{home.runs}/text-gpt-tiny-{name}" for name in ("fp32", "fp16")]
+    *lines, _, turns = lines
+    assert turns.startswith("ampscope compare --precisions fp32,fp16 --workload text-gpt --size tiny")
+    assert "--precision " not in turns and turns.endswith(f"--out {home.runs}/compare-text-gpt-tiny")
     assert [line.split(" --out ")[1] for line in lines] == made
     assert all("--workload text-gpt" in line and "--size tiny" in line and "--steps 30" in line for line in lines)
     field(app, "steps").set_value(-1).run()

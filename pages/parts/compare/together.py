@@ -8,10 +8,11 @@ paused it keeps showing the runs as they were, so that a zoom stays whatever els
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import streamlit as st
 
-from amp_core import Run, RunError
+from amp_core import Run, RunError, jobs
 from amp_core.analysis import labelled, loss_curves, noise_band, overview, step_marks
 from amp_core.figures import loss_figure
 from amp_core.figures.marks import with_marks
@@ -67,11 +68,23 @@ def _panel(entries: Sequence[Entry], begun: int, paused: bool) -> None:
         if run is not None:
             runs[entry.key] = run
     st.session_state["compare.held"] = runs
+    _turns(entries)
     drawn = [run for run in runs.values() if not run.steps.empty]
     if not paused and begun < 2 <= len(drawn):
         st.rerun()
     if drawn:
         losses(drawn, live.POINTS)
+
+
+def _turns(entries: Sequence[Entry]) -> None:
+    """A line with its Stop for each comparison in turns that some of the runs are of: one process trains them all."""
+    folders = dict.fromkeys(e.path.parent for e in entries if e.under_way and isinstance(e.path, Path))
+    for folder in folders:
+        job = queue.job_of(folder)
+        if job is not None and jobs.makes_runs(job.folder):
+            with st.container(horizontal=True, vertical_alignment="center", key=f"turns.{job.name}"):
+                st.caption(f"{words.escape(job.name)} trains them in turns.", width="content")
+                queue.stop_button(job, "turns")
 
 
 def _look(entry: Entry, held: Run | None) -> Run | None:

@@ -55,17 +55,25 @@ def begin(in_turns: bool = False) -> None:
     try:
         wanted = configs(state)
         if in_turns:
-            st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
+            name = st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
+            for config in wanted:
+                label(library.runs_dir() / name / config.precision, state)
+            st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/compare_arrows:")
         for config in () if in_turns else wanted:
             job = jobs.start(config, library.runs_dir(), state["name"] or None)
-            if state.get("tags") or state.get("note"):
-                write_label(job.folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
+            label(job.folder, state)
             started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
     except RunError as error:
         fields.refuse(error)
     if started:
         st.session_state["start.followed"] = started
         picker.choose(started[0])
+
+
+def label(folder: Path, state: Mapping[str, Any]) -> None:
+    """Keep the tags and the note that were typed for a run, which need not have begun."""
+    if state.get("tags") or state.get("note"):
+        write_label(folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
 
 
 def commands(state: Mapping[str, Any]) -> str:
@@ -80,6 +88,15 @@ def commands(state: Mapping[str, Any]) -> str:
         said = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
         out = Path(library.runs_dir(), said if not name or len(wanted) == 1 else f"{name}-{config.precision}")
         lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
+    if len(wanted) > 1 and wanted[0].nproc == 1:
+        shared = comparisons.shared(wanted)
+        which = ["--precisions", ",".join(config.precision for config in wanted)]
+        given = flags(shared)
+        own = given.index("--precision")
+        del given[own : own + 2]
+        what = shared.own[1] if shared.own else f"{shared.workload}-{shared.size}"
+        out = Path(library.runs_dir(), name or f"compare-{what}")
+        lines += ["# or in turns:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
     return "\n".join(lines)
 
 

@@ -19,12 +19,17 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     if len(configs) < 2:
         given = configs[0].precision if configs else None
         raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
-    # The comparison takes a fixed loss scale from the one that has it, and leaves it from those without a scaler.
-    shared = next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
+    common = shared(configs)
     command = [sys.executable, "-m", "amp_core", "compare", "--precisions", ",".join(c.precision for c in configs)]
-    workload = shared.own[1] if shared.own is not None else f"{shared.workload}-{shared.resolved().size}"
-    job = jobs.start(shared, library.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
+    workload = common.own[1] if common.own is not None else f"{common.workload}-{common.resolved().size}"
+    job = jobs.start(common, library.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
     return job.name
+
+
+def shared(configs: Sequence[TrainConfig]) -> TrainConfig:
+    """The settings that those of the precisions have in common."""
+    # The comparison takes a fixed loss scale from the one that has it, and leaves it from those without a scaler.
+    return next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
 
 
 def show_latest() -> None:
