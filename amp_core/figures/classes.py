@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, percent, tick_names
+from amp_core.figures.style import colour, empty, finished, percent, put, tick_names
 
 MOST_BARS = 30
 
@@ -67,7 +67,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         showlegend=False,
         hoverinfo="skip",
     )
-    figure.update_xaxes(title="share of all elements", tickformat=".0%", range=[0, 1], fixedrange=True)
+    put(figure, xaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1], "fixedrange": True})
     figure.update_yaxes(
         autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
     )

@@ -89,8 +89,8 @@ def exponents_over_time(
     )
     drawn = [pair for row, fmt in enumerate(limits) for pair in _limit_lines(fmt, low, high, row, dark)]
     put(figure, shapes=[line for line, _ in drawn], annotations=[label for _, label in drawn])
-    figure.update_xaxes(title="step", zeroline=False, showgrid=False)
-    figure.update_yaxes(**exponent_axis(f"magnitude ({values})", low, high))
+    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False})
+    put(figure, yaxis=exponent_axis(f"magnitude ({values})", low, high))
     alt = (
         f"Heatmap of the exponents of one tensor over {len(steps):,} sampled steps, from 2^{lowest} to "
         f"2^{lowest + grid.shape[0]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
@@ -130,8 +130,8 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             name="∞ or NaN",
             hoverinfo="skip",
         )
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title="share of all elements", tickformat=".0%", range=[0, 1.08], fixedrange=True)
+    put(figure, xaxis={"title": "step"})
+    put(figure, yaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1.08], "fixedrange": True})
     alt = f"Classes of values over {len(trace):,} sampled steps; {len(bad):,} of them hold infinities or not-a-number."
     return finished(
         figure,
@@ -193,8 +193,8 @@ def magnitude_figure(
                 lines.append(level(value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash}))
                 labels.append(_beside(math.log10(value), f"{fmt.label} {label}", dark, right=True))
     put(figure, shapes=lines, annotations=labels)
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title=f"magnitude ({values})", **log2_axis(low - room, high + 2 * room))
+    put(figure, xaxis={"title": "step"})
+    put(figure, yaxis={"title": f"magnitude ({values})", **log2_axis(low - room, high + 2 * room)})
     alt = f"Magnitudes over {len(trace):,} sampled steps, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
     return finished(figure, title, alt, 340, hovermode="x unified")
 

@@ -19,6 +19,7 @@ from amp_core.figures.style import (
     log2_axis,
     numbers,
     power_of_two,
+    put,
     recipe_colour,
     shortened,
     span,
@@ -91,8 +92,8 @@ def loss_figure(
             said.append(f"the loss of {run} is not finite from {x} {at:g} on")
         else:
             said.append(f"{run} goes from {curve['loss'].iloc[0]:.3g} to {curve['loss'].iloc[-1]:.3g}")
-    figure.update_xaxes(title=_X_TITLES[x])
-    figure.update_yaxes(title="loss", type="log" if log else "linear")
+    put(figure, xaxis={"title": _X_TITLES[x]})
+    put(figure, yaxis={"title": "loss", "type": "log" if log else "linear"})
     return finished(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(said)}.", hovermode="x unified")
 
 
@@ -129,8 +130,8 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     )
     if bad.any():
         _crosses(figure, trace["step"][bad], 2.0 ** (high + room), "not finite: step skipped", dark)
-    figure.update_xaxes(title="step", range=_steps_shown(trace))
-    figure.update_yaxes(title="2-norm of all gradients, unscaled", **log2_axis(low - room, high + 1.5 * room))
+    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
+    put(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - room, high + 1.5 * room)})
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finished(figure, title, alt)
 
@@ -161,8 +162,8 @@ def memory_figure(
             name=name,
             hovertemplate=f"%{{y:.3g}} {unit} held",
         )
-    figure.update_xaxes(title="step", range=_steps_shown(trace))
-    figure.update_yaxes(title=f"memory ({unit})", range=[0, 1.1 * top / size])
+    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
+    put(figure, yaxis={"title": f"memory ({unit})", "range": [0, 1.1 * top / size]})
     alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
@@ -220,8 +221,8 @@ def scale_figure(
             customdata=_stories(skipped["step"].to_numpy(), episodes),
             hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
         )
-    figure.update_xaxes(title="step", range=_steps_shown(trace))
-    figure.update_yaxes(title="loss scale", **log2_axis(low - room, high + room))
+    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
+    put(figure, yaxis={"title": "loss scale", **log2_axis(low - room, high + room)})
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
     return finished(figure, title, alt)

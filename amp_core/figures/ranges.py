@@ -118,14 +118,9 @@ def exponent_heatmap(
     if classes is not None and len(names) == rows:
         _tell_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
-    figure.update_xaxes(**exponent_axis(f"magnitude ({values})", low, high))
-    figure.update_yaxes(
-        autorange="reversed",
-        type="category",
-        tickvals=names[::every],
-        ticktext=tick_names(names)[::every],
-        showgrid=False,
-    )
+    put(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
+    shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
+    put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
     height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (

@@ -252,8 +252,8 @@ def finished(figure: go.Figure, title: str, alt: str, height: int = 360, **layou
         uirevision=title,
         **layout,
     )  # fmt: skip
-    figure.update_xaxes(automargin=True)
-    figure.update_yaxes(automargin=True)
+    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
+        axis.automargin = True
     return figure
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import SHARES, colour, empty, finished, numbers, percent, raised, tick_names
+from amp_core.figures.style import SHARES, colour, empty, finished, numbers, percent, put, raised, tick_names
 from amp_core.schema import RunError
 
 CELLS = 900
@@ -88,11 +88,9 @@ def step_heatmap(
             name="cells",
         )
     every = max(1, -(-len(names) // 45))
-    figure.update_xaxes(title="step", zeroline=False, showgrid=False)
-    figure.update_yaxes(
-        autorange="reversed", type="category", showgrid=False,
-        tickvals=names[::every], ticktext=tick_names(names)[::every],
-    )  # fmt: skip
+    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False})
+    shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
+    put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
     alt = (
         f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {_COLUMNS[column].bar}; "
         f"{len(bad):,} cells hold infinities or not-a-number."
