@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from amp_core.train.config import TrainConfig
-from amp_core.train.workloads import digits_cnn, text, text_bert
+from amp_core.train.workloads import text, text_bert
 from amp_core.train.workloads.text_lstm import LSTMLanguageModel
 
 
@@ -47,12 +47,10 @@ def counted(workload: str, size: str, batch_size: int = 2) -> tuple[int, int]:
 def loss_of(config: TrainConfig, model: torch.nn.Module) -> torch.Tensor:
     """The loss on a batch of the right shapes."""
     count, dims = config.batch_size, config.spec.dims
-    if config.workload == "image-resnet":
-        images = torch.empty(count, 3, dims["pixels"], dims["pixels"], device="meta")
+    if config.workload in ("image-resnet", "digits-cnn"):
+        shape = (3, dims["pixels"], dims["pixels"]) if config.workload == "image-resnet" else (1, 8, 8)
+        images = torch.empty(count, *shape, device="meta")
         return F.cross_entropy(model(images), torch.empty(count, dtype=torch.int64, device="meta"))
-    if config.workload == "digits-cnn":
-        batch = torch.empty(count, 1, 8, 8, device="meta"), torch.empty(count, dtype=torch.int64, device="meta")
-        return digits_cnn.loss(model, batch)
     tokens = torch.empty(count, dims["context"], dtype=torch.int64, device="meta")
     if config.workload == "text-bert":
         asked = tokens[:, : text_bert.asked_of(dims["context"])]

@@ -1,6 +1,7 @@
 """What is trained: sizes as stated, batches that the seed alone decides, a corpus that is the same each time."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -22,6 +23,13 @@ def test_stated_parameters_and_activations_are_the_models(workload, size):
     parameters, activations = counted(workload, size)
     assert parameters == stated.parameters
     assert activations == pytest.approx(stated.activations, rel=0.1)
+
+
+@pytest.mark.parametrize("workload", ["digits-cnn", "image-resnet"])
+def test_without_scikit_learn_its_images_are_refused_with_a_sentence(workload, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(RunError, match=f"workload='{workload}' takes its images from scikit-learn; install"):
+        build(TrainConfig(workload=workload).resolved())
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -1,16 +1,11 @@
 """`digits-cnn`: a small convolutional network on scikit-learn's 1,797 handwritten digits, 8×8 pixels each."""
 
-import hashlib
-
-import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from amp_core.train.config import TrainConfig
-from amp_core.train.workloads import ShuffledBatches, Workload
-
-HELD_OUT_SHARE = 0.2
+from amp_core.train.workloads import Workload
+from amp_core.train.workloads.digits import digits_workload
 
 
 class DigitsCNN(nn.Module):
@@ -43,46 +38,7 @@ class DigitsCNN(nn.Module):
 
 
 def build(config: TrainConfig) -> Workload:
-    """The workload in the size that `config` names."""
-    from sklearn.datasets import load_digits
-
-    size = config.spec
-    assert size is not None
-    digits = load_digits()
-    images = torch.from_numpy(digits.images.astype(np.float32) / 16).unsqueeze(1)
-    labels = torch.from_numpy(digits.target.astype(np.int64))
-    # the split is the same for every seed: seeds vary the training, not what it is measured on
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
-    held_out_count = int(len(labels) * HELD_OUT_SHARE)
-    held_out, training = order[:held_out_count], order[held_out_count:]
-    return Workload(
-        model=DigitsCNN(**size.dims),
-        batches=ShuffledBatches(
-            len(training),
-            config.batch_size or size.batch_size,
-            config.seed,
-            lambda chosen: (images[training[chosen]], labels[training[chosen]]),
-        ),
-        loss_fn=loss,
-        held_out=[(images[part], labels[part]) for part in torch.tensor_split(held_out, 6)],
-        accuracy_fn=accuracy,
-        data={
-            "name": "scikit-learn handwritten digits",
-            "sha256": hashlib.sha256(digits.images.tobytes() + digits.target.tobytes()).hexdigest(),
-            "train_samples": len(training),
-            "held_out_samples": len(held_out),
-        },
-    )
-
-
-def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross-entropy in nats."""
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def accuracy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Share of digits recognised."""
-    images, labels = batch
-    right: torch.Tensor = model(images).argmax(1) == labels
-    return right.float().mean()
+    """The workload in the size that `config` names. Raises `RunError` without scikit-learn."""
+    assert config.spec is not None
+    model = DigitsCNN(**config.spec.dims)
+    return digits_workload(model, config, name="scikit-learn handwritten digits", scaled=lambda grey: grey / 16)

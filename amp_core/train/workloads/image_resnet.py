@@ -5,18 +5,14 @@ has them, and to the hardware a pixel is a pixel. How well such a network recogn
 enlarging happens where the model is, so that the host's part of a step is small.
 """
 
-import hashlib
-
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
-from amp_core.train.workloads import ShuffledBatches, Workload
+from amp_core.train.workloads import Workload
+from amp_core.train.workloads.digits import digits_workload
 
-HELD_OUT_SHARE = 0.2
 HELD_OUT_MOST = 128
 """Held-out images at most: at 224×224 pixels more would take longer than the training they judge."""
 STAGES = {10: ("basic", (1, 1, 1, 1)), 18: ("basic", (2, 2, 2, 2)), 50: ("bottleneck", (3, 4, 6, 3))}
@@ -90,49 +86,15 @@ def enlarged(images: torch.Tensor, pixels: int) -> torch.Tensor:
 
 
 def build(config: TrainConfig) -> Workload:
-    """The workload in the size that `config` names. Raises `RunError` where scikit-learn, which brings the images, is
-    not installed."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise RunError("workload='image-resnet' takes its images from scikit-learn; install scikit-learn") from None
-    size = config.spec
-    assert size is not None
-    digits = load_digits()
-    images = torch.from_numpy(digits.images.astype(np.float32) / 8 - 1).unsqueeze(1)  # pixels 0 to 16 become -1 to 1
-    labels = torch.from_numpy(digits.target.astype(np.int64))
-    # the split is the same for every seed: seeds vary the training, not what it is measured on
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
-    held_out_count = int(len(labels) * HELD_OUT_SHARE)
-    held_out, training = order[:held_out_count][:HELD_OUT_MOST], order[held_out_count:]
-    pixels = size.dims["pixels"]
-
-    def predict(model: nn.Module, grey: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = model(enlarged(grey, pixels))
-        return logits
-
-    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return F.cross_entropy(predict(model, batch[0]), batch[1])
-
-    def accuracy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        right: torch.Tensor = predict(model, batch[0]).argmax(1) == batch[1]
-        return right.float().mean()
-
-    return Workload(
-        model=ResNet(**size.dims),
-        batches=ShuffledBatches(
-            len(training),
-            config.batch_size or size.batch_size,
-            config.seed,
-            lambda chosen: (images[training[chosen]], labels[training[chosen]]),
-        ),
-        loss_fn=loss,
-        held_out=[(images[part], labels[part]) for part in held_out.split(32)],
-        accuracy_fn=accuracy,
-        data={
-            "name": f"scikit-learn handwritten digits, enlarged to {pixels}×{pixels} pixels",
-            "sha256": hashlib.sha256(digits.images.tobytes() + digits.target.tobytes()).hexdigest(),
-            "train_samples": len(training),
-            "held_out_samples": len(held_out),
-        },
+    """The workload in the size that `config` names. Raises `RunError` without scikit-learn."""
+    assert config.spec is not None
+    pixels = config.spec.dims["pixels"]
+    return digits_workload(
+        ResNet(**config.spec.dims),
+        config,
+        name=f"scikit-learn handwritten digits, enlarged to {pixels}×{pixels} pixels",
+        scaled=lambda grey: grey / 8 - 1,
+        seen=lambda grey: enlarged(grey, pixels),
+        held_out_most=HELD_OUT_MOST,
+        held_out_batch=32,
     )

@@ -1,0 +1,82 @@
+"""scikit-learn's 1,797 handwritten digits, 8×8 pixels each: the images of `digits-cnn` and `image-resnet`.
+
+>>> workload = digits_workload(model, config, name="digits", scaled=lambda grey: grey / 16)
+>>> images, labels = next(iter(workload.batches))          # [N, 1, 8, 8] float32, [N] int64
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from amp_core.schema import RunError
+from amp_core.train.config import TrainConfig
+from amp_core.train.workloads import ShuffledBatches, Workload
+
+HELD_OUT_SHARE = 0.2
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Images = Callable[[torch.Tensor], torch.Tensor]
+
+
+def digits_workload(
+    model: nn.Module,
+    config: TrainConfig,
+    *,
+    name: str,
+    scaled: Images,
+    seen: Images = lambda images: images,
+    held_out_most: int | None = None,
+    held_out_batch: int = 60,
+) -> Workload:
+    """The workload of recognising them. `scaled` makes grey values 0 to 16 what batches hold, once; `seen` makes a
+    batch's images what the model is given, each time and where the model is.
+
+    Raises `RunError` where scikit-learn, which brings the images, is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise RunError(
+            f"workload={config.workload!r} takes its images from scikit-learn; install scikit-learn"
+        ) from None
+    size = config.spec
+    assert size is not None
+    digits = load_digits()
+    images = scaled(torch.from_numpy(digits.images.astype(np.float32)).unsqueeze(1))
+    labels = torch.from_numpy(digits.target.astype(np.int64))
+    # the split is the same for every seed: seeds vary the training, not what it is measured on
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
+    held_out_count = int(len(labels) * HELD_OUT_SHARE)
+    held_out, training = order[:held_out_count][:held_out_most], order[held_out_count:]
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy in nats."""
+        return F.cross_entropy(model(seen(batch[0])), batch[1])
+
+    def accuracy(model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Share of digits recognised."""
+        right: torch.Tensor = model(seen(batch[0])).argmax(1) == batch[1]
+        return right.float().mean()
+
+    return Workload(
+        model=model,
+        batches=ShuffledBatches(
+            len(training),
+            config.batch_size or size.batch_size,
+            config.seed,
+            lambda chosen: (images[training[chosen]], labels[training[chosen]]),
+        ),
+        loss_fn=loss,
+        held_out=[(images[part], labels[part]) for part in held_out.split(held_out_batch)],
+        accuracy_fn=accuracy,
+        data={
+            "name": name,
+            "sha256": hashlib.sha256(digits.images.tobytes() + digits.target.tobytes()).hexdigest(),
+            "train_samples": len(training),
+            "held_out_samples": len(held_out),
+        },
+    )
