@@ -91,11 +91,6 @@ class Device:
             self._own = known[0]
         self._instance = self._nvml.answer("nvmlDeviceGetGpuInstanceId", self._own)
 
-    @property
-    def is_mig(self) -> bool:
-        """Whether it is a MIG instance: power, temperature and clocks are then those of the whole GPU."""
-        return self._instance is not None
-
     def read(self) -> tuple[Values, Reasons]:
         """All values that can be had now, by column of `device`, and why the others cannot.
 
