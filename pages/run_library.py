@@ -128,9 +128,11 @@ if entries:
     table, waiting = rows.table(page)
     with answer:
         damaged = table[table["Status"] == "damaged"] if len(table) else table
-        aside = f", {len(damaged)} of them damaged" if len(damaged) else ""
+        lost = max(len(damaged), sum(entry.status == "damaged" for entry in entries.values()))
+        aside = f", {lost} of them damaged" if lost else ""
+        found_here = f" {len(found):,} found." if asked else ""
         disk = sum(library.size_bytes(entry.path) for entry in entries.values())
-        head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.")
+        head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
     if len(table):
         st.caption("Tick a run to choose it, or several to compare them.")
         keys = st.session_state["library.shown"]

@@ -51,7 +51,7 @@ def show(entry: Entry) -> None:
         with steps.container(width=WIDTH):
             st.markdown("**3 · Your own.** Train one of the workloads that come along, or add this to your own loop:")
             st.page_link(START, label="Start a run", icon=":material/play_circle:")
-        st.code(code(), language="python")
+        st.code(code(), language="python", wrap_lines=True)
 
 
 def _put_away() -> None:
