@@ -47,7 +47,7 @@ st.set_page_config(
     page_title=f"{page.title} · AMPscope",
     page_icon=PARTS / "icon.svg",
     layout="wide",
-    initial_sidebar_state=240,  # pixels; Streamlit's own 300 take a third of a narrow window
+    initial_sidebar_state=256,  # pixels; Streamlit's own 300 take a third of a narrow window
 )
 st.logo(PARTS / "logo.svg", size="large")
 signin.require()
