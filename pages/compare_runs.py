@@ -91,9 +91,8 @@ def opened(entries: list[Entry]) -> list[Run]:
             if run.steps.empty and entry.under_way:
                 continue  # its line says so
             if run.steps.empty:
-                st.info(
-                    f"{words.escape(entry.name)} has no steps and is left out. Step cost sets a trace beside another run."
-                )
+                name = words.escape(entry.name)
+                st.info(f"{name} has no steps and is left out. Step cost sets a trace beside another run.")
             else:
                 runs.append(run)
         except RunError as error:

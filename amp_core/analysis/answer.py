@@ -54,4 +54,6 @@ def _memory(ratio: float) -> str:
         return "memory not measured"
     if abs(ratio - 1) < SAME_MEMORY:
         return "as much memory"
+    if ratio >= 2:
+        return f"{words.number(ratio)} × the memory"
     return f"{words.percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'} memory"

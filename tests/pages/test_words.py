@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from amp_core.analysis.answer import in_one_line
+from amp_core.words import amount
 from pages.parts import words
 
 
@@ -45,6 +47,17 @@ def test_sizes_and_times_have_units():
         "about 7 min",
         "about 2 h 13 min",
     ]
+
+
+def test_one_of_what_a_finding_counts_is_one():
+    assert [amount(v, "skipped steps") for v in (1, 2)] == ["1 skipped step", "2 skipped steps"]
+    assert amount(1, "backward passes") == "1 backward pass" and amount(1, "cosine") == "1 cosine"
+
+
+def test_memory_is_said_in_percent_or_by_how_many_times():
+    row = {"recipe": "b", "precision": "fp16", "speed_ratio": 1.0, "speed_verdict": "not measured", "parity": "worse"}
+    said = [in_one_line(row | {"memory_ratio": ratio}).split(", ")[1] for ratio in (0.6, 1.01, 1.5, 8.2)]
+    assert said == ["40.0 % less memory", "as much memory", "50.0 % more memory", "8.20 × the memory"]
 
 
 def test_loss_that_was_nan_is_not_one_that_is_missing():
