@@ -101,12 +101,9 @@ def _flags(run: Run) -> str:
     names = {"matmul_precision": "FP32 products", "tf32_matmul": "TF32 in products", "tf32_cudnn": "TF32 in cuDNN"}
     names |= {"cudnn_benchmark": "cuDNN's benchmark"}
     flags = told if isinstance(told, dict) else {}  # other programs write heads too
-    said = {True: "on", False: "off"}
-    return "; ".join(
-        f"{label}: {words.escape(said.get(flags[name], flags[name]))}"
-        for name, label in names.items()
-        if isinstance(flags.get(name), bool | str)
-    )
+    said = {True: "on", False: "off", "highest": "in full", "high": "TF32 allowed", "medium": "BF16 allowed"}
+    known = [(label, flags[name]) for name, label in names.items() if isinstance(flags.get(name), bool | str)]
+    return ", ".join(f"{label} {words.escape(said.get(value, value))}" for label, value in known) + "." * bool(known)
 
 
 def _band(run: Run) -> str:
