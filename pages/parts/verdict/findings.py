@@ -111,7 +111,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(finding.severity, icon=icon, color=color)
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
-        st.caption(" · ".join(evidence(finding)))
+        st.caption(" · ".join(words.escape(said) for said in finding.evidence()))
         own = finding.advice == GUIDE[finding.code].advice  # else it holds words of the run
         advice = words.raised(finding.advice)
         st.markdown(advice if own else words.escape(advice))
@@ -173,15 +173,3 @@ def _mute(run: Run, code: str, on: bool = True) -> None:
         mute(run.path, code, on)
     except RunError as error:
         st.toast(words.escape(words.sentence(error)), icon=":material/error:")
-
-
-def evidence(finding: Finding) -> list[str]:
-    """Where, when, and the number beside its limit."""
-    said = [words.escape(finding.where)] if finding.where else []
-    if finding.steps is not None:
-        first, last = finding.steps
-        said.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
-    if finding.value is not None:
-        limit = f", limit {words.amount(finding.limit, finding.unit)}" if finding.limit is not None else ""
-        said.append(words.escape(f"{words.amount(finding.value, finding.unit)}{limit}"))
-    return said
