@@ -10,7 +10,7 @@ import pytest
 
 from amp_core import RunError, diagnose, load_run
 from amp_core._thinning import thinned
-from amp_core.analysis import loss_curves, overview, phase_times, rank_table, scale_trace, skip_episodes
+from amp_core.analysis import loss_curves, overview, phase_times, rank_table, scale_trace, skip_episodes, sparkline
 from amp_core.analysis.stepcost import phase_cost
 from amp_core.extract import Extract
 from amp_core.runlog import RunWriter
@@ -100,6 +100,14 @@ def test_no_spike_disappears(long: Path) -> None:
     steps = Extract(long, most_steps=(MOST, MOST)).steps
     assert steps["step_ms"].max() == 9000 and steps["memory_allocated_bytes"].max() == 2**33
     assert set(steps.loc[~np.isfinite(steps["loss"]), "step"]) == {17_003}
+
+
+def test_the_course_on_a_card_is_drawn_over_steps(long: Path) -> None:
+    drawn = []
+    for run in (load_run(long), Extract(long, most_steps=(MOST, MOST))):
+        trace = scale_trace(run)
+        drawn.append(sparkline(np.log2(trace["loss_scale"]), weights=trace["stands_for"]))
+    assert len(drawn[0]) == len(drawn[1]) == 50 and np.allclose(*drawn, atol=0.2)
 
 
 @pytest.mark.parametrize("scenario", synthetic.SCENARIOS)

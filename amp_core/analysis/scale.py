@@ -1,6 +1,6 @@
 """The loss scale: how it moved, which steps were skipped for it, and in how many episodes.
 
->>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm
+>>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm, stands_for
 >>> scale_summary(run).skip_frac
 0.02
 >>> skip_episodes(run)  # one row per group of steps skipped in a row
@@ -48,8 +48,9 @@ class ScaleSummary:
 
 def scale_trace(run: Run) -> pd.DataFrame:
     """One row per step attempted: step, time_s (s), loss_scale (1 without a scaler), skipped, growth_tracker (clean
-    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped)."""
-    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm"]]
+    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped),
+    stands_for (steps that the row tells of: 1 but in a long live run)."""
+    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm", "stands_for"]]
     return frame.reset_index(drop=True)
 
 

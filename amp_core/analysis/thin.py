@@ -51,10 +51,19 @@ def thin(
     return frame.iloc[np.unique(np.concatenate(chosen))].reset_index(drop=True)
 
 
-def sparkline(values: "pd.Series[float]", most: int = 50) -> list[float]:
-    """Means of at most `most` stretches of `values`, without those that hold no finite one: for a metric card."""
+def sparkline(values: "pd.Series[float]", most: int = 50, weights: "pd.Series[int] | None" = None) -> list[float]:
+    """Means of at most `most` stretches of `values`, without those that hold no finite one: for a metric card.
+
+    With `weights` (`stands_for` of a long live run), of so many steps each value tells: stretches are of equal steps.
+    """
     known = values.to_numpy(dtype=np.float64)
-    known = known[np.isfinite(known)]
+    there = np.isfinite(known)
+    known = known[there]
+    if weights is not None and len(known) and (told := weights.to_numpy(dtype=np.float64)[there]).max() > 1:
+        middle = np.cumsum(told) - told / 2
+        stretch = (middle / told.sum() * most).astype(np.int64)
+        sums, counts = np.bincount(stretch, known * told), np.bincount(stretch, told)
+        return [float(mean) for mean in sums[counts > 0] / counts[counts > 0]]
     parts = np.array_split(known, min(most, len(known))) if len(known) else []
     return [float(p.mean()) for p in parts]
 

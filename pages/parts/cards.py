@@ -20,10 +20,13 @@ def show(run: Run, view: Overview) -> None:
     memory = loaders.analysed(memory_trace, run)
     steps = run.steps
     step_ms = steps["step_ms"].astype(float)
-    octaves = sparkline(np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0)))  # each halving as high as another
+    told, each = steps.get("stands_for"), trace["stands_for"]
+    octaves = sparkline(
+        np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0)), weights=each
+    )  # each halving as high as another
     with st.container(horizontal=True):  # three in a row, fewer on a narrow page
         at_first = "not recorded" if view.loss_first is None else f"{words.loss(view.loss_first)} at first"
-        card("Loss", words.loss(view.loss_last), at_first, sparkline(steps["loss"].astype(float)))
+        card("Loss", words.loss(view.loss_last), at_first, sparkline(steps["loss"].astype(float), weights=told))
         about_scale = glossary.tip("loss scaling")
         if view.scale.has_scaler:
             moved = view.scale.growths or view.scale.backoffs
@@ -34,7 +37,7 @@ def show(run: Run, view: Overview) -> None:
         else:
             card("Loss scale", "none", "no scaler", octaves, about_scale)
         if view.scale.skips_recorded:
-            so_far = sparkline(trace["skipped"].astype(float).cumsum())
+            so_far = sparkline((trace["skipped"] * each).astype(float).cumsum(), weights=each)
             share = f"{words.percent(view.scale.skip_frac)} of steps"
             card("Skipped steps", words.count(view.scale.skips), share, so_far, glossary.tip("skipped step"))
         else:
@@ -42,14 +45,14 @@ def show(run: Run, view: Overview) -> None:
     with st.container(horizontal=True):
         quartiles = f"{words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
         warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
-        card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms), warm)
+        card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms, weights=told), warm)
         known = view.speed.watch_frac is not None
         watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
-        rate = sparkline(steps["samples"].astype(float) / step_ms)
+        rate = sparkline(steps["samples"].astype(float) / step_ms, weights=told)
         share = "Median of samples over step time, and the share of all time that went into watching."
         card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share)
         peak = words.size(view.memory.peak_bytes)
-        held = sparkline(memory["allocated_bytes"] / 2**20)
+        held = sparkline(memory["allocated_bytes"] / 2**20, weights=memory["stands_for"])
         card("Peak memory", peak, view.memory.what if view.memory.peak_bytes is not None else "not recorded", held)
 
 
