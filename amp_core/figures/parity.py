@@ -4,11 +4,13 @@
 >>> agreement_figure(gradient_agreement(runs))
 """
 
+import math
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, faded, finished, numbers, recipe_colour, shortened, tick_names
+from amp_core.figures.style import colour, empty, faded, finished, numbers, put, recipe_colour, shortened, tick_names
 
 _WITHIN = 2.0
 """The band reaches so many standard deviations, as `amp_core.analysis.parity` judges."""
@@ -86,10 +88,16 @@ def agreement_figure(
             customdata=numbers(rows["cosine"]),
             hovertemplate="%{y}: error %{x:.2g}, cosine %{customdata:.4f}",
         )
-    figure.update_xaxes(
-        type="log", title="norm of the difference over that of the FP32 gradient", exponentformat="power"
-    )
-    figure.update_yaxes(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names))
+    decades = np.log10(known["rel_error"].to_numpy(dtype=np.float64))
+    low, high = math.floor(decades.min() - 0.05), math.ceil(decades.max() + 0.05)
+    put(
+        figure,
+        xaxis={
+            "type": "log", "title": "norm of the difference over that of the FP32 gradient", "range": [low, high],
+            "dtick": max(1, -(-(high - low) // 8)), "exponentformat": "power",  # plotly's own 2 and 5 have no room
+        },
+        yaxis={"autorange": "reversed", "type": "category", "tickvals": names, "ticktext": tick_names(names)},
+    )  # fmt: skip
     worst = known.iloc[int(known["rel_error"].to_numpy(dtype=np.float64).argmax())]
     alt = f"{title}: {len(names)} tensors; the largest error is {worst['rel_error']:.2g}, of {worst['name']}."
     return finished(figure, title, alt, 170 + 22 * len(names))

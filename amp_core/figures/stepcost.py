@@ -10,8 +10,9 @@ import plotly.graph_objects as go
 
 from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
 
-_CHARACTERS = 100
-"""As many fit along the longest bar on a page of usual width; parts without room have their label in the legend."""
+_CHARACTERS = 75
+"""As many fit along the longest bar on a narrow page; parts without room have their label in the legend."""
+_ORDER = list(PARTS)
 
 
 def step_cost_figure(
@@ -25,14 +26,16 @@ def step_cost_figure(
     owner = parts["run"] if "run" in parts else pd.Series("", index=parts.index)
     longest = float(parts.groupby(owner)["us"].sum().max())
     figure = go.Figure()
-    for name, label in parts[["part", "label"]].drop_duplicates("part").itertuples(index=False):
+    labels = dict(zip(parts["part"].astype(str), parts["label"], strict=True))
+    for name in sorted(labels, key=_place):  # one that the first run lacks stands where it would in that
+        label = labels[name]
         rows = parts[parts["part"] == name]
         of = rows.set_index(owner[rows.index])[["us", "frac"]].reindex(runs).fillna(0.0)
         us = of["us"].to_numpy(dtype=np.float64)
         if not (us > 0).any():
             continue
         shares = [percent(share) for share in of["frac"].tolist()]
-        light, night, ink, hatch = PARTS.get(str(name), UNKNOWN_PART)
+        light, night, ink, hatch = PARTS.get(name, UNKNOWN_PART)
         figure.add_bar(
             x=(us / 1e3).astype(np.float32),
             y=runs,
@@ -74,6 +77,10 @@ def step_cost_figure(
         bargap=0.25,
         margin={"l": 24 if runs == [""] else 64, "r": 24, "t": 52, "b": 48},
     )
+
+
+def _place(part: str) -> int:
+    return _ORDER.index(part) if part in _ORDER else len(_ORDER)
 
 
 def _on_bar(label: str, share: str, length: float) -> str:

@@ -60,6 +60,8 @@ HATCHES = {"watch": ".", "activations": "/"}
 _WHITE, _BLACK = "#FFFFFF", "#11181B"
 PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "data": ("#C9AE6A", "#BFA45F", (_BLACK, _BLACK), ""),
+    "forward": ("#2B5C8F", "#4C82BD", (_WHITE, _WHITE), ""),
+    "backward": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
     "gaps": ("#D9DFE2", "#39444A", (_BLACK, _WHITE), "/"),
     "tensor": ("#2A6B7B", "#2F8794", (_WHITE, _WHITE), ""),
     "matrix_unknown": ("#8A5FC0", "#C3A3F0", (_WHITE, _BLACK), "/"),
@@ -72,10 +74,9 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "copy": ("#B7C86A", "#A4B755", (_BLACK, _BLACK), ""),
     "other": ("#B9C2C7", "#5D6A71", (_BLACK, _WHITE), ""),
     "watch": ("#4E9A8C", "#69BCAC", (_BLACK, _BLACK), "."),
-    "forward": ("#2B5C8F", "#4C82BD", (_WHITE, _WHITE), ""),
-    "backward": ("#79A6D2", "#9CC4EA", (_BLACK, _BLACK), ""),
 }
-"""Parts of a step's cost: colour light and dark, that of a label on it light and dark, hatching."""
+"""Parts of a step's cost, in the order in which they are stacked: colour light and dark, that of a label on it light
+and dark, hatching."""
 UNKNOWN_PART = PARTS["other"]
 
 MEMORY: dict[str, tuple[str, str]] = {

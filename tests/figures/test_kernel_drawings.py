@@ -8,7 +8,7 @@ import pytest
 from amp_core import Run
 from amp_core.analysis import answer_shares, compare_step_cost, kernel_table, step_cost
 from amp_core.analysis.stepcost import PARTS, PHASE_LABELS
-from amp_core.figures import answer_figure, kernel_figure, step_cost_figure, style
+from amp_core.figures import agreement_figure, answer_figure, kernel_figure, step_cost_figure, style
 from amp_core.figures.kernels import MOST, short_kernel
 from tests.figures.test_style import contrast
 
@@ -104,3 +104,17 @@ def test_every_part_has_a_colour_and_a_label_that_can_be_read_on_it() -> None:
     assert set(style.PARTS) == set(PARTS) | set(PHASE_LABELS)
     for part, (light, dark, ink, _) in style.PARTS.items():
         assert contrast(light, ink[0]) >= 3.0 and contrast(dark, ink[1]) >= 3.0, part
+
+
+def test_a_part_that_only_a_later_run_has_stands_in_its_place_among_the_others():
+    rows = [("a", "data", 1.0), ("a", "optimizer", 1.0), ("a", "watch", 1.0), ("b", "data", 1.0), ("b", "tensor", 2.0)]
+    parts = pd.DataFrame(rows, columns=["run", "part", "us"]).assign(frac=0.5)
+    figure = step_cost_figure(parts.assign(label=parts["part"], per="step"))
+    assert [bar.name for bar in figure.data] == ["data", "tensor", "optimizer", "watch"]
+
+
+def test_the_error_of_gradients_has_ticks_at_powers_of_ten_alone():
+    errors = [3e-4, 2e-2]
+    found = pd.DataFrame({"run": "a", "precision": "fp16", "name": ["x", "y"], "rel_error": errors, "cosine": 1.0})
+    axis = agreement_figure(found).layout.xaxis
+    assert axis.range == (-4, -1) and axis.dtick == 1
