@@ -1,5 +1,6 @@
 """Which runs are there, how did they fare, and how do I bring one in or take one away?"""
 
+import time
 from collections import Counter
 
 import streamlit as st
@@ -11,6 +12,7 @@ from pages.parts.shelf import incoming, keeping, library, rows
 from pages.parts.shelf.library import Entry
 
 MOST = 50  # rows of the table at first
+TOLD_S = 10.0
 ROW = 35  # pixels
 ROWS = 16  # of the table before it scrolls
 
@@ -20,6 +22,8 @@ def take(kind: str) -> None:
     files = st.session_state[f"library.{kind}.{st.session_state['library.turn']}"]
     if not files:
         return
+    first = files if kind == "zip" else files[0]
+    st.toast(f"Reading {words.escape(first.name)} …", icon=":material/hourglass_top:")
     try:
         if kind == "zip":
             key = incoming.take_zip(files.name, files.getvalue())
@@ -33,6 +37,18 @@ def take(kind: str) -> None:
         picker.choose(key)
         st.session_state["library.said"] = ("success", f"{key.rsplit('/', 1)[-1]} is in the library and chosen.")
     st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
+
+
+def tell() -> None:
+    """What came of the last upload or deletion, for a while: the page may run again by itself at once."""
+    said = st.session_state.get("library.said")
+    told, since = st.session_state.get("library.told", (None, 0.0))
+    if said is not None and said is not told:
+        since = time.monotonic()
+        st.session_state["library.told"] = (said, since)
+    if said is not None and time.monotonic() - since < TOLD_S:
+        kind, sentence = said
+        (st.success if kind == "success" else st.error)(words.escape(sentence))
 
 
 def table_key() -> str:
@@ -107,9 +123,7 @@ def uploads() -> None:
 head.title("Library")
 entries: dict[str, Entry] = st.session_state["entries"]
 st.session_state.setdefault("library.turn", 0)
-if said := st.session_state.pop("library.said", None):
-    kind, sentence = said
-    (st.success if kind == "success" else st.error)(words.escape(sentence))
+tell()
 
 answer = st.container()
 keeping.bin_line()
