@@ -123,10 +123,12 @@ def uploads() -> None:
 head.title("Library")
 entries: dict[str, Entry] = st.session_state["entries"]
 st.session_state.setdefault("library.turn", 0)
-tell()
+with st.container():  # holds its place, so that nothing below is drawn twice while the page changes
+    tell()
 
 answer = st.container()
-keeping.bin_line()
+with st.container():
+    keeping.bin_line()
 if entries:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         asked = st.text_input(
