@@ -283,6 +283,8 @@ class Extract(Run):
             known, table = self._kept.get(stem, (set(), None))
             if table is None or not wanted <= known:
                 known, table = wanted, sealed.at_steps(wanted)
+            elif 2 * len(wanted) <= len(known):  # distances have doubled since: give the others back
+                known, table = wanted, table.filter(pc.is_in(table.column("step"), pa.array(wanted, pa.int64())))
             kept[stem] = known, table
         self._kept = kept
         values = pa.array(chosen, pa.int64())
