@@ -43,12 +43,7 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
 }
 
 page = st.navigation(PAGES, expanded=True)  # folded, the last pages would be looked for in vain
-st.set_page_config(
-    page_title=f"{page.title} · AMPscope",
-    page_icon=PARTS / "icon.svg",
-    layout="wide",
-    initial_sidebar_state=256,  # pixels; Streamlit's own 300 take a third of a narrow window
-)
+st.set_page_config(f"{page.title} · AMPscope", PARTS / "icon.svg", "wide", 256)  # pixels of sidebar; 300 are too many
 st.logo(PARTS / "logo.svg", size="large")
 signin.require()
 picker.show()
