@@ -59,7 +59,7 @@ class Sealed:
             found = self._opened().read_row_group(group.index, columns=there, use_threads=False)
         refuse_null_steps(found)
         empty = np.full(found.num_rows, np.nan)
-        return [pc.cast(found.column(c), pa.float64()).to_numpy() if c in there else empty for c in columns]
+        return [pc.cast(found.column(c), pa.float64(), safe=False).to_numpy() if c in there else empty for c in columns]
 
     def at_steps(self, steps: Collection[int]) -> pa.Table:
         """All rows of these steps, with the promised columns."""

@@ -165,7 +165,7 @@ def _numbers(rows: pa.Table, column: str) -> tuple[Flags, Floats]:
     """Where there is a value, and the values, NaN where there is none."""
     values = rows.column(column)
     told = pc.is_valid(values).to_numpy(zero_copy_only=False)
-    return told, pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).copy()
+    return told, pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False).copy()
 
 
 def _drawn(group: Ints, shares: Ints, numbers: Ints) -> Ints:

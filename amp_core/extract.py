@@ -258,7 +258,7 @@ class Extract(Run):
                 found.add(int(steps[np.nanargmax(values)]))
             for segment in self._open.values():
                 if segment.table is not None and segment.rows:
-                    values = pc.fill_null(pc.cast(segment.table.column(column), "float64"), 0.0).to_numpy()
+                    values = pc.fill_null(pc.cast(segment.table.column(column), "float64", safe=False), 0.0).to_numpy()
                     if np.nanmax(values, initial=0.0) > top:
                         found.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
         bad: set[int] = set()

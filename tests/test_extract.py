@@ -1,8 +1,11 @@
 """Runs of any length in bounded memory: what an extract holds, and that no spike disappears from it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, load_run
@@ -54,6 +57,18 @@ def test_no_spike_disappears(long: Path, most: int) -> None:
     assert health.first_nonfinite == SAMPLED // 2 and health.nonfinite_samples == 1
     assert health.samples == SAMPLED
     assert SAMPLED // 2 in set(layer_exponents(run, "weight_grad", SPIKED)["step"])
+
+
+def test_counts_that_no_float_holds(long: Path, tmp_path: Path) -> None:
+    """Of a damaged or hostile run; they are rounded, where they are only compared."""
+    shutil.copytree(long, tmp_path / "run")
+    segment = sorted((tmp_path / "run" / "tensors").glob("*.parquet"))[0]
+    rows = pq.read_table(segment)
+    place = rows.column_names.index("zero")
+    pq.write_table(
+        rows.set_column(place, "zero", pa.array([2**53 + 1] * rows.num_rows, rows.schema.field(place).type)), segment
+    )
+    assert class_shares(Extract(tmp_path / "run", most_rows=300), "weight_grad").shape[0] == TENSORS
 
 
 def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:

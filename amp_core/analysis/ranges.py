@@ -149,5 +149,5 @@ def _histograms(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.n
 
 def _floats(table: pa.Table, column: str) -> np.ndarray:
     """A column as float64, null as NaN."""
-    values: np.ndarray = pc.cast(table.column(column), pa.float64()).to_numpy()
+    values: np.ndarray = pc.cast(table.column(column), pa.float64(), safe=False).to_numpy()
     return values

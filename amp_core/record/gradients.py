@@ -54,6 +54,8 @@ def in_backward() -> bool:
 
 def local_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries."""
+    if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad:  # nearly all are
+        return grad
     grad = grad.detach()
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
