@@ -12,7 +12,6 @@ from amp_core import RunError
 from pages.parts import empty, memory_back, picker, signin, tables, warm
 from pages.parts.verdict import report
 
-memory_back.at_once()
 warm.up()
 
 PARTS = Path(__file__).parent / "pages" / "parts"
@@ -56,3 +55,4 @@ try:
         tables.offer()
 except RunError as error:  # a run that cannot be read, wherever on the page that came to light
     empty.unreadable(error)
+memory_back.now()

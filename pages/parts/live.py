@@ -28,7 +28,7 @@ from amp_core.analysis import (
 )
 from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, head, loaders, words
+from pages.parts import cards, charts, head, loaders, memory_back, words
 from pages.parts.hardware import gauges
 from pages.parts.shelf.library import Entry
 from pages.parts.start import queue
@@ -71,6 +71,7 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -
             _charts(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
+    memory_back.now()
 
 
 def _numbers(entry: Entry, paused: bool) -> Run | None:

@@ -13,11 +13,13 @@ import importlib
 import pkgutil
 
 import pages.parts
+from pages.parts import memory_back
 
 
 @functools.cache
 def up() -> None:
-    """Import all parts and what they import, and set aside what is there."""
+    """Settle where memory comes from, import all parts and what they import, and set aside what is there."""
+    memory_back.at_once()
     for part in pkgutil.walk_packages(pages.parts.__path__, "pages.parts."):
         importlib.import_module(part.name)
     gc.collect()

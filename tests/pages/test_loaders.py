@@ -123,6 +123,31 @@ print(libc.mallinfo2().hblkhd - before, memory_back.pa.default_memory_pool().bac
 """
 
 
+HOLES = """
+import threading, numpy as np, psutil
+from pages.parts import memory_back
+memory_back.at_once()
+kept = []
+def look():
+    blocks = [np.ones(2**15, np.uint8) for _ in range(2000)]  # 62 MiB
+    kept.extend(blocks[::50])
+threads = [threading.Thread(target=look) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+before = psutil.Process().memory_info().rss
+memory_back.now()
+print((before - psutil.Process().memory_info().rss) >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
+def test_holes_between_what_is_kept_go_back_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 90  # of 186 MiB
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
 def test_large_blocks_go_back_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
