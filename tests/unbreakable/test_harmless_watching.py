@@ -150,7 +150,7 @@ def test_kernel_cache_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
     program = """
         import pathlib, resource, sys
         sys.path.insert(0, sys.argv[1])
-        from amp_core.record._measure_cpu import kept
+        from amp_core.record._compiled import kept
         import mine
         for most in (100, 1_000_000):
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
