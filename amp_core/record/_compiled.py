@@ -1,5 +1,6 @@
 # mypy: disable-error-code="attr-defined,call-arg,unreachable,no-any-return,import-untyped"
-"""What our numba kernels share: compiled code that is kept for the next process, and numbers taken as addresses.
+"""What our numba kernels share: compiled code that is kept for the next process, numbers taken as addresses,
+and parts of a job that are taken by one thread each.
 
 >>> @kept
 ... def first(address):
@@ -11,6 +12,7 @@ import pickle
 from typing import Any
 
 import numba
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -54,3 +56,15 @@ def pointer(typingctx: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), codegen
+
+
+@intrinsic
+def taken(typingctx: Any, address: Any) -> Any:
+    """Add 1 to the int64 at an address, as no other thread can at the same time; returns what it was."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.IntType(64)
+        at = builder.inttoptr(args[0], number.as_pointer())
+        return builder.atomic_rmw("add", at, ir.Constant(number, 1), "seq_cst")
+
+    return types.int64(types.int64), codegen

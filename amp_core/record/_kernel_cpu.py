@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from amp_core.record._compiled import kept, pointer
+from amp_core.record._compiled import kept, pointer, taken
 from amp_core.record.measure import LEADING
 
 BLOCK = 2048
@@ -38,18 +38,6 @@ them (see `channels.Cap`); and how many columns there are."""
 NEXT, PARTS, TASKS, COUNT, SKIPPED, APART, ENTRIES = range(7)
 """Entries of a job: the next part to be taken, of how many; address and number of the tasks; address of `skip` (see
 `_measure_some`); by how many bytes the packed vectors of one part lie after those of the one before."""
-
-
-@intrinsic
-def taken(typingctx: Any, address: Any) -> Any:
-    """Add 1 to the int64 at an address, as no other thread can at the same time; returns what it was."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number = ir.IntType(64)
-        at = builder.inttoptr(args[0], number.as_pointer())
-        return builder.atomic_rmw("add", at, ir.Constant(number, 1), "seq_cst")
-
-    return types.int64(types.int64), codegen
 
 
 @intrinsic

@@ -1,6 +1,7 @@
 """Getting at a model's gradients: whose they are, which values this process holds, and how large they are."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +66,13 @@ def local_values(grad: torch.Tensor) -> torch.Tensor:
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     """The 2-norm of each gradient as one vector on the first one's device, and which gradient each entry is of.
 
-    Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number.
+    Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number; on a
+    CPU one call of a kernel does for all, where they are FP32 and numba is there.
     """
+    if all(g.dtype is torch.float32 and g.is_cpu and g.is_contiguous() for g in grads):
+        kernel = _kernel()
+        if kernel is not None:
+            return kernel(grads), list(range(len(grads)))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, grad in enumerate(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(i)
@@ -78,6 +84,15 @@ def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     device = grads[0].device
     whole = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
     return whole, [i for members in groups.values() for i in members]
+
+
+@functools.cache
+def _kernel() -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+    try:
+        from amp_core.record._norms_cpu import norms_cpu
+    except ImportError:  # numba is not there
+        return None
+    return norms_cpu
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
