@@ -82,10 +82,16 @@ def rank_ends(run: Run) -> list[RankEnd]:
     live = run.is_live
     if run.head.config.get("source") == "import":
         return [RankEnd(rank, run.status, "", None, np.nan) for rank in sorted(known)]
+    told = {int(rank): rows for rank, rows in frame.sort_values("time_s", kind="stable").groupby("rank")}
+    last_steps = {int(rank): int(step) for rank, step in steps.items()}
     ends = []
     for rank in sorted(known | set(range(run.head.world_size))):
-        rows = frame[frame["rank"] == rank].sort_values("time_s", kind="stable")
-        last_step = int(steps[rank]) if rank in steps.index else None
+        last_step = last_steps.get(rank)
+        if rank not in told:
+            status, reason = ("running", "") if live else ("gone", NO_END if rank in known else NEVER_BEGAN)
+            ends.append(RankEnd(rank, status, reason, last_step, np.nan))
+            continue
+        rows = told[rank]
         begun, ended = (rows[rows["kind"] == kind] for kind in ("started", "ended"))
         over = len(ended) and (not len(begun) or ended["time_s"].iloc[-1] >= begun["time_s"].iloc[-1])
         if over:
@@ -96,7 +102,7 @@ def rank_ends(run: Run) -> list[RankEnd]:
         elif live:
             ends.append(RankEnd(rank, "running", "", last_step, np.nan))
         else:
-            ends.append(RankEnd(rank, "gone", NO_END if rank in known else NEVER_BEGAN, last_step, np.nan))
+            ends.append(RankEnd(rank, "gone", NO_END, last_step, np.nan))
     return ends
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis import rank_table
+from amp_core.analysis import rank_ends, rank_table
 from amp_core.findings import diagnose
 from amp_core.runlog import RunWriter
 
@@ -31,3 +31,12 @@ def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path:
         writer.close()
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "rank-scale-desync"]
     assert (finding.steps, finding.value, "at 1 step," in finding.title) == ((1, 1), None, True)
+
+
+def test_a_head_may_promise_more_processes_than_ever_began(tmp_path: Path) -> None:
+    """A damaged or hostile one: each that never began is told without a search for it."""
+    with RunWriter(tmp_path / "run", world_size=100_000) as writer:
+        writer.append("steps", {"step": range(3)})
+    ends = rank_ends(load_run(tmp_path / "run"))
+    assert [end.status for end in ends[:2]] == ["finished", "gone"] and len(ends) == 100_000
+    assert ends[0].last_step == 2 and ends[-1].last_step is None
