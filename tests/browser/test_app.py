@@ -123,6 +123,7 @@ def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
 
     damaged = tmp_path / "damaged.zip"
     damaged.write_bytes(packed.read_bytes()[:5000])
+    tab.open(f"{server.base}/library")  # the field is made anew after each upload, and one just gone takes no file
     tab.page.locator('input[type="file"]').first.set_input_files(damaged)
     tab.page.wait_for_selector('[data-testid="stAlert"]:has-text("damaged")', timeout=60_000)
     assert sorted(p.name for p in (server.runs / "uploads").iterdir()) == ["as-folder", "colleague"]
