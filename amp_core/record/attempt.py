@@ -108,8 +108,9 @@ class Attempt:
 
     @property
     def loss_scale(self) -> float:
-        """The scale in effect; 1 without a scaler."""
-        return self.parcel.value("loss_scale") or 1.0
+        """The scale in effect; 1 without a scaler. It may be 0, where one ends that is halved at every step."""
+        scale = self.parcel.value("loss_scale")
+        return 1.0 if scale is None else scale
 
     def multiplied_by(self, kind: str) -> float:
         """By what the values of that kind were multiplied when they were looked at."""
@@ -302,5 +303,8 @@ def _nonfinite(attempt: Attempt) -> list[str]:
 
 def _grad_norm(attempt: Attempt) -> float | None:
     _, norms = attempt.norms
-    norms = norms / attempt.multiplied_by("weight_grad")
-    return float(math.sqrt(float((norms * norms).sum()))) if len(norms) else None
+    scale = attempt.multiplied_by("weight_grad")
+    if not len(norms) or not scale:  # multiplied by 0, nothing is left to tell it from
+        return None
+    norms = norms / scale
+    return float(math.sqrt(float((norms * norms).sum())))
