@@ -54,7 +54,7 @@ def predicted_and_audited(run: Run) -> pd.DataFrame:
     sampled = set(sampled_steps(run, "weight_grad"))
     for (step, precision), rows in audits.groupby(["step", "precision"], sort=False):
         form = _FORMATS.get(str(precision).partition("-")[0])
-        rows = rows[rows["loss_scale"] > 0]  # a scaler that is halved at every step ends at 0, where nothing is predicted
+        rows = rows[rows["loss_scale"] > 0]  # a scale that is halved at every step ends at 0: nothing is predicted
         if step in sampled and form is not None and len(rows):
             pure = str(precision).endswith("-pure")
             frame.loc[rows.index, ["predicted_frac", "predicted_mass_frac"]] = _predicted(run, form, rows, pure)

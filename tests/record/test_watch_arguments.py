@@ -1,0 +1,88 @@
+"""What `watch` takes: which steps, kinds and tensors are measured, what the head keeps of it, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core import RunError, load_run
+from amp_core.record import watch
+from amp_core.record.gradients import unwrapped
+from tests.record.loops import small_model, train
+
+
+def test_sampled_steps_are_every_nth(tmp_path):
+    train(tmp_path / "run", every=5)
+    assert sorted(load_run(tmp_path / "run").tensors().step.unique()) == [0, 5, 10]
+
+
+def test_level_full_measures_every_kind(tmp_path):
+    train(tmp_path / "run", torch.bfloat16, every=5, level="full")
+    assert set(load_run(tmp_path / "run").tensors().kind) == {"weight_grad", "output_grad", "activation", "weight"}
+
+
+def test_a_budget_stretches_the_interval_and_the_run_says_so(tmp_path):
+    """A step of this model takes less than watching it: sampling becomes rare at once."""
+    train(tmp_path / "run", torch.bfloat16, every=1, steps=40, budget=0.01)
+    run = load_run(tmp_path / "run")
+    changes = run.events[run.events.name == "sampling interval"]
+    assert len(changes) and changes.detail.iloc[0].startswith("every 1 → every ")
+    assert run.tensors().step.nunique() < 10 and len(run.steps) == 40
+    assert run.head.config["budget"] == 0.01
+
+
+def test_include_and_exclude_choose_tensors(tmp_path):
+    train(tmp_path / "run", include=["*.weight"], exclude="3.*")
+    assert set(load_run(tmp_path / "run").tensors().name) == {"0.weight", "2.weight", "5.weight"}
+
+
+def test_the_head_tells_settings_and_model(tmp_path):
+    train(tmp_path / "run", torch.float16, growth_interval=7)
+    head = load_run(tmp_path / "run").head
+    assert head.config["scaler"] == {
+        "enabled": True, "init_scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 7,
+    }  # fmt: skip
+    assert head.config["autocast_dtype"] == "float16" and head.config["device"] == "cpu"
+    assert head.model["class"] == "Sequential"
+    assert head.model["parameters"] == sum(p.numel() for p in small_model().parameters())
+    assert head.environment["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"every": 0}, "every=0 is not a whole number from 1"),
+        ({"every": 2.5}, "every=2.5 is not a whole number from 1"),
+        ({"kinds": ("gradients",)}, "kinds='gradients' cannot be recorded; choose from weight_grad"),
+        ({"level": "fullest"}, "level='fullest' is unknown; choose one of standard, full"),
+        ({"budget": 3}, "budget=3 is not a share between 0 and 1"),
+        ({"profile": (3, 3)}, "profile=(3, 3) is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52"),
+        ({"profile": 50}, "profile=50 is no window of steps"),
+        ({"trace_ops": -2}, "trace_ops=-2 is not the number of a step"),
+        ({"model": "net"}, "model=str is not a torch.nn.Module"),
+        ({"optimizer": []}, "optimizer=[] names none"),
+        ({"optimizer": [3]}, "optimizer=int is not a torch.optim.Optimizer"),
+        ({"scaler": 65536}, "scaler=int is not a GradScaler"),
+    ],
+)
+def test_bad_arguments_are_one_sentence_and_leave_nothing(tmp_path, arguments, sentence):
+    model = small_model()
+    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "into": tmp_path / "run"}
+    given |= arguments
+    with pytest.raises(RunError) as caught:
+        watch(given.pop("model"), given.pop("optimizer"), **given)
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_log_refuses_what_it_does_not_know(tmp_path):
+    model = small_model()
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run") as rec:
+        with pytest.raises(RunError, match="perplexity=3 cannot be logged; choose from loss, lr, samples, grad_norm"):
+            rec.log(perplexity=3)
+        with pytest.raises(RunError, match="loss is a tensor of shape"):
+            rec.log(loss=torch.ones(3))
+
+
+def test_unwrapped_finds_the_users_module():
+    model = small_model()
+    assert unwrapped(torch.compile(nn.DataParallel(model), backend="eager")) is model

@@ -1,0 +1,102 @@
+"""How a watched training ends: every row is there, and nothing of the watching is left."""
+
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from amp_core import RunError, load_run
+from amp_core.record import steps, watch
+from tests.record.loops import small_model, train
+
+
+def test_close_leaves_no_trace(tmp_path):
+    hook, handler, inner = sys.excepthook, signal.getsignal(signal.SIGTERM), clip_grad._clip_grads_with_norm_
+    done = train(tmp_path / "run", torch.float16, clip=1.0)
+    model = done.model
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks and not module._backward_hooks
+    assert repr(done.recorder).endswith("hooks=0)")
+    assert sys.excepthook is hook
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert clip_grad._clip_grads_with_norm_ is inner
+
+
+def test_close_restores_scaler_and_optimizer(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    before = dict(vars(scaler)), dict(vars(optimizer))
+    rec = watch(model, optimizer, scaler=scaler, into=tmp_path / "run")
+    assert "step" in vars(scaler)
+    rec.close()
+    rec.close()
+    assert vars(scaler) == before[0]
+    assert vars(optimizer).keys() == before[1].keys()
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_somebody_elses_wrapper_on_the_scaler_survives(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    theirs = scaler.update
+    scaler.update = lambda *a, **k: theirs(*a, **k)
+    mine = scaler.update
+    watch(model, optimizer, scaler=scaler, into=tmp_path / "run").close()
+    assert scaler.update is mine
+
+
+def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        watch(model, optimizer, into=tmp_path / "run") as rec,
+    ):
+        for step in range(5):
+            loss = model(torch.ones(2, 3)).sum()
+            loss.backward()
+            rec.log(loss=1 / (3 - step))
+            optimizer.step()
+    run = load_run(tmp_path / "run")
+    assert run.status == "failed" and run.end_reason == "ZeroDivisionError: division by zero"
+    assert len(run.steps) == 3
+    assert not model._forward_hooks
+
+
+def test_numbers_that_are_still_on_the_device_are_waited_for_only_at_the_end(tmp_path, monkeypatch):
+    """As on CUDA: a copy under way does not hold the loop up, and close() brings every row in."""
+    from amp_core.record.parcel import Parcel
+
+    asked = []
+    monkeypatch.setattr(Parcel, "ready", lambda self, wait=False: asked.append(wait) or wait)
+    done = train(tmp_path / "run", torch.float16)
+    assert asked.count(True) == 12 + 1 and False in asked  # the steps, and what notices ask of the start
+    steps = load_run(tmp_path / "run").steps
+    assert np.allclose(steps.loss, done.losses, rtol=1e-6)
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
+    train(tmp_path / "run", steps=2)
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    with pytest.raises(RunError, match="already holds a run"):
+        train(tmp_path / "run", steps=2)
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert clip_grad._clip_grads_with_norm_.__name__ == "_clip_grads_with_norm_"
+
+
+def test_an_optimizer_that_never_steps_is_told(tmp_path):
+    model = small_model()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
+        for _ in range(steps.MANY):
+            model(torch.randn(4, 24)).square().mean().backward()
+            other.step()
+            other.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert len(run.steps) == 0 and steps.NO_STEP in run.events["detail"].tolist()
