@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 
 _FLOAT = 1000  # exponents that leave room for sums of many values in float64; float64 gradients alone go beyond
 _AT_ONCE = 50_000  # rows expanded together, which bounds the memory
-_BLOCK = 20_000  # rows of `blocks_of_steps`
+_BLOCK = 4_000  # rows of `blocks_of_steps`: what is made of them, 129 loss scales each, takes some tens of MB
 
 
 @dataclass(frozen=True)
