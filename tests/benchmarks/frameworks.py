@@ -1,11 +1,16 @@
-"""What watching costs in each framework: `python -m tests.benchmarks.frameworks [--only keras] [--cpu-time] …`.
+"""What watching costs in each framework: `python -m tests.benchmarks.frameworks [--examples] [--only keras] …`.
 
 One training per framework that is watched at the defaults, and one that is not, of the same model from the same seed;
-and the same of torch alone, beside which shows what a framework's own part in the cost is. Each runs in a thread of its
-own that hands over after some steps, so that both live in one process, pay for their framework's loop, and take turns;
-a second bare one shows how much of a difference is noise. Ratios are taken turn by turn; their interval is a bootstrap
-of the median. `--cpu-time` compares processor time in place of the clock's, where others use the machine too. Keras
-runs on `KERAS_BACKEND`, by default torch; on TensorFlow in a process of its own, with `--only keras`.
+and the same of torch alone, beside which shows what a framework's own part in the cost is. The model is a small one,
+whose steps of some milliseconds show what a step costs at least; with `--examples` that of the framework's own example,
+with its shapes and random values: BERT base on 16 pairs of sentences (Accelerate's `nlp_example.py`, Transformers'
+`run_glue.py`), ResNet-18 on 256 pictures of CIFAR's size (Lightning's tutorial), Keras' `mnist_convnet.py`.
+
+Each runs in a thread of its own that hands over after some steps, so that both live in one process, pay for their
+framework's loop, and take turns; a second bare one shows how much of a difference is noise. Ratios are taken turn by
+turn; their interval is a bootstrap of the median. `--cpu-time` compares processor time in place of the clock's, where
+others use the machine too. Keras runs on `KERAS_BACKEND`, by default torch; on TensorFlow in a process of its own, with
+`--only keras`.
 """
 
 import argparse
@@ -17,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +35,7 @@ STEPS = 10
 WARM_UP = 2
 """Turns that are not counted: kernels compile in them, and a loop finds its ways in."""
 RESAMPLES = 2000
+WAYS = ("bare", "watched", "bare, once more")
 
 
 class Baton:
@@ -88,24 +94,61 @@ class Batches(torch.utils.data.IterableDataset[Any]):
             yield self._make(generator)
 
 
-def network(width: int) -> torch.nn.Module:
+class Task(NamedTuple):
+    """What is trained."""
+
+    model: torch.nn.Module
+    make: Callable[[torch.Generator], dict[str, torch.Tensor]]
+    """A batch; its `labels` are what is to be found."""
+
+    def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Of `model`, which a framework may have wrapped."""
+        if isinstance(self.model, torch.nn.Sequential):
+            return torch.nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+        return model(**batch).loss
+
+
+def small(size: argparse.Namespace) -> Task:
     torch.manual_seed(0)
+    width = size.width
     layers = [part for _ in range(6) for part in (torch.nn.Linear(width, width), torch.nn.LayerNorm(width))]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+    make = functools.partial(numbered, "x", lambda g: torch.randn(size.batch, width, generator=g), size.batch)
+    return Task(torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)), make)
 
 
-def rows(width: int, batch: int) -> Callable[[torch.Generator], Any]:
-    return lambda g: (torch.randn(batch, width, generator=g), torch.randint(0, 10, (batch,), generator=g))
+def numbered(key: str, inputs: Callable[[torch.Generator], torch.Tensor], batch: int, g: torch.Generator) -> Any:
+    """A batch of one of ten kinds each."""
+    return {key: inputs(g), "labels": torch.randint(0, 10, (batch,), generator=g)}
+
+
+def bert(size: argparse.Namespace) -> Task:
+    """BERT base for pairs of sentences: 110 million weights, 1024 words in a batch."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    make = functools.partial(numbered, "input_ids", lambda g: torch.randint(0, 28_000, (16, 64), generator=g), 16)
+    return Task(BertForSequenceClassification(BertConfig(num_labels=10)), make)
+
+
+def resnet(size: argparse.Namespace) -> Task:
+    """ResNet-18 on a batch of 256 pictures."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10)
+    make = functools.partial(numbered, "pixel_values", lambda g: torch.randn(256, 3, 32, 32, generator=g), 256)
+    return Task(ResNetForImageClassification(config), make)
 
 
 def plain(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
     """The loop that Accelerate's is, without Accelerate: what is left over there is the framework's own."""
-    model = network(size.width)
+    task = (bert if size.examples else small)(size)
+    model = task.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     recorder = watch(model, optimizer, into=into) if into is not None else None
-    for x, y in Batches(baton, rows(size.width, size.batch)):
+    for batch in Batches(baton, task.make):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss = task.loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -118,12 +161,11 @@ def accelerate(size: argparse.Namespace, into: Path | None, baton: Baton) -> Non
     from accelerate import Accelerator
 
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
-    model = network(size.width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    task = (bert if size.examples else small)(size)
+    model, optimizer = accelerator.prepare(task.model, torch.optim.AdamW(task.model.parameters(), lr=1e-4))
     recorder = watch(model, optimizer, into=into) if into is not None else None
-    for x, y in Batches(baton, rows(size.width, size.batch)):
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+    for batch in Batches(baton, task.make):
+        loss = task.loss(model, batch)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -137,24 +179,28 @@ def transformers(size: argparse.Namespace, into: Path | None, baton: Baton) -> N
 
     from amp_core.record.transformers import WatchCallback
 
-    torch.manual_seed(0)
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=size.width // 2, n_layer=2, n_head=4, **ends)
+    def words(generator: torch.Generator) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, 256, (size.batch // 8, 64), generator=generator)
+        return {"input_ids": ids, "labels": ids}
+
+    if size.examples:
+        task = bert(size)
+    else:
+        torch.manual_seed(0)
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = GPT2Config(vocab_size=256, n_positions=64, n_embd=size.width // 2, n_layer=2, n_head=4, **ends)
+        task = Task(GPT2LMHeadModel(config), words)
     with tempfile.TemporaryDirectory() as out:
         quiet = {"report_to": [], "save_strategy": "no", "logging_steps": 10**9, "disable_tqdm": True}
         args = TrainingArguments(out, max_steps=10**6, use_cpu=True, bf16=True, per_device_train_batch_size=1, **quiet)
 
-        def make(generator: torch.Generator) -> dict[str, torch.Tensor]:
-            ids = torch.randint(0, 256, (size.batch // 8, 64), generator=generator)
-            return {"input_ids": ids, "labels": ids}
-
         class Handing(Trainer):  # type: ignore[misc, unused-ignore]
             def get_train_dataloader(self) -> Any:
-                return torch.utils.data.DataLoader(Batches(baton, make), batch_size=None)
+                return torch.utils.data.DataLoader(Batches(baton, task.make), batch_size=None)
 
         callbacks = [WatchCallback(into)] if into is not None else []
-        data = [make(torch.Generator())]
-        Handing(GPT2LMHeadModel(config), args, train_dataset=data, callbacks=callbacks).train()
+        data = [task.make(torch.Generator())]
+        Handing(task.model, args, train_dataset=data, callbacks=callbacks).train()
 
 
 def lightning(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
@@ -162,13 +208,15 @@ def lightning(size: argparse.Namespace, into: Path | None, baton: Baton) -> None
 
     from amp_core.record.lightning import WatchCallback
 
+    task = (resnet if size.examples else small)(size)
+
     class Module(LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
-            self.network = network(size.width)
+            self.network = task.model
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+            return task.loss(self.network, batch)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
@@ -177,7 +225,7 @@ def lightning(size: argparse.Namespace, into: Path | None, baton: Baton) -> None
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     callbacks = [WatchCallback(into)] if into is not None else []
-    loader = torch.utils.data.DataLoader(Batches(baton, rows(size.width, size.batch)), batch_size=None)
+    loader = torch.utils.data.DataLoader(Batches(baton, task.make), batch_size=None)
     Trainer(precision="bf16-mixed", accelerator="cpu", max_epochs=1, callbacks=callbacks, **quiet).fit(Module(), loader)
 
 
@@ -188,8 +236,16 @@ def keras(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
 
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     keras.utils.set_random_seed(0)
-    layers = [part for _ in range(6) for part in (keras.layers.Dense(size.width), keras.layers.LayerNormalization())]
-    model = keras.Sequential([keras.Input((size.width,)), *layers, keras.layers.Dense(10, dtype="float32")])
+    make = keras.layers
+    shape: tuple[int, ...]
+    if size.examples:  # mnist_convnet.py
+        shape, batch = (28, 28, 1), 128
+        convolutions = [part for n in (32, 64) for part in (make.Conv2D(n, 3, activation="relu"), make.MaxPooling2D(2))]
+        layers = [*convolutions, make.Flatten(), make.Dropout(0.5)]
+    else:
+        shape, batch = (size.width,), size.batch
+        layers = [part for _ in range(6) for part in (make.Dense(size.width), make.LayerNormalization())]
+    model = keras.Sequential([keras.Input(shape), *layers, make.Dense(10, dtype="float32")])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=False)
 
@@ -201,9 +257,9 @@ def keras(size: argparse.Namespace, into: Path | None, baton: Baton) -> None:
                 self.model.stop_training = True
 
     def made() -> Iterator[Any]:
-        generator, make = torch.Generator().manual_seed(1), rows(size.width, size.batch)
+        generator = np.random.default_rng(1)
         while True:
-            yield tuple(part.numpy() for part in make(generator))
+            yield generator.standard_normal((batch, *shape), np.float32), generator.integers(0, 10, batch)
 
     callbacks = [Handing(), *([WatchCallback(into)] if into is not None else [])]
     model.fit(made(), steps_per_epoch=10**6, verbose=0, callbacks=callbacks)
@@ -227,11 +283,22 @@ def interval(values: np.ndarray) -> str:
 
 def measured(name: str, given: argparse.Namespace, folder: Path) -> list[list[object]]:
     """The rows of one framework."""
+    rounds = [one_round(name, given, folder / f"{name}-{k}", k) for k in range(given.rounds)]
+    bare, watched, again = (np.concatenate([seconds[way] for seconds in rounds]) for way in WAYS)
+    more = np.median(watched - bare) / STEPS * 1e3
+    step = np.median(bare) / STEPS * 1e3
+    return [[name, f"{step:.2f} ms", f"{more:+.3f} ms", interval(watched / bare), interval(again / bare)]]
+
+
+def one_round(name: str, given: argparse.Namespace, into: Path, number: int) -> dict[str, np.ndarray]:
+    """Seconds of each turn, by way. Where a training's memory comes to lie makes it faster or slower by some percent
+    for all of its life, so each round makes them anew, and in another order."""
     now = time.process_time if given.cpu_time else time.perf_counter
-    ways = {"bare": None, "watched": folder / name, "bare, once more": None}
-    batons = {way: Baton(functools.partial(FRAMEWORKS[name], given, into)) for way, into in ways.items()}
-    seconds = {way: np.zeros(given.turns) for way in ways}
-    names = list(ways)
+    names = [WAYS[(number + k) % len(WAYS)] for k in range(len(WAYS))]
+    batons = {
+        way: Baton(functools.partial(FRAMEWORKS[name], given, into if way == "watched" else None)) for way in names
+    }
+    seconds = {way: np.zeros(given.turns) for way in names}
     for turn in range(-WARM_UP, given.turns):
         for k in range(len(names)):
             way = names[(turn + k) % len(names)]
@@ -242,18 +309,16 @@ def measured(name: str, given: argparse.Namespace, folder: Path) -> list[list[ob
                 seconds[way][turn] = now() - start
     for baton in batons.values():
         baton.finish()
-    bare = seconds["bare"]
-    more = np.median(seconds["watched"] - bare) / STEPS * 1e3
-    step = np.median(bare) / STEPS * 1e3
-    again = interval(seconds["bare, once more"] / bare)
-    return [[name, f"{step:.2f} ms", f"{more:+.3f} ms", interval(seconds["watched"] / bare), again]]
+    return seconds
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--turns", type=int, default=30, help=f"turns of {STEPS} steps")
+    options.add_argument("--rounds", type=int, default=1, help="how often all are made anew")
     options.add_argument("--width", type=int, default=512)
     options.add_argument("--batch", type=int, default=512)
+    options.add_argument("--examples", action="store_true", help="the frameworks' own examples")
     options.add_argument("--only", default="", help="one of " + ", ".join(FRAMEWORKS))
     options.add_argument("--cpu-time", action="store_true")
     given = options.parse_args()
@@ -269,7 +334,7 @@ def main() -> None:
             say(name)
             found += measured(name, given, Path(folder))
     clock = "processor time" if given.cpu_time else "time"
-    print(f"{clock}, {given.turns} turns of {STEPS} steps, at the defaults (every=10), BF16\n")
+    print(f"{clock}, {given.rounds} × {given.turns} turns of {STEPS} steps, at the defaults (every=10), BF16\n")
     print(table(["framework", "a bare step", "watched, more", "watched ÷ bare (95 %)", "bare ÷ bare (95 %)"], found))
     print(f"\n{machine().replace('median (quartiles)', 'medians')}")
     for line in missing:
