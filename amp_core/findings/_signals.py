@@ -19,8 +19,9 @@ from amp_core.run import Run
 
 Orders = list[tuple[int, int, list[str]]]
 
-LOWERED = ("Linear", "Conv", "Bilinear")
-"""Classes with one of these in their name are matrix products or convolutions, which autocast runs in 16 bits."""
+LOWERED = ("Linear", "Conv")
+"""Classes with one of these in their name are matrix products or convolutions, which autocast runs in 16 bits. That is
+not so of `Bilinear`, whose weights are FP32 and whose operator takes the widest of its inputs."""
 
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
@@ -109,8 +110,7 @@ def failed_in(run: Run) -> str:
     frame = signals(run, "failed in")
     if frame.empty:
         return ""
-    last = frame.iloc[-1]
-    return str(last["name"]) or ""
+    return str(frame["name"].iloc[-1])
 
 
 def last_step(run: Run) -> int | None:

@@ -12,6 +12,7 @@ from amp_core.findings._signals import (
     last_step,
     listed,
     model_name,
+    of,
     optimizer_name,
     signals,
 )
@@ -69,7 +70,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
 
 def no_gradients(run: Run) -> list[Finding]:
     """`no-gradients`: no parameter of an optimizer had a gradient when it stepped."""
-    raised = next((words for words in _NO_CHECKS if words in ended_by(run)), None)
+    raised = next((said for said in _NO_CHECKS if said in ended_by(run)), None)
     missing = signals(run, "missing gradients")
     none = missing[missing["count"] >= missing["limit"]]
     if raised is None and none.empty:
@@ -83,7 +84,7 @@ def no_gradients(run: Run) -> list[Finding]:
     if raised is not None and len(settings) > 1:
         calls = signals(run, "calls")["name"]
         last = str(calls.iloc[-1]).split()[-1] if len(calls) else ""
-        index = int(last.partition(":")[2] or 0)
+        index = of(last)[1]
     where = optimizer_name(run, index if foreign is None else foreign)
     why = " (they are not the model's)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
@@ -175,7 +176,7 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
     """`checkpoint-dtype-mismatch`: a recomputation gave another dtype than forward."""
     frame = signals(run, "recomputed")
     said = ended_by(run)
-    raised = any(words in said for words in _RECOMPUTED) and "dtype" in said
+    raised = any(known in said for known in _RECOMPUTED) and "dtype" in said
     if not raised and frame.empty:
         return []
     row = frame.iloc[0] if len(frame) else None

@@ -5,7 +5,7 @@ import pandas as pd
 
 from amp_core.analysis._gpus import profiled_gpu
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis._steps import attempts, recipe, scaler_enabled
+from amp_core.analysis._steps import attempts, recipe, scaler_enabled, warmup_steps
 from amp_core.analysis.eligible import matrix_ops
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, on_gpu, orders
@@ -238,7 +238,8 @@ def host_syncs(run: Run) -> list[Finding]:
         per_step = float(waits["count"].astype(float).sum() / profiled.astype(float).fillna(1.0).sum())
     if len(waits):
         longest = waits.iloc[int(waits["count"].astype(float).to_numpy().argmax())]
-        where = str(longest["op"] or longest["name"])
+        op = longest["op"]  # NaN where the wait was no operator's
+        where = op if isinstance(op, str) and op else str(longest["name"])
     asked = _asked_for_scale(run) if on_gpu(run) and scaler_enabled(run) else 0
     if per_step <= allowed and not asked:
         return []
@@ -268,7 +269,7 @@ def _asked_for_scale(run: Run) -> int:
 def watch_overhead(run: Run) -> list[Finding]:
     """`watch-overhead`: watching takes a noticeable part of the time."""
     steps = attempts(run)
-    steps = steps.iloc[min(10, len(steps) // 5) :]
+    steps = steps.iloc[warmup_steps(len(steps)) :]
     steps = steps[~steps["step"].isin(_looked_at_closely(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
     total = float((known["step_ms"] * known["stands_for"]).sum())
@@ -299,5 +300,6 @@ def _looked_at_closely(run: Run) -> set[int]:
 
 
 def steps_of(rows: pd.DataFrame) -> tuple[int, int] | None:
+    """First and last step of these rows; None where none has one."""
     known = rows["step"].dropna()
     return (int(known.min()), int(known.max())) if len(known) else None

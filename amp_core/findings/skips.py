@@ -86,8 +86,9 @@ def shared_backoff(run: Run) -> list[Finding]:
     if count < 2 or not scaler_enabled(run):
         return []
     skips, summary = partial_skips(run), scale_summary(run)
+    index = int(skips["optimizer"].mode().iloc[0]) if len(skips) else 0
+    skips = skips[skips["optimizer"] == index]
     if len(skips) > max(1, summary.growths):
-        index = int(skips["optimizer"].mode().iloc[0])
         return [
             found(
                 "shared-backoff",

@@ -25,3 +25,12 @@ def test_parameters_are_called_foreign_only_where_that_was_recorded(
     writer.close("failed", "AssertionError: No inf checks were recorded for this optimizer.")
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "no-gradients"]
     assert finding.title.endswith(said)
+
+
+def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam", "SGD"], "optimizer_settings": [{}, {}]})
+    writer.append("steps", {"step": [0]})
+    writer.event("calls", "backward scaler.step:last", step=0)
+    writer.close("failed", "AssertionError: No inf checks were recorded for this optimizer.")
+    (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "no-gradients"]
+    assert finding.where == "Adam (optimizer 0)"

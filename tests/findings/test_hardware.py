@@ -6,6 +6,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.findings import diagnose
+from amp_core.runlog import RunWriter
 from tests.synthetic import write_rows
 
 
@@ -22,3 +23,34 @@ def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int,
     }
     run = load_run(write_rows(tmp_path / "run", kernels=kernels, config={"device": "cuda:0"}))
     assert [f.value for f in diagnose(run) if f.code == "host-syncs"] == ([] if found is None else [found])
+
+
+def test_a_wait_of_no_operator_is_called_by_its_own_name(tmp_path: Path) -> None:
+    kernels = {
+        "step": [1, 1],
+        "steps": [1, 1],
+        "name": ["cudaStreamSynchronize", "gemm"],
+        "count": [9, 1],
+        "total_us": [1.0, 1.0],
+        "device": ["cuda:0", "cuda:0"],
+    }
+    run = load_run(write_rows(tmp_path / "run", kernels=kernels, config={"device": "cuda:0"}))
+    assert [f.where for f in diagnose(run) if f.code == "host-syncs"] == ["cudaStreamSynchronize"]
+
+
+def test_a_bilinear_layer_is_no_layer_that_autocast_runs_in_16_bits(tmp_path: Path) -> None:
+    """Of a run that tells no operators: its output gradient is FP32 under autocast, as it should be."""
+    model = {
+        "layers": {"pair": "Bilinear", "fc": "Linear"},
+        "shapes": {"pair.weight": [9, 9, 9], "fc.weight": [16, 16]},
+    }
+    tensors = {
+        "step": [0, 0],
+        "name": ["pair", "fc"],
+        "kind": ["output_grad"] * 2,
+        "dtype": ["float32", "bfloat16"],
+    }
+    config = {"autocast_dtype": "bfloat16", "device": "cuda:0"}
+    with RunWriter(tmp_path / "run", config=config, model=model) as writer:
+        writer.append("tensors", tensors)
+    assert not {"autocast-inactive", "unaligned-dims"} & {f.code for f in diagnose(load_run(tmp_path / "run"))}

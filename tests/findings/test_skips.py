@@ -54,3 +54,22 @@ def test_skips_of_one_optimizer_while_the_scale_is_found_are_no_shared_backoff(t
     run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
     assert partial_skips(run).empty
     assert "shared-backoff" not in {f.code for f in diagnose(run)}
+
+
+def test_of_two_optimizers_that_skip_alone_each_is_counted_for_itself(tmp_path: Path) -> None:
+    """Five steps that one of them skipped; three of these were the first one's."""
+    alone = {(30, 0), (34, 0), (38, 0), (40, 1), (44, 1)}
+    at = [(step, optimizer) for step in range(60) for optimizer in (0, 1)]
+    steps = {
+        "step": [step for step, _ in at],
+        "optimizer": [optimizer for _, optimizer in at],
+        "skipped": [one in alone for one in at],
+        "loss_scale": [2.0**10] * len(at),
+    }
+    config = SCALER | {"optimizers": ["Adam", "SGD"]}
+    (finding,) = [
+        f
+        for f in diagnose(load_run(write_rows(tmp_path / "run", steps=steps, config=config)))
+        if f.code == "shared-backoff"
+    ]
+    assert finding.where == "Adam (optimizer 0)" and finding.value == 3.0 and finding.steps == (30, 38)
