@@ -5,6 +5,7 @@
 (120, 74016)
 """
 
+import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,10 @@ import pyarrow.parquet as pq
 
 from amp_core._bounds import read_bounded, refuse_compressed, refuse_large
 from amp_core.schema import RunError, Table
+
+
+AT_ONCE = 256
+"""Messages of a stream that are held as they came."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
     """
     schema = before.schema if before is not None else None
     start = before.offset if before is not None else 0
+    parts: list[pa.Table] = []
     batches: list[pa.RecordBatch] = []
     end = 0
     try:
@@ -80,21 +86,45 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
             if message.type == "record batch" and not _has_dictionaries(schema):
                 batches.append(pa.ipc.read_record_batch(message, schema))
             end = stop
+            if len(batches) == AT_ONCE:
+                parts.append(_together(batches, table, bounded))
+                batches = []
         if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
             with pa.ipc.open_stream(data[:end]) as reader:
                 batches, before, start, end = list(reader), None, 0, 0  # and are needed again: no reading on from here
             schema = None
-        for batch in batches:
-            batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
-        if bounded and batches:
-            refuse_large(pa.Table.from_batches(batches), len(table.columns))
+        if batches:
+            parts.append(_together(batches, table, bounded))
+        fresh = pa.concat_tables(parts) if parts else None
+        if bounded and fresh is not None:
+            refuse_large(fresh, len(table.columns))
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
-    parts = [before.table] if before is not None and before.table is not None else []
-    if batches:
-        parts.append(conform(pa.Table.from_batches(batches), table, file.name))
-    whole = pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None
+    whole = before.table if before is not None else None
+    if fresh is not None:
+        fresh = conform(fresh.combine_chunks(), table, file.name)
+        whole = fresh if whole is None else _appended(whole, fresh)
     return Segment(file, whole, start + end, schema)
+
+
+def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.Table:
+    """The batches as one: each holds a row or a few, and takes ten kilobytes beside them."""
+    for batch in batches:
+        batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
+    part = pa.Table.from_batches(batches)
+    if bounded:
+        refuse_large(part, len(table.columns))
+    return part.combine_chunks()
+
+
+def _appended(whole: pa.Table, fresh: pa.Table) -> pa.Table:
+    """Both, in pieces each more than twice as large as the next: few, and a row is copied as often as they double."""
+    ends = [0, *itertools.accumulate(len(piece) for piece in whole.column(0).chunks)]
+    while len(ends) > 1 and ends[-1] - ends[-2] <= 2 * fresh.num_rows:
+        fresh = pa.concat_tables([whole.slice(ends[-2]), fresh], promote_options="default").combine_chunks()
+        whole = whole.slice(0, ends[-2])
+        ends.pop()
+    return pa.concat_tables([whole, fresh], promote_options="default")
 
 
 def _has_dictionaries(schema: pa.Schema) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import RunError, _source, load_run
+from amp_core import RunError, _segments, _source, load_run
 from amp_core._machine import this_process
 from amp_core._segments import File, read_parquet, read_stream
 from amp_core.runlog import RunWriter
@@ -236,3 +236,22 @@ def test_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path)
         for file in listed:
             _source._keep_better(found, file)
         assert found == {"steps/00000": both[0]}
+
+
+def test_a_stream_of_single_rows_is_held_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its messages takes ten kilobytes beside a row of a hundred bytes."""
+    together = _segments._together
+    held: list[int] = []
+    monkeypatch.setattr(
+        _segments, "_together", lambda batches, *rest: (held.append(len(batches)), together(batches, *rest))[1]
+    )
+    with RunWriter(tmp_path / "run") as writer:
+        write_steps(writer, 0, 1000)
+        run = load_run(tmp_path / "run")
+        assert run.steps["step"].tolist() == list(range(1000))
+        assert sum(held) == 1000 and max(held) <= _segments.AT_ONCE
+        for first in range(1000, 1400, 7):
+            write_steps(writer, first, first + 7)
+            assert run.refresh() and run.steps["loss"].tolist() == [float(i) for i in range(first + 7)]
+            assert run._segments["steps"]["steps/00000"].table.column("step").num_chunks <= 10
+        assert sum(held) == len(run.steps)  # each row is decoded once
