@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
 
-LIVE_STEPS, MOST_STEPS = 10_000, 200_000
+LIVE_STEPS, MOST_STEPS = 10_000, 50_000
 """Rows of `steps` that an extract holds of a live run, which is analysed again with each new row, and of one that has
 ended."""
 

@@ -8,7 +8,7 @@ so; the slowest rank sets its time; samples of the ranks add up, and so do squar
 rank has a part of each gradient; the loss is the first one recorded; all else is as the first optimizer of rank 0 has
 it.
 
-Of a long run that is live, an extract holds some rows for all: `stands_for` says of how many steps each tells (see
+Of a long run an extract holds some rows for all: `stands_for` says of how many steps each tells (see
 `amp_core.extract`). Whatever counts, adds up or ranks steps takes it into account; of any other run it is 1.
 """
 

@@ -49,7 +49,7 @@ class ScaleSummary:
 def scale_trace(run: Run) -> pd.DataFrame:
     """One row per step attempted: step, time_s (s), loss_scale (1 without a scaler), skipped, growth_tracker (clean
     steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped),
-    stands_for (steps that the row tells of: 1 but in a long live run)."""
+    stands_for (steps that the row tells of: 1 but in a long run)."""
     frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm", "stands_for"]]
     return frame.reset_index(drop=True)
 

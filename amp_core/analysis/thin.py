@@ -54,7 +54,7 @@ def thin(
 def sparkline(values: "pd.Series[float]", most: int = 50, weights: "pd.Series[int] | None" = None) -> list[float]:
     """Means of at most `most` stretches of `values`, without those that hold no finite one: for a metric card.
 
-    With `weights` (`stands_for` of a long live run), of so many steps each value tells: stretches are of equal steps.
+    With `weights` (`stands_for` of a long run), of so many steps each value tells: stretches are of equal steps.
     """
     known = values.to_numpy(dtype=np.float64)
     there = np.isfinite(known)

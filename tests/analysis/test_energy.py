@@ -7,6 +7,7 @@ import pytest
 
 from amp_core import Run, load_run
 from amp_core.analysis import compare, energy_per_sample
+from amp_core.extract import Extract
 from tests.synthetic import write_rows
 
 
@@ -36,6 +37,18 @@ def test_power_of_another_run_s_turns_does_not_count(tmp_path: Path) -> None:
     begins = np.array([8.0 * (n // 10) + 0.4 * (n % 10) for n in range(60)])
     own = energy_per_sample(powered(tmp_path / "run", begins, 0.4, lambda t: 200.0 if 1 <= t % 8 <= 4 else 800.0))
     assert own.power_w == 200 and own.joules == pytest.approx(200 * 0.4 / 16)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 8.0])
+def test_of_a_long_run_some_steps_stand_for_all(tmp_path: Path, wait_s: float) -> None:
+    begins = np.arange(4000) * 0.4 + wait_s * (np.arange(4000) // 50)
+    turn_s = 20 + wait_s
+    powered(tmp_path / "run", begins, 0.4, lambda t: 200.0 if not wait_s or 1 <= t % turn_s <= 20 else 800.0)
+    part = Extract(tmp_path / "run", most_steps=(900, 900))
+    assert len(part.steps) <= 900
+    own, whole = energy_per_sample(part), energy_per_sample(load_run(tmp_path / "run"))
+    assert own.power_w == 200 and own.joules == pytest.approx(200 * 0.4 / 16)
+    assert 0.7 * whole.samples <= own.samples <= whole.samples  # around a wait fewer are known to be the run's own
 
 
 def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path) -> None:
