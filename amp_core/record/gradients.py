@@ -35,6 +35,12 @@ def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> I
         yield plain_name(name), parameter
 
 
+def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """`model.named_buffers()` likewise."""
+    for name, buffer in model.named_buffers():
+        yield plain_name(name), buffer
+
+
 def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """`model.named_modules()` likewise."""
     for name, module in model.named_modules():
@@ -96,7 +102,8 @@ def _kernel() -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """That of the first parameter group; None where there is none, and where reading it would wait for a GPU."""
     rate = optimizer.param_groups[0].get("lr")
-    if isinstance(rate, torch.Tensor):  # a capturable optimizer's; reading one on the GPU would wait for it
+    if isinstance(rate, torch.Tensor):  # a capturable optimizer's
         return float(rate) if rate.device.type == "cpu" else None
     return float(rate) if rate is not None else None

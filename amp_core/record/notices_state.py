@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from amp_core.record._inert import Hook
-from amp_core.record.gradients import named_parameters, unwrapped
+from amp_core.record.gradients import named_buffers, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.parcel import Parcel
@@ -30,7 +30,7 @@ class RunningStatistics(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
-        named = ((n, b) for n, b in unwrapped(model).named_buffers() if n.rpartition(".")[2].startswith("running_"))
+        named = ((n, b) for n, b in named_buffers(unwrapped(model)) if n.rpartition(".")[2].startswith("running_"))
         self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
         self._sent: list[tuple[int, Parcel]] = []
         self._said = False
@@ -48,7 +48,8 @@ class RunningStatistics(Observer):
 
     def _send(self, step: int) -> None:
         parcel = Parcel()
-        norms = torch._foreach_norm([b for _, b in self._buffers], 2)
+        # The largest magnitudes: a sum of squares of 16-bit statistics would not fit where each of them does.
+        norms = torch._foreach_norm([b for _, b in self._buffers], torch.inf)
         parcel.put("norms", torch.stack([n.double().to(norms[0].device) for n in norms]))
         parcel.send()
         self._sent.append((step, parcel))
@@ -70,7 +71,7 @@ class Movement(Observer):
         self._writer = writer
         self._optimizers = list(optimizers)
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        self._buffers = [(n, b) for n, b in unwrapped(model).named_buffers() if b.dtype in NARROW]
+        self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
         self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._sent: list[tuple[int, list[str], str, Parcel]] = []

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
@@ -164,3 +165,21 @@ def test_two_recorders_share_the_wrapped_functions(tmp_path):
             first.step()
     assert "backward" in events(tmp_path / "b", "calls")["name"].iloc[0]
     assert not hasattr(torch.autograd.backward, "__wrapped__")
+
+
+@pytest.mark.parametrize("variance", [60000.0, float("nan"), float("inf")])
+def test_large_statistics_in_float16_are_finite_until_one_of_them_is_not(tmp_path, variance):
+    """The sum of their squares does not fit float16. Their names are the user's, whatever wraps a part of the model."""
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean, norm.running_var = norm.running_mean.half(), norm.running_var.half()
+    model = nn.Sequential(nn.Linear(4, 8), checkpoint_wrapper(norm), nn.Linear(8, 2))
+    norm.eval()
+    norm.running_var.fill_(60000.0)
+    norm.running_var[3] = variance
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(2):
+            model[0](torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+    assert events(tmp_path / "run", "statistics")["name"].tolist() == (["1.running_var"] if variance != 60000 else [])
+    assert load_run(tmp_path / "run").head.model["buffer_dtypes"].keys() == {"1.running_mean", "1.running_var"}
