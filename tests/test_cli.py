@@ -62,6 +62,7 @@ def test_bad_input_is_one_line_and_exit_code_2(argv, said, capsys, tmp_path, mon
         {},
         {"workload": "text-lstm", "size": "logistic", "precision": "bf16", "lr": 3e-05, "device": "cpu", "nproc": 2},
         {"loss_scale": 128.0, "profile": (20, 23), "trace_ops": 2, "audit_every": 50, "clip_norm": 0.5},
+        {"islands": ("blocks.0",)},
         {"islands": ("head", "norm"), "tf32": False, "evaluate": False, "fused": True, "growth_factor": 1.5},
     ],
 )

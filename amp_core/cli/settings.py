@@ -106,7 +106,7 @@ def flags(config: TrainConfig) -> list[str]:
         else:
             between = ":" if name == "profile" else ","
             text = between.join(map(str, value)) if isinstance(value, tuple) else str(value)
-            found += [_flag(name), text.removesuffix(".0")]
+            found += [_flag(name), text.removesuffix(".0") if isinstance(value, float) else text]
     return found
 
 
