@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from amp_core._bounds import read_bounded, refuse_compressed, refuse_large
 from amp_core.schema import RunError, Table
 
-
 AT_ONCE = 256
 """Messages of a stream that are held as they came."""
 

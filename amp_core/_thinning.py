@@ -127,17 +127,20 @@ class _Steps:
         if not len(rest):
             return kept, weight
         stretch = self.number[rest] >> shift
+        starts = np.flatnonzero(np.append(True, np.diff(stretch) != 0))
+        place = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rest))))
         extreme = np.zeros(len(rest), dtype=bool)
         for values in self._largest:
-            order = np.lexsort((values[rest], stretch))
-            last = order[np.append(np.diff(stretch[order]) != 0, True)]
-            extreme[last[np.isfinite(values[rest][last])]] = True
-        group = np.unique(np.stack([stretch, self._skipped[rest], self._loss[rest]]), axis=1, return_inverse=True)[1]
-        group = np.asarray(group).reshape(-1)
+            here = values[rest]
+            top = np.flatnonzero((here == np.maximum.reduceat(here, starts)[place]) & np.isfinite(here))
+            extreme[top[np.append(np.diff(place[top]) != 0, True)] if len(top) else top] = True
+        group = (place * 2 + self._skipped[rest]) * 3 + self._loss[rest]
         others = np.flatnonzero(~extreme)
         others = others[np.argsort(group[others], kind="stable")]
         tells = _drawn(group[others], self._shares(rest, group, extreme, others), self.number[rest[others]])
-        spoken_for = extreme & np.isin(group, group[others])
+        told = np.zeros(int(group.max()) + 1, dtype=bool)
+        told[group[others]] = True
+        spoken_for = extreme & told[group]
         weight[rest[spoken_for]] = 1
         weight[rest[others]] = tells
         kept[rest[extreme]] = True
