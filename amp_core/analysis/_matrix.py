@@ -150,20 +150,30 @@ def product(op: str, in_shapes: str) -> Product | None:
 @lru_cache(maxsize=4096)
 def shapes_of(text: str) -> tuple[Shape, ...]:
     """Input shapes from their JSON; what is not a list of lists of sizes is an empty shape."""
-    try:
-        found = json.loads(text) if text else []
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(_shape(item) for item in found) if isinstance(found, list) else ()
+    return tuple(_shape(item) for item in _listed(text))
+
+
+def tensor_shapes(text: str) -> tuple[Shape, ...]:
+    """Shapes of the tensors among the inputs, those in lists too; numbers and what is damaged are left out."""
+    found: list[Shape] = []
+    for item in _listed(text):
+        inside = item if isinstance(item, list) and any(isinstance(one, list) for one in item) else [item]
+        found += map(_shape, inside)
+    return tuple(shape for shape in found if shape)
 
 
 def dtypes_of(text: str) -> tuple[str, ...]:
     """Input types from their JSON, as the profiler names them."""
+    return tuple(str(item) for item in _listed(text))
+
+
+def _listed(text: str) -> list[object]:
+    """What a JSON list holds; nothing where the text is none."""
     try:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError):
-        return ()
-    return tuple(str(item) for item in found) if isinstance(found, list) else ()
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _shape(item: object) -> Shape:

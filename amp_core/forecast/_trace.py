@@ -9,8 +9,8 @@ kernels: every 16-bit value becomes a 32-bit one and the casts go. From FP32 to 
 between matrix products run in 16 bits depends on what feeds them, so they are taken as half and half.
 """
 
-import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import pandas as pd
 
 from amp_core import autocast
 from amp_core.analysis import memory_moments, memory_steps
+from amp_core.analysis._matrix import Shape, tensor_shapes
 from amp_core.analysis._steps import attempts, median
 from amp_core.analysis._traced import has_policies, traced_rows, traced_steps
 from amp_core.run import Run
@@ -76,7 +77,7 @@ def work_of(rows: pd.DataFrame) -> pd.DataFrame:
         op = str(row["op"]).removeprefix("aten::")
         count = round(_number(row["count"], 1.0))
         written = _number(row["out_bytes"])
-        shapes = _shapes(row["in_shapes"])
+        shapes = tensor_shapes(row["in_shapes"]) if isinstance(row["in_shapes"], str) else ()
         dtypes = str(row["in_dtypes"] or "").split(", ")
         if not shapes:  # an optimizer's: multi-tensor kernels on CUDA
             moved, count = _READ_AND_WRITTEN * written, math.ceil(count / _TENSORS_PER_LAUNCH)
@@ -156,17 +157,7 @@ def _rescaled(memory: StepMemory, factor: float, copies: float) -> StepMemory:
     return StepMemory(memory.parameters, memory.gradients, memory.optimizer, activations, copies)
 
 
-def _shapes(text: object) -> list[list[int]]:
-    """Shapes of the tensors among the inputs, lists of tensors flattened."""
-    if not isinstance(text, str):
-        return []
-    flat: list[list[int]] = []
-    for shape in json.loads(text):
-        flat += shape if shape and isinstance(shape[0], list) else [shape]
-    return [shape for shape in flat if shape]
-
-
-def _read(shapes: list[list[int]], dtypes: list[str]) -> float:
+def _read(shapes: Sequence[Shape], dtypes: list[str]) -> float:
     """Bytes of the inputs of one call. Which tensor has which dtype the trace does not say: of two the second has the
     last one, of more those as large as the first have the first one."""
     sizes = [math.prod(shape) for shape in shapes]

@@ -10,7 +10,7 @@ from amp_core.forecast import forecast, measured_factor, traces_of_run
 from amp_core.train import train
 from amp_core.train.config import TrainConfig
 from amp_core.train.stepwork import trace_workload
-from tests.synthetic import write
+from tests.synthetic import write, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +143,11 @@ def test_a_step_that_asks_for_values_says_what_to_do_instead(tmp_path, capsys):
     assert main(["forecast", "--workload", f"{file}:looks", "--gpu", "A100"]) == 2
     said = capsys.readouterr().err
     assert "cannot be traced on fake tensors" in said and "--trace-ops" in said
+
+
+@pytest.mark.parametrize("shapes", ["no JSON", "5", '["a"]', '[[2, "x"]]', "[[2, 3], [[3, -4], 7]]", "[[2.5]]"])
+def test_shapes_that_a_stranger_damaged_are_none(tmp_path, shapes):
+    ops = {"step": [0], "op": ["aten::mm"], "in_shapes": [shapes], "in_dtypes": ["float32"], "out_dtype": ["float32"]}
+    events = [{"kind": "traced", "step": 0}]
+    run = load_run(write_rows(tmp_path / "run", steps={"step": [0]}, ops=ops, events=events))
+    assert len(forecast(traces_of_run(run), ["A100"]).table) == 4
