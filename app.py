@@ -41,8 +41,9 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     ],
 }
 
-page = st.navigation(PAGES, expanded=True)  # folded, the last pages would be looked for in vain
-st.set_page_config(f"{page.title} · AMPscope", PARTS / "icon.svg", "wide", 256)  # pixels of sidebar; 300 are too many
+st.set_page_config(page_icon=PARTS / "icon.svg", layout="wide", initial_sidebar_state=256)  # pixels, told before it is
+page = st.navigation(PAGES, expanded=True)  # drawn; folded, the last pages would be looked for in vain
+st.set_page_config(f"{page.title} · AMPscope")
 st.logo(PARTS / "logo.svg", size="large")
 signin.require()
 picker.show()

@@ -62,8 +62,8 @@ def scale(value: float | None) -> str:
         return NONE
     assert value is not None
     mantissa, exponent = math.frexp(value)
-    if mantissa == 0.5 and exponent != 1:
-        return f"2{str(exponent - 1).translate(_RAISED)}"
+    if mantissa == 0.5:
+        return f"2{str(exponent - 1).translate(_RAISED)}" if exponent != 1 else "1"
     return number(value)
 
 

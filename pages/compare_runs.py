@@ -120,6 +120,8 @@ def costs(runs: list[Run], found: Comparison) -> None:
     steps = loaders.analysed(compare_step_cost, first)
     if steps["us"].notna().any():
         charts.show(step_cost_figure(steps, dark, f"Time of a {steps['per'].iloc[0]}"), "compare.steps")
+        if steps["source"].iloc[0] == "profile":
+            st.caption("Of profiled steps: the profiler makes them longer than those in the table.")
     memory = [(name, loaders.analysed(memory_breakdown, run)) for name, run in zip(labelled(first), first, strict=True)]
     parts = [one.parts.assign(run=name) for name, one in memory if one.total_bytes is not None]
     if parts:
@@ -139,13 +141,13 @@ def difference(changes: pd.DataFrame) -> pd.DataFrame:
         {
             "Run": row.run,
             "Part": row.label,
-            "First": words.size(row.first_bytes),
-            "Now": words.size(row.bytes),
+            "Reference": words.size(row.first_bytes),
+            "This run": words.size(row.bytes),
             "Why": row.why,
         }
         for row in moved.itertuples()
     ]
-    return pd.DataFrame(rows, columns=["Run", "Part", "First", "Now", "Why"])
+    return pd.DataFrame(rows, columns=["Run", "Part", "Reference", "This run", "Why"])
 
 
 def findings_beside(runs: list[Run]) -> None:

@@ -15,7 +15,7 @@ from amp_core.analysis import (
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import grad_norm_figure, scale_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, clicks, glossary, head, loaders, tables, words
+from pages.parts import cards, charts, clicks, empty, glossary, head, loaders, tables, words
 from pages.parts.hardware import ranks
 from pages.parts.numbers import prediction, tensor
 
@@ -40,6 +40,8 @@ def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
     if not about.has_scaler:
         return f"{recipe} has no loss scale: no step is skipped for it, and nothing is lifted out of underflow."
     ended = f"The scale went from {words.scale(about.first)} to {words.scale(about.last)}"
+    if about.first == about.last:
+        ended = f"The scale began and ended at {words.scale(about.last)}"
     span = f"{ended} and stayed between {words.scale(about.lowest)} and {words.scale(about.highest)}."
     if about.lowest == about.highest:
         span = f"The scale stood at {words.scale(about.last)} all the time."
@@ -53,11 +55,13 @@ def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
     """The scale now, steps skipped, and how often it went down and up."""
     clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
     share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
-    with st.container(horizontal=True):
+    left, right = cards.pairs()
+    with left:
         at_first = f"{words.scale(about.first)} at first"
         cards.card("Loss scale", words.scale(about.last), at_first, help_=glossary.tip("loss scaling"))
         cards.card("Skipped steps", words.count(about.skips), share, help_=glossary.tip("skipped step"))
-        down = f"in {words.plural(episodes, 'episode')} of skips"
+    with right:
+        down = f"in {words.plural(episodes, 'episode')} of skips" if episodes else "no step was skipped"
         cards.card("Backed off", f"{about.backoffs:,} ×", down, help_=glossary.tip("backoff"))
         cards.card("Grew", f"{about.growths:,} ×", clean, help_=glossary.tip("growth interval"))
 
@@ -123,6 +127,8 @@ if window:
     st.caption(prediction.about_window(window))
 ranks.agreement(run)
 
+if about.last is None and trace["grad_norm"].isna().all():
+    empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)
 norms = thin(trace, "step", "grad_norm", keep="skipped")
 charts.show(with_marks(grad_norm_figure(norms, dark=dark), phases, dark=dark), "loss_scale.norm")
 

@@ -34,8 +34,9 @@ def verdict(found: MemoryBreakdown) -> str:
     largest = found.parts[found.parts["category"] != "other"].nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if memory.on_cpu(found):
+        held = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
         return (
-            f"Tensors held most {words.escape(found.moment)}: mostly {named}. "
+            f"Tensors held most, {words.size(held)}, {words.escape(found.moment)}: mostly {named}. "
             f"The process as a whole stood at {words.size(found.total_bytes)} there."
         )
     return f"The peak of {words.size(found.total_bytes)} came {words.escape(found.moment)}: mostly {named}."
@@ -45,18 +46,17 @@ def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:
     """The row of cards: the peak, and that of each phase."""
     on_cpu = memory.on_cpu(found)
     column = "tensors_bytes" if on_cpu else "peak_bytes"
-    with st.container(horizontal=True):
+    left, right = cards.pairs()
+    with left:
         if on_cpu:
-            held = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
-            cards.card("In tensors, at most", words.size(held), "sum of storages", help_=memory.CPU)
             cards.card("Process", words.size(found.total_bytes), "resident set", help_=memory.CPU)
         else:
             reserved = f"{words.size(found.reserved_bytes)} reserved" if found.reserved_bytes else found.what
             cards.card("Peak", words.size(found.total_bytes), reserved, help_=memory.RESERVED)
-        for row in phases.itertuples():
-            cards.card(
-                f"Peak of {row.phase}", words.size(getattr(row, column)), "in tensors" if on_cpu else "allocated"
-            )
+    beside = "in tensors" if on_cpu else "allocated"
+    for number, row in enumerate(phases.itertuples()):
+        with right if number else left:
+            cards.card(f"Peak of {row.phase}", words.size(getattr(row, column)), beside, help_=memory.PHASES)
 
 
 def pick_step(steps: list[int]) -> int:
@@ -130,4 +130,4 @@ if len(trace):
     figure = memory_figure(trace, dark=dark, what=what_memory(run))
     charts.show(with_marks(figure, loaders.analysed(step_marks, run), dark=dark), "memory.trace")
 else:
-    empty.nothing("Memory was not measured at any step of this run.")
+    empty.nothing("Memory was not measured at any step of this run.", sample=True)

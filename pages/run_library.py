@@ -91,7 +91,6 @@ def uploads() -> None:
         "A packed run (.zip)",
         type=["zip"],
         key=f"library.zip.{turn}",
-        width=290,
         on_change=take,
         args=("zip",),
         help="`ampscope pack RUN` or Share makes one.",
@@ -101,7 +100,6 @@ def uploads() -> None:
         type=["json", "gz"],
         accept_multiple_files=True,
         key=f"library.trace.{turn}",
-        width=290,
         on_change=take,
         args=("trace",),
         help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
@@ -112,7 +110,6 @@ def uploads() -> None:
         type=["json", "parquet", "arrows", "log"],
         accept_multiple_files="directory",
         key=f"library.folder.{turn}",
-        width=290,
         on_change=take,
         args=("folder",),
         help="Choose the folder that directly contains run.json.",

@@ -48,12 +48,17 @@ def of_profile(run: Run) -> None:
     said = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
     found = loaders.analysed(diagnose, run)
     findings.banner(found, f"{said}. No training steps were recorded.", ended_well=True, run=run)
+    profiled(run)
+    findings.causes(found, run)
+    findings.remarks(found, run)
+
+
+def profiled(run: Run) -> None:
+    """The pages that show what a profiler saw of the run."""
     with st.container(horizontal=True):
         for table, file, label in PROFILED:
             if run.table(table).num_rows:
                 st.page_link(file, label=label, icon=":material/query_stats:")
-    findings.causes(found, run)
-    findings.remarks(found, run)
 
 
 def of_training(run: Run, entry: Entry) -> None:
@@ -65,6 +70,8 @@ def of_training(run: Run, entry: Entry) -> None:
     findings.banner(found, summary(view), ended_well=ended_well, run=run)
     tour.show(entry)
     glance.show(run, view, findings.to_tell(found, run))
+    if view.loss_first is None:  # an imported trace has steps and nothing else of a training
+        profiled(run)
     findings.causes(found, run)
     cards.show(run, view)
     findings.remarks(found, run)
@@ -73,15 +80,13 @@ def of_training(run: Run, entry: Entry) -> None:
     if view.loss_first is not None:
         loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=2000), dark=dark)
         charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
-    left, right = st.columns([3, 2])
-    with left:
-        phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
-        charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
-    with right:
-        memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
-        if len(memory):
-            held = memory_figure(memory, dark=dark, what=view.memory.what)
-            charts.show(with_marks(held, marks, dark=dark), "overview.memory")
+    # One below the other: at one width their steps stand below each other too, and no title is cut off.
+    phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
+    charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
+    memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
+    if len(memory):
+        held = memory_figure(memory, dark=dark, what=view.memory.what)
+        charts.show(with_marks(held, marks, dark=dark), "overview.memory")
     samples = loaders.analysed(device_samples, run)
     if len(samples):
         charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")

@@ -12,10 +12,12 @@ from pages.parts.hardware import profiled
 COLUMNS = {
     "label": st.column_config.TextColumn("Part", pinned=True),
     "frac": st.column_config.ProgressColumn("Share", **profiled.SHARE),
-    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f", width=110),
+    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f", width="small"),
 }
 
 SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
+
+GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is told apart."
 
 SMALL = 0.01  # shares of the time below this are not worth a clause
 
@@ -58,21 +60,29 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
 
 def show_cards(cost: StepCost, bound: Amdahl) -> None:
     """Step time, matrix share, idle device, launches."""
-    with st.container(horizontal=True):
+    left, right = cards.pairs()
+    with left:
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
         on = words.percent(cost.us("tensor") / cost.step_us)
         beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
         cards.card("Matrix work", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
-        share = words.percent(cost.us("data", "gaps") / cost.step_us)
+    with right:
         data = cost.us("data")
-        waiting = f"{words.percent(data / cost.step_us)} waiting for data" if data == data else "data is not marked"
-        name = "Python and waiting" if cost.on_cpu else "Device idle"
-        cards.card(name, share, waiting, help_=None if cost.on_cpu else glossary.tip("launch-bound"))
+        if cost.on_cpu:
+            waiting = f"and {words.percent(data / cost.step_us)} for data" if data == data else "data is not marked"
+            share = words.percent(cost.us("gaps") / cost.step_us)
+            cards.card("Python and waiting", share, waiting, help_=GAPS)
+        else:
+            waiting = f"{words.percent(data / cost.step_us)} for data" if data == data else "data is not marked"
+            share = words.percent(cost.us("data", "gaps") / cost.step_us)
+            cards.card("Device idle", share, waiting, help_=glossary.tip("launch-bound"))
         if cost.on_cpu:
             casts = words.percent(cost.us("cast") / cost.step_us)
             cards.card("Casts", casts, "between formats", help_=glossary.tip("cast"))
         else:
-            syncs = "syncs not recorded" if cost.syncs is None else f"{words.number(cost.syncs)} host syncs"
+            whole = cost.syncs is not None and cost.syncs == round(cost.syncs)
+            several = words.count(cost.syncs) if whole else words.number(cost.syncs)
+            syncs = "syncs not recorded" if cost.syncs is None else f"{several} host syncs"
             cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs, help_=SYNC)
 
 
@@ -86,7 +96,7 @@ def per(cost: StepCost) -> str:
 
 def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
-    shown = parts.assign(ms=parts["us"] / 1e3)
+    shown = parts[parts["us"] != 0].assign(ms=parts["us"] / 1e3)
     alt = "Parts of a step with their share and time."
     tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
 

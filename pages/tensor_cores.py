@@ -24,15 +24,16 @@ def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     if not use.matrix_us:
         return "No kernel of this window multiplies matrices: there is nothing that tensor cores could do."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
+    untold = f"; of {words.percent(use.unknown_frac)} the name does not tell" if use.unknown_frac else ""
     lead = "Tensor cores do the matrix work" if share >= 0.9 else "Tensor cores do part of the matrix work"
     said = (
         f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
-        f"kernels that use them; of another {words.percent(use.unknown_frac)} the name does not tell."
+        f"kernels that use them{untold}."
     )
     if share < 0.01:
         lead = "Tensor cores stand idle" if unknown < 0.5 else "Whether tensor cores are used cannot be told by name"
         said = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
-        said += f"{words.percent(use.matrix_frac)}; of {words.percent(use.unknown_frac)} the name does not tell."
+        said += f"{words.percent(use.matrix_frac)}{untold}."
     if stake["time_frac"].sum() >= WORTH_SAYING:
         first = stake.iloc[0]
         said += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "

@@ -211,7 +211,8 @@ def _caveat(run: Run) -> str | None:
         worst = int(share.argmax())
         if share[worst] > UNHEALTHY:
             return (
-                f"{share[worst]:.0%} of what was recorded of {found.names[worst]} lies at the bottom of {form.label}: "
+                f"{100 * share[worst]:.0f} % of what was recorded of {found.names[worst]} lies at the bottom of "
+                f"{form.label}: "
                 "as much again was lost before it could be counted, so predict from a run with a higher loss scale, in "
                 "BF16 or in FP32"
             )

@@ -99,7 +99,9 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         hoverinfo="skip",
         showlegend=False,
     )
-    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, 1.7 * float(share.max())])
+    room = 1.7 * float(share.max())  # for the numbers beside the bars; a share has no more than 100 %
+    ticks = [0, 0.2, 0.4, 0.6, 0.8, 1] if room > 1 else None
+    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, room], tickvals=ticks)
     figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
         tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],

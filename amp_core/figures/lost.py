@@ -39,6 +39,8 @@ def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predi
         if not len(predicted):
             return empty(title, f"None of the {total:,} tensors would lose {100 * LEAST:g} % or more.")
         title = f"{title}: the {len(predicted)} of {total:,} tensors that lose most"
+    if not (predicted[[c for c, *_ in _LOSSES]] > LEAST).any(axis=None):
+        return empty(title, "Nothing of what was recorded would be lost.")
     names = predicted["name"].tolist()
     figure = go.Figure()
     for column, label, meaning, hatch in _LOSSES:
@@ -61,15 +63,6 @@ def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predi
         autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
     )
     figure.update_yaxes(range=[len(names) - 0.5, -0.5], autorange=False)  # tensors without a bar keep their row
-    if not (predicted[[c for c, *_ in _LOSSES]] > LEAST).any(axis=None):
-        figure.add_annotation(
-            text="Nothing of what was recorded would be lost.",
-            x=0.5,
-            y=0.5,
-            xref="paper",
-            yref="paper",
-            showarrow=False,
-        )
     alt = f"Bars of predicted losses: of {total:,} tensors {under:,} would underflow in part and {over:,} overflow."
     height = min(1500, max(260, 150 + 30 * len(names)))
     return finished(figure, title, alt, height, barmode="group", bargap=0.25)

@@ -116,10 +116,11 @@ def calibration_skips(run: Run) -> list[Finding]:
     share = len(after_start) / summary.attempts
     if len(after_start) > 1 and share > OFTEN:
         return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
+    was = "was" if summary.skips == 1 else "were"
     return [
         found(
             "calibration-skips",
-            f"{summary.skips:,} of {summary.attempts:,} steps were skipped while the loss scale was being found",
+            f"{summary.skips:,} of {summary.attempts:,} steps {was} skipped while the loss scale was being found",
             "loss scale",
             steps=(first, last),
             value=float(summary.skips),

@@ -124,15 +124,19 @@ def _row(
     return row
 
 
+def _between(low: float, high: float) -> str:
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
 def _notes(wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range) -> tuple[str, ...]:
     slow, fast = efficiency.slow, efficiency.fast
     said = [
         f"{SAID} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, not "
         "kernels, data loading, clocks or what else runs there.",
-        f"The range takes {slow.tensor_cores:.0%} to {fast.tensor_cores:.0%} of the tensor cores' peak, "
-        f"{slow.cuda_cores:.0%} to {fast.cuda_cores:.0%} of the CUDA cores', {slow.bandwidth:.0%} to "
-        f"{fast.bandwidth:.0%} of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time "
-        "per operator: eager PyTorch, nothing compiled.",
+        f"The range takes {_between(slow.tensor_cores, fast.tensor_cores)} of the tensor cores' peak, "
+        f"{_between(slow.cuda_cores, fast.cuda_cores)} of the CUDA cores', {_between(slow.bandwidth, fast.bandwidth)} "
+        f"of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time per operator: eager "
+        "PyTorch, nothing compiled.",
     ]
     if factor is not None:
         said.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")

@@ -5,55 +5,103 @@ again at each look at a live run.
 """
 
 import base64
+from dataclasses import dataclass
 
 import numpy as np
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
 from pages.parts import glossary, loaders, words
 
+ACROSS = 3
+"""So many cards with a course stand in a row."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What one card says; `beside` is what the value is compared with."""
+
+    label: str
+    value: str
+    beside: str
+    course: list[float] | None = None
+    help: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return self.value != words.NONE
+
 
 def show(run: Run, view: Overview) -> None:
-    """Draw the cards of a run."""
+    """Draw the cards of a run. Of one that has ended, what was not recorded is named in a line below."""
+    cards = [_loss(run, view), *_scaling(run, view), *_speed(run, view), _memory(run, view)]
+    shown = cards if view.status == "running" else [one for one in cards if one.known]
+    for first in range(0, len(shown), ACROSS):
+        with st.container(horizontal=True):  # fewer in a row on a narrow page
+            for one in shown[first : first + ACROSS]:
+                card(one.label, one.value, one.beside, one.course, one.help)
+    if missing := [one.label.lower() for one in cards if one not in shown]:
+        st.caption(f"Not recorded: {', '.join(missing)}.")
+
+
+def _loss(run: Run, view: Overview) -> Card:
+    at_first = "not recorded" if view.loss_first is None else f"{words.loss(view.loss_first)} at first"
+    course = sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for"))
+    return Card("Loss", words.loss(view.loss_last), at_first, course, "Of the last step, and of the first.")
+
+
+def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
+    """The loss scale, and steps skipped for it."""
     trace = loaders.analysed(scale_trace, run)
+    each = trace["stands_for"]
+    octaves = np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0))  # each halving as high as another
+    value, beside, course = "none", "no scaler", sparkline(octaves, weights=each)
+    if view.scale.has_scaler:
+        moved = view.scale.growths or view.scale.backoffs
+        value = words.scale(view.scale.last)
+        beside = f"{view.scale.growths} × up, {view.scale.backoffs} × down" if moved else "has not moved"
+    elif view.scale.last is None:
+        value, beside, course = words.NONE, "not recorded", None
+    scale = Card("Loss scale", value, beside, course, glossary.tip("loss scaling"))
+    about_skips = glossary.tip("skipped step")
+    if not view.scale.skips_recorded:
+        return scale, Card("Skipped steps", words.NONE, "not recorded", help=about_skips)
+    so_far = sparkline((trace["skipped"] * each).astype(float).cumsum(), weights=each)
+    share = f"{words.percent(view.scale.skip_frac)} of steps"
+    return scale, Card("Skipped steps", words.count(view.scale.skips), share, so_far, about_skips)
+
+
+def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
+    """Time of a step, and samples in a second."""
+    step_ms, told = run.steps["step_ms"].astype(float), run.steps.get("stands_for")
+    quartiles = f"{words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
+    warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
+    known = view.speed.watch_frac is not None
+    watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
+    rate = sparkline(run.steps["samples"].astype(float) / step_ms, weights=told)
+    share = "Median of samples over step time, and the share of all time that went into watching."
+    return (
+        Card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms, weights=told), warm),
+        Card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share),
+    )
+
+
+def _memory(run: Run, view: Overview) -> Card:
     memory = loaders.analysed(memory_trace, run)
-    steps = run.steps
-    step_ms = steps["step_ms"].astype(float)
-    told, each = steps.get("stands_for"), trace["stands_for"]
-    octaves = sparkline(
-        np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0)), weights=each
-    )  # each halving as high as another
-    with st.container(horizontal=True):  # three in a row, fewer on a narrow page
-        at_first = "not recorded" if view.loss_first is None else f"{words.loss(view.loss_first)} at first"
-        card("Loss", words.loss(view.loss_last), at_first, sparkline(steps["loss"].astype(float), weights=told))
-        about_scale = glossary.tip("loss scaling")
-        if view.scale.has_scaler:
-            moved = view.scale.growths or view.scale.backoffs
-            moves = f"{view.scale.growths} × up, {view.scale.backoffs} × down" if moved else "has not moved"
-            card("Loss scale", words.scale(view.scale.last), moves, octaves, about_scale)
-        elif view.scale.last is None:
-            card("Loss scale", words.NONE, "not recorded", help_=about_scale)
-        else:
-            card("Loss scale", "none", "no scaler", octaves, about_scale)
-        if view.scale.skips_recorded:
-            so_far = sparkline((trace["skipped"] * each).astype(float).cumsum(), weights=each)
-            share = f"{words.percent(view.scale.skip_frac)} of steps"
-            card("Skipped steps", words.count(view.scale.skips), share, so_far, glossary.tip("skipped step"))
-        else:
-            card("Skipped steps", words.NONE, "not recorded", help_=glossary.tip("skipped step"))
-    with st.container(horizontal=True):
-        quartiles = f"{words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
-        warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
-        card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms, weights=told), warm)
-        known = view.speed.watch_frac is not None
-        watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
-        rate = sparkline(steps["samples"].astype(float) / step_ms, weights=told)
-        share = "Median of samples over step time, and the share of all time that went into watching."
-        card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share)
-        peak = words.size(view.memory.peak_bytes)
-        held = sparkline(memory["allocated_bytes"] / 2**20, weights=memory["stands_for"])
-        card("Peak memory", peak, view.memory.what if view.memory.peak_bytes is not None else "not recorded", held)
+    held = sparkline(memory["allocated_bytes"] / 2**20, weights=memory["stands_for"])
+    beside = "not recorded" if view.memory.peak_bytes is None else view.memory.what.partition(" of ")[0]
+    return Card(
+        "Peak memory", words.size(view.memory.peak_bytes), beside, held, f"Highest at any step: {view.memory.what}."
+    )
+
+
+def pairs() -> list[DeltaGenerator]:
+    """Two places for two cards each: four in a row, and two below two on a narrow page, so that no value is cut off."""
+    row = st.container(horizontal=True)
+    return [row.container(horizontal=True) for _ in range(2)]
 
 
 def card(label: str, value: str, beside: str, course: list[float] | None = None, help_: str | None = None) -> None:

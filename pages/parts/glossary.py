@@ -8,7 +8,7 @@ import streamlit as st
 from amp_core.glossary import TERMS, explained
 from pages.parts.verdict import findings
 
-WIDTH = 420
+WIDTH = 480
 """Of a card in pixels: two stand beside each other on a page of usual width."""
 
 

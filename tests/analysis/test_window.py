@@ -149,7 +149,7 @@ def test_a_recording_that_had_lost_values_says_so(tmp_path):
     fine = [row("fc", [1, 5, 100, 100], -20, kind="output_grad", dtype="float16")]
     assert window(tmp_path / "a", fine).caveat is None
     bottom = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="float16")]
-    assert "17% of what was recorded of fc lies at the bottom of FP16" in str(window(tmp_path / "b", bottom).caveat)
+    assert "17 % of what was recorded of fc lies at the bottom of FP16" in str(window(tmp_path / "b", bottom).caveat)
     wide = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="bfloat16")]
     assert window(tmp_path / "c", wide).caveat is None
 

@@ -102,7 +102,7 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
-    "lost_figure": lambda run: (analysis.what_if(run, ("fp16",), (8,), (kind(run),)),),
+    "lost_figure": lambda run: (analysis.what_if(run, ("fp16",), (-20,), (kind(run),)),),
     "answer_figure": lambda run: (of_steps(run, analysis.answer_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),

@@ -246,7 +246,7 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     runs = next(one.value for one in app.dataframe if "Half of steps (ms)" in one.value)
     assert set(runs["Run"]) == {"fp32", "fp16", "bf16"}
     said = words(app).replace("*", "")
-    assert "FP16: 2.00 × faster, 40.0 % less memory, too few seeds to tell whether it learns the same" in said
+    assert "fp16: 2.00 × faster, 40.0 % less memory, too few seeds to tell whether it learns the same" in said
     assert "did not take turns" in said
     copied = next(one.value for one in app.code)
     assert copied.startswith("| Recipe | Seeds |") and "| fp16 |" in copied
@@ -282,4 +282,4 @@ def test_compare_leaves_out_what_cannot_be_read(three, home, open_app):
     app = open_app("pages/compare_runs.py", run="sample/fp32")
     assert not app.exception
     assert "fp16 is left out" in app.error[0].value
-    assert "BF16" in words(app)
+    assert "bf16" in words(app)

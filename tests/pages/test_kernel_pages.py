@@ -28,7 +28,7 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     use = tensor_core_use(load_run(home.runs / "a"))
     assert not app.exception
     assert f"Tensor cores do the matrix work: {percent(use.matrix_tensor_frac)} of its time" in words(app)
-    assert f"of another {percent(use.unknown_frac)} the name does not tell" in words(app)
+    assert f"; of {percent(use.unknown_frac)} the name does not tell" in words(app)
     assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
     assert metric(app, "Unknown by name").value == percent(use.unknown_frac)
     assert metric(app, "Tensor pipe busy, by counter").value == "–"

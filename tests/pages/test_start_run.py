@@ -212,7 +212,7 @@ def test_tf32_is_offered_where_the_gpu_has_it(home, open_app, monkeypatch, capab
     )
     app = open_app(START)
     assert ("TF32" in field(app, "precisions").options) == offered
-    assert ("from Ampere on have it, which Tesla (cuda:0) is not." in words(app)) == (not offered)
+    assert ("TF32 is not offered on Tesla (cuda:0): only NVIDIA" in words(app)) == (not offered)
     field(app, "precisions").set_value(["fp32"] + ["tf32"] * offered).run()
     field(app, "device").set_value("cpu").run()
     assert not app.exception and field(app, "precisions").value == ["fp32"]

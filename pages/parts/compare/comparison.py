@@ -60,8 +60,8 @@ _PINNED = st.column_config.TextColumn(pinned=True)
 def verdict(found: Comparison) -> None:
     """The answer, one line per recipe, and against what."""
     first = found.recipes.iloc[0]
-    answers = [answer.partition(": ") for answer in found.answers.values()]
-    lines = [f"**{words.escape(name)}**: {words.escape(rest)}" for name, _, rest in answers]
+    answers = {name: answer.partition(": ")[2] for name, answer in found.answers.items()}
+    lines = [f"**{words.escape(name)}**: {words.escape(answer)}" for name, answer in answers.items()]
     # One answer is the page's headline; several are a list, which is read faster than so many headlines.
     st.markdown(f"##### {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
     against = f"Against **{words.escape(first['recipe'])}**"

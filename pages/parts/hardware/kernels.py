@@ -78,11 +78,13 @@ def counter(use: TensorCoreUse) -> str:
 
 def shares(use: TensorCoreUse) -> None:
     """Shares of matrix time, of kernel time, what is unknown, and the counter."""
-    with st.container(horizontal=True):
+    left, right = cards.pairs()
+    with left:
         beside = f"matrix work: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
         cards.card("Of matrix time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
         cards.card("Of all kernel time", words.percent(use.tensor_frac), f"{use.kernel_us / 1e3:,.4g} ms in all")
+    with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
         cards.card("Unknown by name", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
         beside = "not recorded" if use.counter_frac is None else "of wall time"

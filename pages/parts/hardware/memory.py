@@ -16,6 +16,7 @@ CPU = (
     "On a CPU nothing counts allocations. The categories are sums over tensors; the process as a whole, Python and "
     "libraries included, is the resident set."
 )
+PHASES = "The most that was held at any moment of that phase of the step."
 TABLE = {
     "Part": st.column_config.TextColumn(pinned=True),
     "Held": st.column_config.TextColumn(),

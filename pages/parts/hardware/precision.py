@@ -107,7 +107,8 @@ def cards(view: PrecisionMap) -> None:
     """Numbers at the top."""
     made = view.casts[view.casts["cast_by"] == "autocast"]
     waste = view.casts[["repeated", "undone"]].sum().sum()
-    with st.container(horizontal=True):
+    left, right = card_parts.pairs()
+    with left:
         region = label(view.autocast) if view.autocast else ("off" if view.has_policies else words.NONE)
         lists = f"{view.device.upper()} lists" if view.device else "device unknown"
         card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
@@ -118,21 +119,23 @@ def cards(view: PrecisionMap) -> None:
             ", ".join([*shares[1:3], f"by {view.weighed_by}"]),
             help_="Products of matrices, convolutions, attention, recurrent layers; forward and backward.",
         )
-        if view.has_policies:
-            card_parts.card(
-                "Casts by autocast",
-                words.count(made["count"].sum()),
-                f"{words.size(made['bytes'].sum())}, {words.count(view.cache_hits)} × from cache",
-                help_="What they wrote in this step, and how often an operator took the 16-bit copy of a weight that "
-                "autocast had made for another. The gradients of casts in backward are not counted.",
-            )
-            total = int(view.casts["count"].sum())
-            card_parts.card(
-                "Casts without need",
-                words.count(waste),
-                f"of {words.count(total)} casts of all kinds",
-                help_="Of a tensor that had been cast before, or of a cast's result back again.",
-            )
+    if not view.has_policies:
+        return
+    with right:
+        card_parts.card(
+            "Casts by autocast",
+            words.count(made["count"].sum()),
+            f"{words.size(made['bytes'].sum())}, {words.count(view.cache_hits)} × from cache",
+            help_="What they wrote in this step, and how often an operator took the 16-bit copy of a weight that "
+            "autocast had made for another. The gradients of casts in backward are not counted.",
+        )
+        total = int(view.casts["count"].sum())
+        card_parts.card(
+            "Casts without need",
+            words.count(waste),
+            f"of {words.count(total)} casts of all kinds",
+            help_="Of a tensor that had been cast before, or of a cast's result back again.",
+        )
 
 
 def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:

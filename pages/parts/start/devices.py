@@ -75,7 +75,7 @@ def no_tf32(device: str | None) -> str | None:
         if capability is None or capability >= AMPERE:
             return None
     name = words.escape(dict(available()[0])[chosen])
-    return f"TF32 is not offered: only NVIDIA GPUs from Ampere on have it, which {name} is not."
+    return f"TF32 is not offered on {name}: only NVIDIA GPUs from Ampere on have it."
 
 
 def one_gpu(device: str | None) -> str | None:

@@ -20,7 +20,7 @@ STEPS = (
 )
 
 
-WIDTH = 280
+WIDTH = 300
 """Pixels of a step: three stand side by side."""
 
 
