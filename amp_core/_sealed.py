@@ -31,6 +31,8 @@ class Group:
     first: int
     last: int
     largest: dict[str, float]
+    same: dict[str, int | str]
+    """Columns of whole numbers or text whose value is the same in all rows: nothing of them needs to be decoded."""
 
 
 class Sealed:
@@ -73,7 +75,7 @@ class Sealed:
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""
-        needed = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
+        asked = [c for c in self._columns if c in {"step", *columns} - {"name", "kind"}]
         told: list[str] = [c for c in ("name", "kind") if c in self._columns]
         parts = [TENSORS.schema.empty_table()]
         for group in self.groups:
@@ -82,8 +84,10 @@ class Sealed:
                 keys = file.read_row_group(group.index, columns=told, use_threads=False)
                 rows = np.flatnonzero(_equal(keys, "name", name) & _equal(keys, "kind", kind))
                 if len(rows):
+                    needed = [c for c in asked if c == "step" or c not in group.same]
                     found = file.read_row_group(group.index, columns=needed, use_threads=False).take(pa.array(rows))
-                    for column, value in (("name", name), ("kind", kind)):
+                    known = {c: v for c, v in group.same.items() if c in asked and c not in needed}
+                    for column, value in ({"name": name, "kind": kind} | known).items():
                         found = found.append_column(column, pa.repeat(value, len(rows)))
                     parts.append(self._conformed(found))
         return pa.concat_tables(parts, promote_options="default").select(columns)
@@ -107,18 +111,25 @@ class Sealed:
 
     def _group(self, index: int) -> Group:
         meta = self._metadata.row_group(index)
-        largest, ends = {}, None
+        largest: dict[str, float] = {}
+        same: dict[str, int | str] = {}
+        ends = None
         for i in range(meta.num_columns):
             column = meta.column(i)
             told = column.statistics
-            if told is not None and told.has_min_max and isinstance(told.max, int | float):
-                largest[column.path_in_schema] = float(told.max)
-                if column.path_in_schema == "step":
-                    ends = int(told.min), int(told.max)
+            if told is None or not told.has_min_max:
+                continue
+            name, low, high = column.path_in_schema, told.min, told.max
+            if isinstance(high, int | float):
+                largest[name] = float(high)
+                if name == "step":
+                    ends = int(low), int(high)
+            if type(high) in (int, str) and low == high and told.has_null_count and told.null_count == 0:
+                same[name] = high  # of floats they leave NaN out
         if ends is None:  # another writer left the statistics out
             steps = self._opened().read_row_group(index, columns=["step"]).column("step")
             ends = int(pc.min(steps).as_py() or 0), int(pc.max(steps).as_py() or 0)
-        return Group(index, *ends, largest)
+        return Group(index, *ends, largest, same)
 
     def _opened(self, coded: list[str] | None = None) -> pq.ParquetFile:
         return pq.ParquetFile(self._path, metadata=self._metadata, read_dictionary=coded)

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from amp_core import RunError, load_run
 from amp_core.analysis import class_shares, sampled_steps
 from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
 from amp_core.extract import Extract, open_extract
+from amp_core.runlog import RunWriter
 from tests import synthetic
 from tests.serve.big_runs import SPIKE, big_run, write_steps, write_tensors
 
@@ -77,6 +79,32 @@ def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:
     whole = load_run(long).tensors(kind="output_grad", name=SPIKED)[columns]
     assert found.to_pandas().equals(whole.reset_index(drop=True))
     assert Extract(long, most_rows=100).of_tensor("activation", SPIKED, columns).num_rows == 0
+
+
+def test_columns_of_one_value_are_not_decoded_and_null_is_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list(range(40))
+    rows = {"step": steps, "name": ["a"] * 40, "kind": ["weight_grad"] * 40, "dtype": ["float16"] * 40, "inf": [0] * 40}
+    rows |= {"zero": [7, None] * 20, "rms": [1.0, float("nan")] * 20}  # null and NaN are not in a footer's ends
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append("tensors", rows)
+    whole = load_run(tmp_path / "run").tensors()
+    run = Extract(tmp_path / "run", most_rows=10)
+    run.table("tensors")
+    read: list[str] = []
+    decode = pq.ParquetFile.read_row_group
+
+    def seen(self: pq.ParquetFile, group: int, columns: list[str], **more: object) -> pa.Table:
+        read.extend(columns)
+        return decode(self, group, columns=columns, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", seen)
+    columns = ["step", "dtype", "inf", "zero", "rms", "nan"]
+    found = run.of_tensor("weight_grad", "a", columns).to_pandas()
+    assert sorted(read) == ["kind", "name", "nan", "rms", "step", "zero"]
+    pd.testing.assert_frame_equal(found, whole[columns])
+    assert found["zero"].isna().sum() == 20
 
 
 @pytest.mark.parametrize("most", [60, 10_000])
