@@ -24,9 +24,9 @@ from amp_core.train.max_batch import (
     MaxBatch,
     Trial,
     check,
-    free_bytes,
     in_bytes,
     largest_batch,
+    limit_of,
 )
 
 _UNITS = {"": 1, "B": 1} | {
@@ -73,9 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.task is not None:
         raise RunError("max_batch=True takes --workload; leave FILE.py:FUNCTION out")
     config = _with_device(TrainConfig.from_dict(settings(arguments)))
-    limit = parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None
-    if limit is None and config.device == "cpu":
-        limit = int(SHARE_OF_FREE * free_bytes())
+    limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
     options = {"limit_bytes": limit, "most": arguments.most, "timeout_s": arguments.timeout}
     check(config, **options)
     bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"

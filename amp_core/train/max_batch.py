@@ -99,6 +99,7 @@ def largest_batch(
     whose batches cannot be sized, for what `train` refuses, and where a trial fails for another reason than memory.
     """
     check(config, limit_bytes=limit_bytes, most=most, timeout_s=timeout_s)
+    limit_bytes = limit_of(config, limit_bytes)
     spec = config.spec
     assert spec is not None
     attempt = attempt or try_batch
@@ -133,12 +134,19 @@ def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s:
         raise RunError(
             f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
         )
+    if config.device == "auto":
+        raise RunError("device='auto' does not say what guards the memory; give cpu, cuda or cuda:N")
     for name, value in (("most", most), ("memory_limit", limit_bytes if limit_bytes is not None else 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunError(f"{name}={value!r} is not possible; give a whole number of 1 or more")
     seconds: object = timeout_s
     if not isinstance(seconds, int | float) or not seconds > 0:
         raise RunError(f"timeout={timeout_s!r} is not possible; give seconds above 0")
+
+
+def limit_of(config: TrainConfig, given: int | None) -> int | None:
+    """The limit to keep to: the one that was given, else on a CPU `SHARE_OF_FREE`, else None: what the device has."""
+    return int(SHARE_OF_FREE * free_bytes()) if given is None and config.device == "cpu" else given
 
 
 def _next(fits: int, fails: int, most: int, trials: list[Trial], limit_bytes: int | None) -> int:

@@ -1,11 +1,13 @@
 """The search for the largest batch: exact, few trials, and no trial can take the search or the machine with it."""
 
+import dataclasses
 import json
 import os
 import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from amp_core.train._batch_trial import out_of_memory, tried
 from amp_core.train.max_batch import MaxBatch, Trial, free_bytes, in_bytes, largest_batch
 
 MIB = 2**20
-CONFIG = TrainConfig(workload="digits-cnn", precision="fp32", device="cpu")
+CONFIG = TrainConfig(workload="digits-cnn", precision="fp32", device="cuda")
 
 
 def machine(capacity, *, bytes_per_sample=MIB, base=100 * MIB, noise=0):
@@ -68,6 +70,20 @@ def test_where_not_even_one_fits_that_is_the_answer():
     assert found.largest is None and found.next_larger == 1
     assert found.in_words() == "not even a batch of 1 fits: out of memory"
     assert [t.batch_size for t in found.trials] == [32, 16, 8, 4, 2, 1]
+
+
+def test_on_a_cpu_no_trial_goes_without_a_limit():
+    limits = []
+
+    def attempt(config, limit_bytes, timeout_s):
+        limits.append(limit_bytes)
+        return machine(40)(config, limit_bytes, timeout_s)
+
+    found = largest_batch(dataclasses.replace(CONFIG, device="cpu"), attempt=attempt)
+    assert set(limits) == {found.limit_bytes} and 0 < found.limit_bytes < psutil.virtual_memory().total
+    assert search(40).limit_bytes is None  # what a GPU has is the limit
+    with pytest.raises(RunError, match="device='auto' does not say"):
+        largest_batch(dataclasses.replace(CONFIG, device="auto"), attempt=attempt)
 
 
 def test_each_trial_is_told_and_trains_few_steps_without_evaluation():
