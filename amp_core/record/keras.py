@@ -286,10 +286,13 @@ def _rows(data: Any) -> Any:
 
 
 def _as_torch(array: Any) -> torch.Tensor:
-    """NumPy's array as a tensor of its own: TensorFlow may use the memory again."""
+    """NumPy's array as a tensor on the same memory, which TensorFlow leaves alone as long as the array lives; a number
+    as a tensor of its own."""
+    if not array.shape:
+        return torch.tensor(array.item(), dtype=_wide(array.dtype.kind))
     if str(array.dtype) == "bfloat16":  # which NumPy itself does not have
-        return torch.from_numpy(array.view("uint16").copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy()) if array.shape else torch.tensor(array.item(), dtype=_wide(array.dtype.kind))
+        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _wide(kind: str) -> torch.dtype:
