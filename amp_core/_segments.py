@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amp_core._bounds import read_bounded, refuse_compressed, refuse_large
+from amp_core._thinning import STANDS_FOR
 from amp_core.schema import RunError, Table
 
 AT_ONCE = 256
@@ -172,7 +173,8 @@ def _body_length(metadata: memoryview) -> int:
 
 
 def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
-    """`found` with the promised columns, in the promised types and order, then whatever else it had."""
+    """`found` with the promised columns, in the promised types and order, then whatever else it had but `STANDS_FOR`,
+    which is for `_thinning` alone to say."""
     try:
         given = found.column_names
     except UnicodeDecodeError:
@@ -198,7 +200,7 @@ def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
         arrays.append(values)
         names.append(column.name)
     for name in found.column_names:
-        if name not in names:
+        if name not in names and name != STANDS_FOR:
             arrays.append(found.column(name))
             names.append(name)
     return pa.Table.from_arrays(arrays, names=names)

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import RunError, load_run
+from amp_core import RunError, diagnose, load_run
+from amp_core.analysis import overview
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
@@ -125,3 +126,14 @@ def test_repr_names_the_run(tmp_path: Path) -> None:
     run: Run = load_run(tmp_path / "a")
     assert repr(run) == f"Run('my run', finished, {str(tmp_path / 'a')!r})"
     assert dataclasses.replace(run.head, name="").name == "" and run.name == "my run"
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrows"])
+@pytest.mark.parametrize("said", [["many", None, ""], [7, 7, 7]])
+def test_a_file_has_no_say_in_how_many_steps_a_row_stands_for(theirs: Path, said: list[object], form: str) -> None:
+    steps = FOREIGN_STEPS.append_column("stands_for", pa.array(said))
+    file = theirs / f"steps.{form}"
+    pq.write_table(steps, file) if form == "parquet" else write_stream(steps, file)
+    run = load_run(theirs)
+    assert "stands_for" not in run.steps and "perplexity" in run.steps
+    assert overview(run).steps_done == 3 and isinstance(diagnose(run), list)
