@@ -151,6 +151,8 @@ def collect(events: Iterable[dict[str, Any]]) -> Kept:
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
             continue
+        if len(spans) + len(calls) + len(work) >= MAX_EVENTS:
+            raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
         arguments = event.get("args")
         if not isinstance(arguments, dict):
             arguments = {}
@@ -190,8 +192,6 @@ def collect(events: Iterable[dict[str, Any]]) -> Kept:
         spans.sequence.append(_whole(arguments.get("Sequence number")))
         spans.forward_thread.append(_whole(arguments.get("Fwd thread id")))
         spans.external.append(_whole(arguments.get("External id", arguments.get("external id"))))
-        if len(spans) + len(calls) + len(work) > MAX_EVENTS:
-            raise RunError(f"the trace has more than {MAX_EVENTS:,} events; profile fewer steps at a time")
     kept.threads = len(threads)
     if not (len(spans) or len(work)):
         raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amp_core import RunError
-from amp_core.traces import _stream, read_trace
+from amp_core.traces import _collect, _stream, read_trace
 from amp_core.traces._stream import TraceStream
 from tests.traces.made import training, write
 
@@ -210,3 +210,13 @@ def test_damaged_bytes_are_rows_or_one_sentence(tmp_path, data):
     file = tmp_path / "t.json"
     file.write_bytes(bytes(bad))
     read_or_say(file)
+
+
+@pytest.mark.parametrize("sort", ["cpu_op", "cuda_runtime", "kernel"])
+def test_more_events_than_any_trace_has_are_refused_whatever_they_are(monkeypatch, sort):
+    monkeypatch.setattr(_collect, "MAX_EVENTS", 3)
+    event = {"ph": "X", "cat": sort, "name": "cudaLaunchKernel", "ts": 1, "dur": 1}
+    with pytest.raises(RunError, match="more than 3 events"):
+        _collect.collect([event] * 4)
+    if sort != "cuda_runtime":
+        assert len(_collect.collect([event] * 3).spans) in (0, 3)
