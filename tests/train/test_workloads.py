@@ -160,6 +160,13 @@ def whole():
     model, data, loss_fn = triple()
     return Workload(model, data, loss_fn, held_out=data[:1])
 
+def workers():
+    class Loader(torch.utils.data.DataLoader):
+        def __iter__(self):
+            raise RuntimeError("workers were started")
+
+    return nn.Linear(4, 2), Loader([1, 2], num_workers=2), print
+
 def pair(): return 1, 2
 def no_model(): return "model", [1], print
 def one_pass(): return nn.Linear(4, 2), iter([1]), print
@@ -186,6 +193,10 @@ def test_own_workload_is_seeded_and_checked(own_file, function):
     assert first.loss_fn(first.model, next(iter(first.batches))).ndim == 0
 
 
+def test_batches_of_an_own_workload_are_not_begun_to_be_checked(own_file):
+    assert len(build(TrainConfig(workload=f"{own_file}:workers")).batches) == 2
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -195,7 +206,7 @@ def test_own_workload_is_seeded_and_checked(own_file, function):
         ("no_model", "returned a value of type str as model"),
         ("one_pass", "give a list or a DataLoader, which can be gone through again"),
         ("no_loss", "returned a value of type int as loss_fn"),
-        ("breaks", "failed at line 19: KeyError: 'x'"),
+        ("breaks", "failed at line 26: KeyError: 'x'"),
     ],
 )
 def test_own_workload_that_is_wrong_is_refused(own_file, function, said):

@@ -13,7 +13,7 @@ The file is executed: it is the user's own program, and never comes from a run f
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -75,7 +75,8 @@ def _checked(returned: object, named: str) -> Workload:
         raise RunError(f"{named} returned {_kind(returned)}; {right}")
     if not isinstance(workload.model, torch.nn.Module):
         raise RunError(f"{named} returned {_kind(workload.model)} as model; {right} with a torch.nn.Module")
-    if not isinstance(workload.batches, Iterable) or iter(workload.batches) is workload.batches:
+    # Not asked for with `iter`: a DataLoader would start its workers for it.
+    if not isinstance(workload.batches, Iterable) or isinstance(workload.batches, Iterator):
         raise RunError(
             f"{named} returned {_kind(workload.batches)} as batches; give a list or a DataLoader, "
             "which can be gone through again"
