@@ -78,14 +78,16 @@ def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale:
     lost = nonzero & (r == 0)
     mass = g.abs()
     norm, norm_recipe = g.norm(), r.norm()
+    finite = torch.isfinite(r)
+    rel_error = (r - g).norm() / norm
     return torch.stack(
         [
             torch.full((), g.numel(), dtype=torch.float64, device=g.device),
             nonzero.sum().to(torch.float64),
             lost.sum().to(torch.float64),
-            (~torch.isfinite(r)).sum().to(torch.float64),
+            (~finite).sum().to(torch.float64),
             (mass * lost).sum() / mass.sum(),
-            (r - g).norm() / norm,
+            torch.where(finite.all(), rel_error, torch.nan),
             (r * g).sum() / (norm * norm_recipe),
         ]
     )

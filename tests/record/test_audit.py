@@ -212,3 +212,11 @@ def test_misuse_is_one_sentence(tmp_path):
             rec.audit(lambda: model(x))
         optimizer.step()
     assert len(load_run(tmp_path / "run").steps) == 1
+
+
+@pytest.mark.parametrize("broken", [float("inf"), float("-inf"), float("nan")])
+def test_of_a_gradient_that_is_not_finite_neither_error_nor_cosine_is_known(broken):
+    g = torch.tensor([1.0, -2.0, 3.0])
+    found = dict(zip(COLUMNS, compare_gradients(g, torch.tensor([2.0, broken, 6.0]), 2.0).tolist(), strict=True))
+    assert np.isnan(found["rel_error"]) and np.isnan(found["cosine"])
+    assert (found["nonfinite"], found["lost"], found["numel"]) == (1, 0, 3)
