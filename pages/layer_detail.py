@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.analysis import kinds_present, step_marks, what_if
-from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace
+from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, to_draw
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
 from amp_core.formats import FORMATS
@@ -46,15 +46,15 @@ health = layer_health(trace)
 with answer:
     head.verdict(tensor.verdict(name, kind, health, trace["dtype"].iloc[-1]))
 dark = charts.dark()
-shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unscaled)
-shares = shares[shares["step"].between(first, last)]
+shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unscaled, within=(first, last))
 marks = loaders.analysed(step_marks, run)
 marks = marks[marks["step"].between(first, last)]
 values = "loss scale taken out" if unscaled else "as stored"
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values)
 charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
-charts.show(with_marks(classes_over_time(trace, dark=dark), marks, dark=dark), "layer.classes")
-magnitudes = magnitude_figure(trace, tuple(formats), dark, values="as stored")
+drawn = to_draw(trace)
+charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")
+magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
 charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
 
 st.subheader("What another format or loss scale would do to it", anchor=False)

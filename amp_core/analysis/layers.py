@@ -14,11 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.ranges import CLASSES, _floats, _histograms, _rows
+from amp_core.analysis.thin import thin
 from amp_core.run import Run
 from amp_core.schema import RunError
 
-MOST_STEPS = 1500
-"""So many columns a histogram over time has at most; neighbouring steps are added up beyond."""
+MOST_STEPS = 500
+"""So many columns a histogram over time has at most, each two pixels wide; neighbouring steps are added up beyond."""
+MOST_POINTS = 1000
+"""So many steps the curves of a tensor need."""
 
 SUBNORMAL_LIMIT = 0.05
 """Share of nonzero values from which on subnormal ones are called many: at 5 %, much below them was lost."""
@@ -95,15 +98,35 @@ def layer_health(trace: pd.DataFrame) -> LayerHealth:
     )
 
 
+def to_draw(trace: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
+    """Of `layer_trace` the steps that curves need: of each stretch those of the largest and the smallest magnitude and
+    of the most and the fewest subnormal values, and one at least that holds infinite or NaN values."""
+    if len(trace) <= most:
+        return trace
+    bad = trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0
+    kept = [
+        thin(trace.assign(bad=bad), "step", column, most // 2, keep="bad") for column in ("absmax", "subnormal_frac")
+    ]
+    return trace[trace["step"].isin(pd.concat(kept)["step"])].reset_index(drop=True)
+
+
 def layer_exponents(
-    run: Run, kind: str, name: str, true_exponents: bool = False, most: int = MOST_STEPS
+    run: Run,
+    kind: str,
+    name: str,
+    true_exponents: bool = False,
+    within: tuple[int, int] | None = None,
+    most: int = MOST_STEPS,
 ) -> pd.DataFrame:
     """The tensor's histogram over time: step, exponent, share (of the finite nonzero values of that step), count.
 
-    `true_exponents` divides by the loss scale of each step. Of more than `most` sampled steps neighbouring ones are
-    added up under the first of them. Raises `RunError` for an unknown tensor.
+    `true_exponents` divides by the loss scale of each step; `within` are the first and the last step to look at. Of more than
+    `most` sampled steps neighbouring ones are added up under the first of them. Raises `RunError` for an unknown
+    tensor.
     """
     table = _of_tensor(run, kind, name)
+    if within is not None:
+        table = table.filter((pc.field("step") >= within[0]) & (pc.field("step") <= within[1]))
     first, bins = _histograms(table, true_exponents)
     steps, code = np.unique(_floats(table, "step").astype(np.int64), return_inverse=True)
     together = max(1, -(-len(steps) // most))

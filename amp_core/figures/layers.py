@@ -132,7 +132,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
         )
     put(figure, xaxis={"title": "step"})
     put(figure, yaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1.08], "fixedrange": True})
-    alt = f"Classes of values over {len(trace):,} sampled steps; {len(bad):,} of them hold infinities or not-a-number."
+    alt = f"Classes of values {_over(trace)}; {len(bad):,} of them with infinities or not-a-number."
     return finished(
         figure,
         title,
@@ -195,8 +195,12 @@ def magnitude_figure(
     put(figure, shapes=lines, annotations=labels)
     put(figure, xaxis={"title": "step"})
     put(figure, yaxis={"title": f"magnitude ({values})", **log2_axis(low - room, high + 2 * room)})
-    alt = f"Magnitudes over {len(trace):,} sampled steps, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
+    alt = f"Magnitudes {_over(trace)}, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
     return finished(figure, title, alt, 340, hovermode="x unified")
+
+
+def _over(trace: pd.DataFrame) -> str:
+    return f"over the sampled steps {trace['step'].iloc[0]:,} to {trace['step'].iloc[-1]:,}"
 
 
 def _log2(values: "pd.Series[float]") -> np.ndarray:

@@ -10,13 +10,16 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.marks import MANY
 from amp_core.figures.style import (
     DASHES,
     colour,
+    comb,
     empty,
     faded,
     finished,
     log2_axis,
+    mended,
     numbers,
     power_of_two,
     put,
@@ -118,9 +121,9 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     low, high = limits or (-1.0, 0.0)
     room = max(1.0, 0.06 * (high - low))
     figure = go.Figure()
-    norm = trace["grad_norm"].where(np.isfinite(trace["grad_norm"]))
+    steps, norm = mended(trace["step"], trace["grad_norm"].where(np.isfinite(trace["grad_norm"])))
     figure.add_scatter(
-        x=numbers(trace["step"]),
+        x=numbers(steps),
         y=numbers(norm),
         mode="lines+markers" if len(trace) < 3 else "lines",
         line={"color": colour("norm", dark), "width": 1.6},
@@ -128,10 +131,11 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
         name="gradient norm",
         hovertemplate="step %{x:,}: length of the whole gradient %{y:.3g}<extra></extra>",
     )
+    top = high + 1.5 * room
     if bad.any():
-        _crosses(figure, trace["step"][bad], 2.0 ** (high + room), "not finite: step skipped", dark)
+        _on_the_edge(figure, trace["step"][bad], high + room, top, "not finite: step skipped", dark)
     put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
-    put(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - room, high + 1.5 * room)})
+    put(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - room, top)})
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finished(figure, title, alt)
 
@@ -168,12 +172,17 @@ def memory_figure(
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
 
-def _crosses(figure: go.Figure, steps: "pd.Series[Any]", y: float, name: str, dark: bool) -> None:
+def _on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: float, name: str, dark: bool) -> None:
+    """A cross for each step at 2^`at`; of many, which would lie on each other, a stroke from the edge 2^`top` down."""
+    hue = colour("skipped", dark)
+    places, strokes = numbers(steps), len(steps) > MANY
+    x, y = comb(places, 2.0 ** (top + 4), 2.0**at) if strokes else (places, np.full(len(steps), 2.0**at))
     figure.add_scatter(
-        x=numbers(steps),
-        y=np.full(len(steps), y, dtype=np.float32),
-        mode="markers",
-        marker={"symbol": "x", "size": 8, "color": colour("skipped", dark)},
+        x=x,
+        y=numbers(y),
+        mode="lines" if strokes else "markers",
+        line={"color": hue, "width": 1.6},
+        marker={"symbol": "x", "size": 8, "color": hue},
         name=name,
         hovertemplate=f"step %{{x:,}}: {name}<extra></extra>",
     )

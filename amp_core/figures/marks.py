@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, numbers, put, shortened
+from amp_core.figures.style import colour, comb, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
@@ -17,7 +17,8 @@ ROW = 0.05
 """Height of a row of marks, as a share of the plot's: ten pixels and more."""
 MANY = 40
 """More skipped steps than this stand so close that they are strokes of one line: a browser draws it at once, where
-each cross takes its time."""
+each cross, and each piece of a line with gaps, takes its time."""
+_FIRST_AXIS = 9
 
 
 def with_marks(
@@ -32,34 +33,36 @@ def with_marks(
     """`figure` with a strip of marks below its plot, from `step_marks`; `x` is `step`, `samples` or `time_s`.
 
     They stand on an axis of their own, so they cover nothing, the range of the figure's own values does not move, and
-    zooming keeps them. In a figure of several runs each has a `row` of its own, in its colour `hue`, under its name
-    `of`.
+    zooming keeps them. In a figure of several runs each has a `row` of its own, the first given first, in its colour
+    `hue`, under its name `of`.
     """
     if not len(marks) or not figure.data:
         return figure
     said, known = [], {trace.name for trace in figure.data}
+    axis = _FIRST_AXIS + row
     for kind, name, symbol, meaning in _KINDS:
         some = marks[(marks["kind"] == kind) & marks[x].notna()]
         if not len(some):
             continue
         shown = hue or colour(meaning, dark)
         strokes = kind == "skipped" and len(some) > MANY
-        heights = np.array([0.1, 0.9, np.nan] if strokes else [0.5], dtype=np.float32)
+        at = numbers(some[x])
+        places, heights = comb(at, -1.0, 0.9) if strokes else (at, np.full(len(at), 0.5, dtype=np.float32))
         told, what = some["step"].to_numpy(), some["what"].iloc[0]
         if alike := bool((some["what"] == what).all()):  # one word for all is sent once
             told = numbers(told)
         else:
             told = np.stack([told.astype(object), some["what"].to_numpy()], axis=1)
         figure.add_scatter(
-            x=np.repeat(numbers(some[x]), len(heights)),
-            y=row + np.tile(heights, len(some)),
-            yaxis="y9",
+            x=places,
+            y=heights,
+            yaxis=f"y{axis}",
             mode="lines" if strokes else "markers",
             line={"color": shown, "width": 1.6},
             marker={"symbol": symbol, "size": 7, "color": shown, "line": {"color": shown, "width": 1.6}},
             name=name,
             showlegend=name not in known,
-            customdata=np.repeat(told, len(heights), axis=0),
+            customdata=np.repeat(told, len(places) // len(at), axis=0),
             hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step "
             + (f"%{{customdata:,}}: {what}" if alike else "%{customdata[0]:,}: %{customdata[1]}")
             + "<extra></extra>",
@@ -67,11 +70,9 @@ def with_marks(
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
         top = ROW * (row + 1)
-        figure.layout.xaxis.anchor = "y9"
+        figure.layout.xaxis.anchor = f"y{_FIRST_AXIS}"
         figure.layout.yaxis.domain = [top + ROW / 2, 1]
-        put(
-            figure,
-            yaxis9={"domain": [0, top], "range": [0, row + 1], "visible": False, "fixedrange": True},
-            meta={"alt": f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."},
-        )
+        strip = {"domain": [ROW * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
+        alt = f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."
+        put(figure, meta={"alt": alt}, **{f"yaxis{axis}": strip})
     return figure

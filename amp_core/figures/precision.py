@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, recipe_colour, shortened, tick_names
+from amp_core.figures.style import UNSEEN, colour, empty, finished, recipe_colour, shortened, tick_names
 from amp_core.formats import FORMATS
 
 _OTHERS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}
@@ -104,7 +104,7 @@ def _tell(figure: go.Figure, cells: pd.DataFrame) -> None:
         x=cells["op"].tolist(),
         y=cells["module"].tolist(),
         mode="markers",
-        marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
+        marker=UNSEEN,
         hovertext=[_told(*values) for values in cells[columns].itertuples(index=False, name=None)],
         hoverinfo="text",
         showlegend=False,

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.style import (
     SHARES,
+    UNSEEN,
     colour,
     empty,
     exponent_axis,
@@ -171,7 +172,7 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
         x=(exponent + 0.5).astype(np.float32),
         y=[names[r] for r in row],
         mode="markers",
-        marker={"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square"},
+        marker=UNSEEN,
         customdata=[[names[r], int(e)] for r, e in zip(row, exponent, strict=True)],
         text=text,
         hovertemplate="%{text}<extra></extra>",

@@ -109,6 +109,13 @@ SHARES = (
 PAGE = ("#FCFCFA", "#11181B")
 """The page's own background, light and dark: behind a label that stands on data."""
 
+UNSEEN = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplayed": 1}
+"""Markers that make the cells of a heatmap tell and report clicks, which its own cells do not. Plotly finds each of
+them under the pointer though it draws but one: what nobody sees costs the browser nothing."""
+
+_PIXELS = 500
+"""Fewer than a plot is wide."""
+
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Tell runs of one recipe apart, which all have its colour."""
 
@@ -218,6 +225,23 @@ def put(figure: go.Figure, **layout: Any) -> None:
     long."""
     for name, value in layout.items():
         figure.layout[name] = value
+
+
+def comb(x: np.ndarray, base: float, tip: float) -> tuple[np.ndarray, np.ndarray]:
+    """Strokes at `x` from `base` to `tip` as the points of one line, three for each stroke, which a browser draws as
+    one path. Lay `base` beyond the axis: from stroke to stroke the line runs along it, and is cut off there."""
+    return np.repeat(x, 3), np.tile(np.array([base, tip, base], dtype=np.float32), len(x))
+
+
+def mended(x: "pd.Series[Any]", y: "pd.Series[Any]") -> tuple["pd.Series[Any]", "pd.Series[Any]"]:
+    """A line without those of its gaps (NaN in `y`) that are narrower than a pixel: nobody sees one, and a browser
+    draws each piece between gaps as a path of its own."""
+    there = x[y.notna()]
+    if len(there) < 2:
+        return x, y
+    before, behind = x.where(y.notna()).ffill(), x.where(y.notna()).bfill()
+    kept = y.notna() | ~(behind - before < (there.iloc[-1] - there.iloc[0]) / _PIXELS)
+    return x[kept], y[kept]
 
 
 def upright(x0: float, x1: float | None = None, **look: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import SHARES, colour, empty, finished, numbers, percent, put, raised, tick_names
+from amp_core.figures.style import SHARES, UNSEEN, colour, empty, finished, numbers, percent, put, raised, tick_names
 from amp_core.schema import RunError
 
 CELLS = 900
@@ -80,7 +80,7 @@ def step_heatmap(
             x=numbers(shares["step"]),
             y=shares["name"].tolist(),
             mode="markers",
-            marker={"color": "rgba(0,0,0,0)", "size": 12, "symbol": "square"},
+            marker=UNSEEN,
             customdata=shares[["name", "step", "until"]].to_numpy(dtype=object),
             text=_told(shares, column),
             hovertemplate="%{text}<extra></extra>",

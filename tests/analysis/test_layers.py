@@ -6,7 +6,7 @@ import pytest
 
 from amp_core import Run, RunError, load_run
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
-from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, tensor_names
+from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, tensor_names, to_draw
 from amp_core.formats import FORMATS
 from tests.synthetic import SAMPLES, SCENARIOS, write_rows
 
@@ -51,6 +51,23 @@ def test_many_steps_are_added_up(runs: dict[str, Run]) -> None:
     assert all_["step"].nunique() == 12 and few["step"].unique().tolist() == [0, 30, 60, 90]
     assert all_["count"].sum() == few["count"].sum()
     assert few.groupby("step")["share"].sum().tolist() == pytest.approx([1.0] * 4)
+
+
+def test_of_some_steps_the_histograms_are_those_of_these_steps(runs: dict[str, Run]) -> None:
+    run = runs["healthy"]
+    all_ = layer_exponents(run, "weight_grad", "head.weight")
+    some = layer_exponents(run, "weight_grad", "head.weight", within=(20, 40), most=3)
+    pd.testing.assert_frame_equal(some, all_[all_["step"].between(20, 40)].reset_index(drop=True))
+
+
+def test_curves_of_many_steps_keep_what_stands_out() -> None:
+    steps = np.arange(20_000)
+    trace = pd.DataFrame({"step": steps, "absmax": 1.0, "subnormal_frac": 0.01, "inf_frac": 0.0, "nan_frac": 0.0})
+    trace.loc[5001, "absmax"], trace.loc[7003, "subnormal_frac"], trace.loc[9007, "inf_frac"] = 1e6, 0.4, 1e-6
+    drawn = to_draw(trace)
+    assert len(drawn) < 2100 and {0, 5001, 7003, 9007, 19_999} <= set(drawn["step"])
+    assert drawn.merge(trace).equals(drawn)
+    assert to_draw(trace.iloc[:900]).equals(trace.iloc[:900])
 
 
 def test_the_first_bad_step_is_named(runs: dict[str, Run]) -> None:

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from amp_core.analysis.memory_parts import CATEGORIES
@@ -14,6 +15,7 @@ from amp_core.figures.style import (
     UNKNOWN_RECIPE,
     colour,
     log2_axis,
+    mended,
     numbers,
     percent,
     power_of_two,
@@ -143,3 +145,13 @@ def test_whole_numbers_stay_whole() -> None:
     assert numbers(np.array([1, 2**30])).dtype == np.int32
     assert numbers(np.array([1, 2**40])).dtype == np.float32
     assert numbers(np.array([0.5])).dtype == np.float32
+
+
+def test_a_line_is_cut_only_where_its_gap_can_be_seen() -> None:
+    steps = pd.Series(range(10_000))
+    values = pd.Series(1.0, index=steps.index).where(~steps.isin([0, 50, 70, 71, *range(4000, 4100)]))
+    x, y = mended(steps, values)
+    assert sorted(set(steps) - set(x)) == [50, 70, 71]  # narrower than a pixel
+    assert y.isna().sum() == 101 and y[y.isna()].index.tolist() == [0, *range(4000, 4100)]
+    assert y.notna().sum() == values.notna().sum()
+    assert mended(steps[:1], values[:1])[0].tolist() == [0]
