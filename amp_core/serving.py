@@ -25,6 +25,9 @@ from amp_core.train.config import TrainConfig
 VARIABLE = "AMPSCOPE_SERVE"
 """Environment variable that carries the rules from `ampscope serve` to the server."""
 
+MOST_NAMED = 10
+"""So many files are named where one is not there."""
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names by which a browser on this machine calls it."""
 
@@ -107,6 +110,9 @@ class Rules:
                 f"workload={str(file)!r} is a script that the app may not run; folders that `ampscope serve --scripts` "
                 f"allowed: {allowed}"
             )
+        if not real.is_file():  # a job would find out when its turn comes
+            others = ", ".join(sorted(path.name for path in real.parent.glob("*.py"))[:MOST_NAMED]) or "none"
+            raise RunError(f"workload={str(file)!r}: there is no such file; Python files in its folder: {others}")
 
     def host_allowed(self, host: str | None) -> bool:
         """Whether a request with this Host header is meant for this server: refuses DNS rebinding."""

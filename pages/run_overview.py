@@ -26,7 +26,6 @@ PROFILED = (
     ("kernels", "pages/tensor_cores.py", "Tensor cores"),
     ("windows", "pages/step_cost.py", "Step cost"),
     ("ops", "pages/precision_map.py", "Precision map"),
-    ("ops", "pages/gpu_forecast.py", "Forecast"),
 )
 
 

@@ -139,6 +139,8 @@ def test_scripts_are_refused_unless_their_folder_was_named(tmp_path: Path) -> No
     outside = TrainConfig(workload=f"{tmp_path}/allowed/../own.py:f")
     rules = Rules(scripts=(str(tmp_path / "allowed"),))
     rules.check_start(inside, tmp_path, 0)
+    with pytest.raises(RunError, match=r"there is no such file; Python files in its folder: own\.py"):
+        rules.check_start(TrainConfig(workload=f"{tmp_path}/allowed/onw.py:f"), tmp_path, 0)
     for refused, by in ((outside, rules), (inside, Rules())):
         with pytest.raises(RunError, match="may not run"):
             by.check_start(refused, tmp_path, 0)

@@ -116,8 +116,12 @@ def change(value: float, low: float, high: float) -> str:
     """A deviation in percent, with its interval where it is known."""
     if value != value:
         return words.NONE
-    interval = f" ({100 * low:+.2g} to {100 * high:+.2g} %)" if low == low else ""
-    return f"{100 * value:+.2g} %{interval}".replace("-", "−")
+    interval = f" ({_signed(low)} to {_signed(high)} %)" if low == low else ""
+    return f"{_signed(value)} %{interval}"
+
+
+def _signed(fraction: float) -> str:
+    return f"{'+' if fraction >= 0 else ''}{words.number(100 * fraction, digits=2)}"
 
 
 def runs(found: pd.DataFrame) -> pd.DataFrame:

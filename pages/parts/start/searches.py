@@ -136,14 +136,14 @@ def form() -> None:
     with st.form("tune.form", border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             offered = workloads.ALL, 0, workloads.label
-            st.selectbox("Workload and size", *offered, help=workloads.HELP, width=360, key="tune.what")
+            st.selectbox("Workload and size", *offered, help=workloads.HELP, width=400, key="tune.what")
             if current().scripts:
                 st.text_input("Or your own", placeholder="FILE.py:FUNCTION", width=260, key="tune.own")
             found, _ = devices.available()
             labels = dict(found)
-            st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=180, key="tune.device")
+            st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=170, key="tune.device")
             st.number_input("Budget (seconds)", 10, value=300, step=60, width=150, help=BUDGET_HELP, key="tune.budget")
-            st.number_input("Steps of a training", 20, value=200, step=20, width=180, help=STEPS_HELP, key="tune.steps")
+            st.number_input("Steps of a training", 20, value=200, step=20, width=175, help=STEPS_HELP, key="tune.steps")
         if refused := st.session_state.get("tune.refused"):
             st.error(words.escape(refused))
         st.form_submit_button("Search", key="tune.go", on_click=begin, type="primary", icon=":material/search:")
