@@ -83,15 +83,14 @@ class FolderSource:
 
     def segments(self, table: str) -> dict[str, File]:
         found: dict[str, File] = {}
-        for folder, names in ((self.path / table, _SEGMENT), (self.path, _SINGLE[table])):
+        for folder, within, names in ((self.path / table, f"{table}/", _SEGMENT), (self.path, "", _SINGLE[table])):
             if folder.is_dir():
                 if folder.is_symlink() and folder != self.path:
                     raise RunError(f"{folder} is a link; a run folder holds its own files")
                 for entry in os.scandir(folder):
                     if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         info = entry.stat(follow_symlinks=False)
-                        name = Path(entry.path).relative_to(self.path).as_posix()
-                        _keep_better(found, File(name, info.st_size, info.st_mtime_ns))
+                        _keep_better(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
         return found
 
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:

@@ -12,6 +12,7 @@ on who still has one: what was read and made of a snapshot is given back as soon
 that began with it have ended. Whoever asks an old one after that has it read again, as the run is by then.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -68,6 +69,8 @@ class _Shared:
 _shared: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
 _made: WeakKeyDictionary[Run, tuple[threading.RLock, dict[Any, Any]]] = WeakKeyDictionary()
 _held: WeakSet[Run] = WeakSet()
+_files_of: WeakKeyDictionary[Run, str] = WeakKeyDictionary()
+"""The files of each run as the last pass found them: one look at a folder of some hundred files for all its numbers."""
 _opening = threading.Lock()
 _taster = Taster()
 
@@ -89,6 +92,7 @@ def open_run(entry: Entry) -> Run:
     while len(opened) > KEPT:
         opened.pop(next(iter(opened)))
     if not run.is_live:
+        _files_of[run] = _files(run)
         analysed(_check, run)
     return run
 
@@ -120,7 +124,7 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
     name = f"{function.__module__}.{function.__qualname__}"
     given = (args, tuple(sorted(options.items())))
     if not any(run.is_live for run in runs):
-        files = tuple((str(run.path), run.fingerprint()) for run in runs)
+        files = [_files_of.get(run) or _files(run) for run in runs]
         remembered: T = _remembered(function, of, name, files, given)
         return remembered
     if isinstance(of, Sequence) or not isinstance(of, Extract):
@@ -134,12 +138,17 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
         return found
 
 
+def _files(run: Run) -> str:
+    """Where the run lies and which files it has, in short: Streamlit takes a key apart at every look-up."""
+    return hashlib.blake2b(repr((str(run.path), run.fingerprint())).encode()).hexdigest()
+
+
 @st.cache_data(max_entries=512, show_spinner=False)
 def _remembered(
     _function: Callable[..., Any],
     _of: Run | Sequence[Run],
     name: str,  # noqa: ARG001 - this and `files` are the key under which it is remembered
-    files: tuple[tuple[str, tuple[tuple[str, int, int], ...]], ...],  # noqa: ARG001
+    files: list[str],  # noqa: ARG001
     given: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]],
 ) -> Any:
     args, options = given

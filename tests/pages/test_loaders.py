@@ -1,6 +1,7 @@
 """What pages hold of a run: of a live one only how it is now, whoever still has what it was."""
 
 import gc
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import streamlit as st
 
 from amp_core.analysis import overview, scale_trace
 from amp_core.extract import Extract, open_extract
 from pages.parts import loaders
-from tests.synthetic import SyntheticRun, live
+from pages.parts.shelf.library import Entry
+from tests.synthetic import SyntheticRun, live, write
 
 T = TypeVar("T")
 
@@ -95,6 +98,22 @@ def test_a_pass_keeps_what_it_began_with(run: SyntheticRun, tmp_path: Path) -> N
     go_on.set()
     thread.join(30)
     assert found[0] == found[2] == 20 and found[1] > 0
+
+
+def test_the_files_of_a_run_are_looked_at_once_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "runs" / "a", "healthy", steps=20)
+    monkeypatch.setattr(st, "session_state", {})
+    entry = Entry("run/a", path, "run", "a", "finished")
+    looks: list[int] = []
+    ask = Extract.fingerprint
+    monkeypatch.setattr(Extract, "fingerprint", lambda self: (looks.append(1), ask(self))[1])
+    run = loaders.open_run(entry)
+    assert [loaders.analysed(overview, run).steps_done for _ in range(5)] == [20] * 5
+    loaders.analysed(scale_trace, run)
+    assert len(looks) == 1
+    shutil.rmtree(path)  # another run in its place, as an upload may bring it
+    write(path, "healthy", steps=30)
+    assert loaders.analysed(overview, loaders.open_run(entry)).steps_done == 30
 
 
 def test_what_is_held_does_not_move_on(run: SyntheticRun, tmp_path: Path) -> None:
