@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from amp_core.analysis.formatlab import bits, combined, neighbours, rounded
 from amp_core.formats import FORMATS, Format
+from amp_core.words import number
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,17 @@ def format_claims() -> list[Claim]:
         Claim(
             "Numbers below 6e-5 are 0 in FP16",
             "false",
-            f"{fp16.min_normal:.3g} = 2^{_signed(fp16.min_normal_exponent)} is the smallest normal value. Subnormal "
-            f"ones reach down to {least:.3g} = 2^{_signed(fp16.min_subnormal_exponent)} with fewer and fewer bits: "
-            f"1e-5 is stored as {sixth:.4g}. Only {tie:.3g} = 2^{_signed(fp16.min_subnormal_exponent - 1)} and less "
-            f"becomes {rounded(tie, fp16):g}; the next FP32 number above it becomes {rounded(over_tie, fp16):.3g}.",
+            f"{number(fp16.min_normal)} = 2^{_signed(fp16.min_normal_exponent)} is the smallest normal value. "
+            f"Subnormal ones reach down to {number(least)} = 2^{_signed(fp16.min_subnormal_exponent)} with fewer and "
+            f"fewer bits: 10^−5 is stored as {number(sixth, digits=4)}. "
+            f"Only {number(tie)} = 2^{_signed(fp16.min_subnormal_exponent - 1)} and less "
+            f"becomes {rounded(tie, fp16):g}; the next FP32 number above it becomes {number(rounded(over_tie, fp16))}.",
         ),
         Claim(
             "Gradients from 2^−27 to 2^−24 vanish in FP16 without loss scaling",
             "imprecise",
             f"Up to 2^−25 they become 0. Between 2^−25 and 2^−24 all become 2^−24: 1.5 × 2^−25 is stored as "
-            f"{band:.3g}, so they survive with an error of up to 100 %.",
+            f"{number(band)}, so they survive with an error of up to 100 %.",
         ),
         Claim(
             f"FP16 has {fp16.powers_of_two} powers of two, FP32 has 264",
@@ -77,9 +79,9 @@ def format_claims() -> list[Claim]:
         Claim(
             "BF16 has the range of FP32 with less precision",
             "true",
-            f"Both have {bf16.exponent_bits} exponent bits: the largest values are {bf16.max_value:.3g} and "
-            f"{fp32.max_value:.3g}. BF16 keeps {bf16.mantissa_bits + 1} significant bits of {fp32.mantissa_bits + 1}: "
-            f"256 + 1 is {combined(Fraction(256), Fraction(1), '+', bf16).stored:g} in it.",
+            f"Both have {bf16.exponent_bits} exponent bits: the largest values are {number(bf16.max_value)} and "
+            f"{number(fp32.max_value)}. BF16 keeps {bf16.mantissa_bits + 1} significant bits of "
+            f"{fp32.mantissa_bits + 1}: 256 + 1 is {combined(Fraction(256), Fraction(1), '+', bf16).stored:g} in it.",
         ),
         Claim(
             "PyTorch supports BF16 only on CPUs",

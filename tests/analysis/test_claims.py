@@ -23,9 +23,9 @@ def test_each_claim_has_a_verdict_and_a_sentence() -> None:
     [
         ("FP16 has 1 sign", ["1 + 5 + 10", "1 + 8 + 23"]),
         ("0.125", ["0000000000", "01100", "is 12"]),
-        ("Numbers below 6e-5", ["6.1e-05 = 2^−14", "5.96e-08 = 2^−24", "2.98e-08 = 2^−25", "becomes 0;"]),
+        ("Numbers below 6e-5", ["6.10 × 10⁻⁵ = 2^−14", "5.96 × 10⁻⁸ = 2^−24", "2.98 × 10⁻⁸ = 2^−25", "becomes 0;"]),
         ("FP16 has 40", ["FP32 has 277", "30 and 254"]),
-        ("BF16 has the range", ["3.39e+38", "3.4e+38", "8 significant bits of 24", "256 + 1 is 256"]),
+        ("BF16 has the range", ["3.39 × 10³⁸", "3.40 × 10³⁸", "8 significant bits of 24", "256 + 1 is 256"]),
         ("TF32", ["1 + 8 + 10", "19"]),
         ("Types", ["16,777,217", "16,777,216"]),
         ("IEEE", ["448", "57344"]),
