@@ -12,7 +12,20 @@ fires only where the numbers leave no doubt; what it cannot know it does not say
 from collections.abc import Callable
 from dataclasses import replace
 
-from amp_core.findings import autocast, errors, hardware, loops, memory, pairs, ranges, ranks, scaling, skips, stored
+from amp_core.findings import (
+    autocast,
+    calibration,
+    errors,
+    hardware,
+    loops,
+    memory,
+    pairs,
+    ranges,
+    ranks,
+    scaling,
+    skips,
+    stored,
+)
 from amp_core.findings.causes import Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
@@ -81,7 +94,7 @@ RULES: tuple[Callable[[Run], list[Finding]], ...] = (
     hardware.tf32_baseline,
     memory.memory_not_lower,
     hardware.watch_overhead,
-    scaling.calibration_skips,
+    calibration.calibration_skips,
 )
 """All rules, one for each code, in order of harm among those of one severity: causes before what follows from them."""
 

@@ -25,8 +25,6 @@ from amp_core.run import Run
 
 CALIBRATION_STEPS = 25
 """Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""
-OFTEN = 0.02
-"""A larger share of skipped steps, after the first ones, costs training time: that is no calibration either."""
 COLLAPSE_SKIPS = 5
 """So many skips in a row below a scale of 1 are no calibration."""
 HIGH_SCALE = 2.0**24
@@ -96,74 +94,37 @@ def scale_collapse(run: Run) -> list[Finding]:
     ]
 
 
-def calibration_skips(run: Run) -> list[Finding]:
-    """`calibration-skips`: steps were skipped, but only as a working scaler skips them: while it finds its scale in the
-    first steps, or once after a growth. A warning where growing so often costs more than `OFTEN` of the steps. Silent
-    where any skip was of another sort."""
-    episodes = skip_episodes(run)
-    trace = scale_trace(run)
-    if not len(episodes) or np.isnan(episodes["scale_after"].iloc[-1]):  # none, or the run ends amid skips
-        return []
-    if loss_nonfinite(run):
-        return []
-    after_start = episodes[episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS]
-    if (after_start["skips"] > 1).any() or (episodes["scale_after"] < 1).any():
-        return []
-    summary = scale_summary(run)
-    if len(after_start) > summary.growths + 1:  # each growth tries a scale that may prove too large, once
-        return []
-    first, last = int(episodes["first"].iloc[0]), int(episodes["last"].iloc[-1])
-    share = len(after_start) / summary.attempts
-    if len(after_start) > 1 and share > OFTEN:
-        return [_grows_too_often(run, share, (int(after_start["first"].iloc[0]), last))]
-    was = "was" if summary.skips == 1 else "were"
-    return [
-        found(
-            "calibration-skips",
-            f"{summary.skips:,} of {summary.attempts:,} steps {was} skipped while the loss scale was being found",
-            "loss scale",
-            steps=(first, last),
-            value=float(summary.skips),
-            unit="skipped steps",
-        )
-    ]
-
-
-def _grows_too_often(run: Run, share: float, steps: tuple[int, int]) -> Finding:
-    scaler = run.head.config.get("scaler")
-    interval = scaler.get("growth_interval") if isinstance(scaler, dict) else None
-    every = f"every {interval} clean steps" if interval else "after few clean steps"
-    finding = found(
-        "calibration-skips",
-        f"One step in {1 / share:.0f} is thrown away because the loss scale grows too often",
-        "loss scale",
-        severity="warning",
-        steps=steps,
-        value=share,
-        limit=OFTEN,
-        unit="share of steps",
-        advice=(
-            f"The scale doubles {every}, overflows, and halves again: each time a batch is computed for nothing. "
-            "A healthy scaler skips one step in some hundreds; the default interval is 2000."
-        ),
-    )
-    return replace(finding, snippet="scaler = torch.amp.GradScaler(device_type, growth_interval=2000)")
-
-
 def fp16_without_scaler(run: Run) -> list[Finding]:
     """`fp16-without-scaler`: the forward pass ran in float16 autocast and no GradScaler was at work, or one whose loss
-    scale was 1 all the time, which does nothing."""
+    scale was 1 all the time, which does nothing. A warning where one was at work of which the recorder knew nothing."""
     summary = scale_summary(run)
     if run.head.config.get("autocast_dtype") != "float16" and run.head.config.get("precision") != "fp16-unscaled":
         return []
     if not summary.attempts or (summary.has_scaler and summary.highest != 1.0):
         return []
+    if run.head.config.get("scaler_unseen"):
+        return [_unseen_scaler()]
     said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
         found(
             "fp16-without-scaler", f"Training in float16 {said}", "GradScaler", value=1.0, unit="loss scale", limit=None
         )
     ]
+
+
+def _unseen_scaler() -> Finding:
+    finding = found(
+        "fp16-without-scaler",
+        "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
+        "GradScaler",
+        severity="warning",
+        unit="loss scale",
+        advice=(
+            "The scaler was made after watch was called, so its loss scale and the steps it skipped are not in this "
+            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order."
+        ),
+    )
+    return replace(finding, snippet="watch(model, optimizer, scaler=scaler, into=into)", frameworks={})
 
 
 def scaler_with_bf16(run: Run) -> list[Finding]:

@@ -17,6 +17,7 @@ from amp_core.record.environment import environment, model_summary
 from amp_core.record.gradients import learning_rate, unwrapped
 from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
+from amp_core.record.notices_scaler import ScalerUnseen
 from amp_core.record.observers import Observer
 from amp_core.record.optrace import OpTrace
 from amp_core.record.prepared import bare, bare_scaler, requested_precision, scaler_in_sight, scaler_of
@@ -177,6 +178,8 @@ def _observers(
     ]
     if writer.rank:
         observers.append(ranks.HeadIfAlone(writer))
+    if scaler is None:
+        observers.append(ScalerUnseen(writer))
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
     if window is not None:

@@ -95,6 +95,13 @@ def test_a_skip_every_few_steps_is_no_calibration(tmp_path: Path) -> None:
     assert codes(scaled(tmp_path / "seldom", scales, seldom)) == ["calibration-skips"]
 
 
+def test_a_first_scale_that_is_far_too_high_is_a_warning(tmp_path: Path) -> None:
+    for halvings, severity in ((16, "info"), (42, "warning")):
+        scales = [2.0 ** (10 + max(halvings - step, 0)) for step in range(60)]
+        run = scaled(tmp_path / severity, scales, [step < halvings for step in range(60)])
+        assert [(f.code, f.severity, f.value) for f in diagnose(run)] == [("calibration-skips", severity, halvings)]
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [
@@ -113,6 +120,15 @@ def test_settings_that_do_not_go_together(config: dict[str, Any], found: list[st
         write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [config.get("at", 1.0)]}, config=config)
     )
     assert codes(run) == found
+
+
+def test_a_scaler_that_watch_was_not_given_is_no_missing_scaler(tmp_path: Path) -> None:
+    for config, severity in (({}, "error"), ({"scaler_unseen": True}, "warning")):
+        settings = {"autocast_dtype": "float16", "scaler": None} | config
+        run = load_run(write_rows(tmp_path / severity, steps={"step": [0], "loss_scale": [1.0]}, config=settings))
+        finding = diagnose(run)[0]
+        assert (finding.code, finding.severity) == ("fp16-without-scaler", severity)
+        assert ("watch(" in finding.snippet) == bool(config)
 
 
 def test_rules_are_pure(runs: dict[str, Run]) -> None:
