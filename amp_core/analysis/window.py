@@ -190,7 +190,7 @@ def _interval_in_words(interval: int, rise: float) -> str:
             f" The window rises by an octave in {1 / rise:.0f} steps; growing every {interval} clean steps keeps up, "
             f"and at the top skips at most one step in {interval}."
         )
-    return f" Growing every {interval} clean steps skips at most {1 / interval:.2%} of all steps once at the top."
+    return f" Growing every {interval} clean steps skips at most {100 / interval:.2f} % of all steps once at the top."
 
 
 def _caveat(run: Run) -> str | None:

@@ -164,7 +164,7 @@ def _wide_products(run: Run) -> list[Finding]:
     return [
         found(
             "autocast-inactive",
-            f"{share:.0%} of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in {where}",
+            f"{100 * share:.0f} % of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in {where}",
             where,
             severity=None if share >= SHARE else "info",
             steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),
@@ -190,7 +190,7 @@ def _wide_kernels(run: Run) -> list[Finding]:
     return [
         found(
             "autocast-inactive",
-            f"{share:.0%} of the time of matrix kernels runs in float32 under autocast",
+            f"{100 * share:.0f} % of the time of matrix kernels runs in float32 under autocast",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]) or model_name(run),
             steps=steps_of(wide),
             value=share,

@@ -35,10 +35,13 @@ def tf32_baseline(run: Run) -> list[Finding]:
         longest = tf32.iloc[int(tf32["total_us"].to_numpy().argmax())]
         share = float(tf32["total_us"].sum() / rows["total_us"].sum())
         where = str(longest["module"]) or str(longest["name"])
-        title = f"{share:.0%} of the kernel time of this FP32 run is in TF32 kernels"
+        title = f"{100 * share:.0f} % of the kernel time of this FP32 run is in TF32 kernels"
         severity: Severity = "warning"
         if recipe(run) is None:  # a trace does not say what was meant: TF32 may have been the purpose
-            title, severity = f"{share:.0%} of the kernel time is in TF32 kernels: this is no FP32 baseline", "info"
+            title, severity = (
+                f"{100 * share:.0f} % of the kernel time is in TF32 kernels: this is no FP32 baseline",
+                "info",
+            )
         unit = "share of kernel time"
         return [found("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
     flags = facts(run.head.environment, "flags")
@@ -97,7 +100,7 @@ def launch_bound(run: Run) -> list[Finding]:
     return [
         found(
             "launch-bound",
-            f"The GPU is idle for {idle:.0%} of the step between kernels of {mean_us:.1f} µs on average",
+            f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
             where,
             steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
             value=idle,
@@ -144,7 +147,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     return [
         found(
             "kernels-off-tensor-cores",
-            f"{share:.0%} of the time of 16-bit matrix work runs off tensor cores, most of it in {longest['name']}",
+            f"{100 * share:.0f} % of the time of 16-bit matrix work runs off tensor cores, most of it in {longest['name']}",
             where,
             steps=steps_of(off),
             value=share,
@@ -210,7 +213,7 @@ def layout_transposes(run: Run) -> list[Finding]:
     return [
         found(
             "layout-transposes",
-            f"{share:.0%} of the kernel time goes into turning the layout of convolutions",
+            f"{100 * share:.0f} % of the kernel time goes into turning the layout of convolutions",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
             steps=steps_of(turned),
             value=share,
@@ -279,7 +282,7 @@ def watch_overhead(run: Run) -> list[Finding]:
     return [
         found(
             "watch-overhead",
-            f"Watching takes {share:.0%} of the time of a step",
+            f"Watching takes {100 * share:.0f} % of the time of a step",
             "watch",
             steps=(int(known["step"].iloc[0]), int(known["step"].iloc[-1])),
             value=share,

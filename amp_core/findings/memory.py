@@ -30,7 +30,7 @@ def memory_not_lower(run: Run) -> list[Finding]:
     return [
         found(
             "memory-not-lower",
-            f"{share:.0%} of the peak are weights, gradients and optimizer state, which autocast leaves in FP32",
+            f"{100 * share:.0f} % of the peak are weights, gradients and optimizer state, which autocast leaves in FP32",
             where,
             value=share,
             limit=STATE,
@@ -49,7 +49,7 @@ def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
     return [
         found(
             "memory-not-lower",
-            f"The peak of memory is {peak / before:.0%} of that of {baseline.name}",
+            f"The peak of memory is {100 * peak / before:.0f} % of that of {baseline.name}",
             "peak memory",
             value=peak / before,
             limit=1 - SAME,

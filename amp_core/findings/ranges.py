@@ -147,7 +147,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     worst = below.iloc[int((below["lowest"] / below["loss_scale"]).to_numpy().argmax())]
     name, scale, lowest = str(worst["lowest_by"]), float(worst["loss_scale"]), float(worst["lowest"])
     mass = _mass_lost(run, name, scale, int(worst["step"]))
-    lost = f", {mass:.1%} of its mass" if mass else ""
+    lost = f", {100 * mass:.1f} % of its mass" if mass else ""
     return [
         found(
             "gradient-underflow",
