@@ -72,10 +72,11 @@ class Guard:
 
 @asynccontextmanager
 async def ready(_app: st.App) -> AsyncIterator[None]:
-    """What pages need is there before the first visitor is let in."""
+    """What pages need is there before the first visitor is let in, and the first page is made ready meanwhile."""
     from pages.parts import warm  # not above: its caches ask for the runtime, which is there only now
 
     warm.up()
+    warm.ahead()
     yield
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.ranges import CLASSES, _floats, _histograms, _rows
+from amp_core.analysis.ranges import CLASSES, _floats, _histograms, _of_kind
 from amp_core.analysis.thin import thin
 from amp_core.run import Run
 from amp_core.schema import RunError
@@ -48,7 +48,9 @@ class LayerHealth:
 
 def tensor_names(run: Run, kind: str) -> list[str]:
     """Names of the tensors of a kind, in the order in which the run has them. Raises `RunError` for another kind."""
-    return [str(name) for name in pc.unique(_rows(run, kind, None).column("name")).to_pylist()]
+    return [
+        str(name) for name in pc.unique(run.table("tensors").column("name").filter(_of_kind(run, kind))).to_pylist()
+    ]
 
 
 def layer_trace(run: Run, kind: str, name: str) -> pd.DataFrame:
@@ -120,9 +122,9 @@ def layer_exponents(
 ) -> pd.DataFrame:
     """The tensor's histogram over time: step, exponent, share (of the finite nonzero values of that step), count.
 
-    `true_exponents` divides by the loss scale of each step; `within` are the first and the last step to look at. Of more than
-    `most` sampled steps neighbouring ones are added up under the first of them. Raises `RunError` for an unknown
-    tensor.
+    `true_exponents` divides by the loss scale of each step; `within` are the first and the last step to look at. Of
+    more than `most` sampled steps neighbouring ones are added up under the first of them. Raises `RunError` for an
+    unknown tensor.
     """
     table = _of_tensor(run, kind, name)
     if within is not None:
@@ -147,11 +149,11 @@ def layer_exponents(
 
 def _of_tensor(run: Run, kind: str, name: str, columns: tuple[str, ...] | None = None) -> pa.Table:
     """Rows of one tensor. With `columns` those of every sampled step, else of the steps that `run.table` holds."""
-    table = _rows(run, kind, None)
+    chosen, table = _of_kind(run, kind), run.table("tensors")
     if columns is not None:
         table = run.of_tensor(kind, name, columns)
     else:
-        table = table.filter(pc.equal(table.column("name"), name))
+        table = table.filter(pc.and_(chosen, pc.equal(table.column("name"), name)))
     if not table.num_rows:
         raise RunError(f"name={name!r} was not sampled as {kind} in this run")
     return table

@@ -93,7 +93,7 @@ def open_run(entry: Entry) -> Run:
         opened.pop(next(iter(opened)))
     if not run.is_live:
         _files_of[run] = _files(run)
-        analysed(_check, run)
+        analysed(check, run)
     return run
 
 
@@ -114,7 +114,8 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
     return shared, shared.look(None)
 
 
-def _check(run: Run) -> None:
+def check(run: Run) -> None:
+    """Raises `RunError` where a run that has ended is not what it must be."""
     run.validate(full=True)
 
 

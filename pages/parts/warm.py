@@ -1,26 +1,102 @@
 """What every page needs is imported once, before somebody waits for the first one.
 
     warm.up()      # as the server starts, or in the first pass; only the first call does anything
+    warm.ahead()   # as the server starts
 
 pandas, pyarrow, plotly and the pages' own parts take half a second. They make some hundred thousand objects that stay
 as long as the server; Streamlit collects garbage after every pass of a page, and looking through those took 80 ms each
 time, in which no page was sent. They are set aside here: collecting goes on, over what pages make.
+
+The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
+verdicts the Library shows.
 """
 
 import functools
 import gc
 import importlib
+import inspect
 import pkgutil
+import threading
+import time
 
 import pages.parts
-from pages.parts import memory_back
+from amp_core import Run, RunError, diagnose
+from amp_core.analysis import (
+    compare,
+    device_samples,
+    loss_curves,
+    lost_gradient,
+    memory_trace,
+    overview,
+    phase_times,
+    scale_trace,
+    step_marks,
+)
+from amp_core.analysis.layers import tensor_names
+from amp_core.extract import open_extract
+from amp_core.figures import loss_figure
+from amp_core.figures.marks import with_marks
+from pages.parts import loaders, memory_back
+from pages.parts.shelf import library
+from pages.parts.shelf.library import Entry
+from pages.parts.verdict import glance
+from pages.parts.words import KIND_LABELS
+
+PAUSE_S = 5.0
+"""Between the first page's sample and the others: a newcomer's first seconds are the page's."""
 
 
 @functools.cache
 def up() -> None:
     """Settle where memory comes from, import all parts and what they import, and set aside what is there."""
     memory_back.at_once()
+    importlib.import_module("PIL.Image")  # with which Streamlit looks at the tab's icon
     for part in pkgutil.walk_packages(pages.parts.__path__, "pages.parts."):
         importlib.import_module(part.name)
+    inspect.stack()  # Streamlit looks once who calls it; Python then lists the files of all modules, for 0.15 s
     gc.collect()
     gc.freeze()
+
+
+def ahead() -> threading.Thread:
+    """Begin to analyse the samples, that of the first page first, in a thread of its own."""
+    thread = threading.Thread(target=_analyse, name="ampscope-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _analyse() -> None:
+    entries = library.listing()
+    first = library.preferred(entries)
+    base = glance.baseline(entries, first) if first is not None else None
+    samples = [entry for entry in entries.values() if entry.origin == "sample"]
+    soon = [entry for entry in samples if entry.key == first or entry is base]
+    try:
+        runs = {entry.key: _look_into(entry) for entry in soon}
+        if first in runs:
+            _draw_ahead(runs[first], runs.get(base.key) if base is not None else None)
+        time.sleep(PAUSE_S)
+        for entry in samples:
+            _look_into(entry)
+    except RunError:  # whoever opens it is told
+        return
+
+
+def _look_into(entry: Entry) -> Run:
+    """What the Library asks of each run."""
+    run = open_extract(entry.path)
+    for function in (loaders.check, overview, diagnose):
+        loaders.analysed(function, run)
+    return run
+
+
+def _draw_ahead(run: Run, base: Run | None) -> None:
+    """What Overview asks besides, and a figure: plotly reads its classes one by one when they are first used."""
+    for function in (scale_trace, memory_trace, phase_times, device_samples, lost_gradient):
+        loaders.analysed(function, run)
+    for kind in KIND_LABELS:
+        loaders.analysed(tensor_names, run, kind)
+    if base is not None:
+        loaders.analysed(compare, [base, run])
+    curves = loaders.analysed(loss_curves, [run], "step", most=2000)
+    with_marks(loss_figure(curves), loaders.analysed(step_marks, run)).to_json()
