@@ -29,7 +29,7 @@ def kinds_present(run: Run) -> list[str]:
 
 def sampled_steps(run: Run, kind: str) -> list[int]:
     """Steps at which tensors of `kind` were sampled, in order. Raises `RunError` for an unknown kind."""
-    steps = pc.unique(_rows(run, kind, None).column("step")).to_pylist()
+    steps = pc.unique(run.table("tensors").column("step").filter(_of_kind(run, kind))).to_pylist()
     return sorted(s for s in steps if s is not None)
 
 
@@ -114,17 +114,21 @@ def class_shares(run: Run, kind: str, step: int | None = None) -> pd.DataFrame:
     return frame
 
 
-def _rows(run: Run, kind: str, step: int | None) -> pa.Table:
-    """The rows of one kind: of the sampled step nearest at or before `step`, or all."""
+def _of_kind(run: Run, kind: str) -> pa.ChunkedArray:
+    """Which rows of `tensors` are of that kind. Raises `RunError` for an unknown one."""
     if kind not in KINDS:
         raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
-    table = run.table("tensors")
-    table = table.filter(pc.equal(table.column("kind"), kind))
-    if step is None:
-        return table
-    steps = table.column("step")
-    nearest = pc.max(steps.filter(pc.less_equal(steps, step))).as_py()
-    return table.filter(pc.equal(steps, nearest)) if nearest is not None else table.slice(0, 0)
+    return pc.equal(run.table("tensors").column("kind"), kind)
+
+
+def _rows(run: Run, kind: str, step: int | None) -> pa.Table:
+    """The rows of one kind: of the sampled step nearest at or before `step`, or all."""
+    table, chosen = run.table("tensors"), _of_kind(run, kind)
+    if step is not None:  # rows are wide: those of the other steps are not copied
+        steps = table.column("step")
+        nearest = pc.max(steps.filter(pc.and_(chosen, pc.less_equal(steps, step))))
+        chosen = pc.and_(chosen, pc.equal(steps, nearest))
+    return table.filter(chosen)
 
 
 def _names(table: pa.Table) -> tuple[list[str], np.ndarray]:
