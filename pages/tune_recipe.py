@@ -35,14 +35,16 @@ try:
     tuned = load_tuned(folder)
 except RunError as error:
     empty.sentence(error)
-what = " ".join(part for part in (tuned.workload, tuned.size or "") if part)
+what = words.workload({"workload": tuned.workload, "size": tuned.size})
 state = searches.status(folder, tuned)
+goes_on = state in ("queued", "starting", "running")
 with st.container(horizontal=True, vertical_alignment="center", gap="small"):
     color, icon = words.STATUS_LOOK.get(state, words.STATUS_LOOK["lost"])
     st.badge(state, icon=icon, color=color)
-    took = f"{words.duration(tuned.seconds)} of {words.duration(tuned.budget_s)}"
+    budget = f"budget {words.duration(tuned.budget_s)}"
+    took = budget if goes_on else f"took {words.duration(tuned.seconds)}, {budget}"
     st.caption(words.escape(f"{what} on {tuned.device} · {took}"), width="content")
-if state in ("queued", "starting", "running"):
+if goes_on:
     searches.follow(folder)
     st.stop()
 if tuned.answer:

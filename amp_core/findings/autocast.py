@@ -164,7 +164,8 @@ def _wide_products(run: Run) -> list[Finding]:
     return [
         found(
             "autocast-inactive",
-            f"{100 * share:.0f} % of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in {where}",
+            f"{100 * share:.0f} % of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in "
+            f"{where}",
             where,
             severity=None if share >= SHARE else "info",
             steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),

@@ -147,7 +147,8 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     return [
         found(
             "kernels-off-tensor-cores",
-            f"{100 * share:.0f} % of the time of 16-bit matrix work runs off tensor cores, most of it in {longest['name']}",
+            f"{100 * share:.0f} % of the time of 16-bit matrix work runs off tensor cores, most of it in "
+            f"{longest['name']}",
             where,
             steps=steps_of(off),
             value=share,

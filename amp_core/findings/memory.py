@@ -30,7 +30,8 @@ def memory_not_lower(run: Run) -> list[Finding]:
     return [
         found(
             "memory-not-lower",
-            f"{100 * share:.0f} % of the peak are weights, gradients and optimizer state, which autocast leaves in FP32",
+            f"{100 * share:.0f} % of the peak are weights, gradients and optimizer state, which autocast leaves in "
+            "FP32",
             where,
             value=share,
             limit=STATE,

@@ -29,7 +29,8 @@ def lost_weight_updates(run: Run) -> list[Finding]:
     return [
         found(
             "lost-weight-updates",
-            f"{100 * float(row['value']):.0f} % of the elements of {row['name']} do not move: {row['dtype']} is too coarse",
+            f"{100 * float(row['value']):.0f} % of the elements of {row['name']} do not move: {row['dtype']} is "
+            "too coarse",
             str(row["name"]),
             steps=(int(rest["step"].min()), int(rest["step"].max())),
             value=float(row["value"]),

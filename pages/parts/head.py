@@ -77,8 +77,8 @@ def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:
 def facts(found: Entry) -> list[str]:
     """Recipe, workload, device and date, as far as the run says."""
     config = found.config or {}
-    workload = " ".join(str(config[k]) for k in ("workload", "size") if config.get(k))
-    texts = [str(config.get("precision") or ""), workload, str(config.get("device") or ""), day(found.created_at)]
+    recipe, device = (str(config.get(name) or "") for name in ("precision", "device"))
+    texts = [recipe, words.workload(config), device, day(found.created_at)]
     return [words.escape(text) for text in texts if text]
 
 

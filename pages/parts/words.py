@@ -4,6 +4,10 @@
 ('2¹⁶', '3.24 MiB', 'a\\\\_b')
 """
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from amp_core.words import (
     NONE,
     about,
@@ -41,6 +45,7 @@ __all__ = [
     "scale",
     "sentence",
     "size",
+    "workload",
 ]
 
 STATUS_LOOK: dict[str, tuple[str, str]] = {
@@ -62,6 +67,13 @@ KIND_LABELS = {
     "weight": "Weights",
 }
 """What the kinds of measured tensors are called."""
+
+
+def workload(config: Mapping[str, Any]) -> str:
+    """What a run trained, with its size; of a script of one's own the file's name without its folder."""
+    name = str(config.get("workload") or "")
+    own = Path(name).name if ".py:" in name else name
+    return " ".join(part for part in (own, str(config.get("size") or "")) if part)
 
 
 def escape(text: object) -> str:

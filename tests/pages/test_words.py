@@ -30,7 +30,7 @@ def test_number_has_three_significant_digits(value, said):
 def test_scales_are_powers_of_two_where_they_are():
     assert [words.scale(v) for v in (65536.0, 1.0, 0.5, 2.0**-24, 1000.0, None)] == [
         "2¹⁶",
-        "1.00",
+        "1",
         "2⁻¹",
         "2⁻²⁴",
         "1,000",
@@ -99,3 +99,8 @@ def test_stored_values_keep_all_digits(value, said):
 
 def test_powers_in_a_text_are_raised():
     assert words.raised("from 2^−24 to 2^15, 1e-8") == "from 2⁻²⁴ to 2¹⁵, 1e-8"
+
+
+def test_a_script_of_ones_own_is_named_without_its_folder():
+    assert words.workload({"workload": "/home/me/tasks/my_task.py:build", "size": None}) == "my_task.py:build"
+    assert words.workload({"workload": "text-gpt", "size": "tiny"}) == "text-gpt tiny" and words.workload({}) == ""

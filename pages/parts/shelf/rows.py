@@ -120,7 +120,7 @@ def _about(entry: Entry) -> dict[str, Any]:
         "Size (MiB)": None if isinstance(entry.path, Address) else library.size_bytes(entry.path) / 2**20,
         "Status": entry.status,
         "Tags": list(entry.tags) or None,
-        "Workload": " ".join(str(config[k]) for k in ("workload", "size") if config.get(k)) or None,
+        "Workload": words.workload(config) or None,
         "Steps": None,
         "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
         "Sentence": entry.sentence or None,

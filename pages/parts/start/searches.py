@@ -75,7 +75,7 @@ def follow(folder: Path) -> None:
         job = queue.job_of(folder)
         with st.container(horizontal=True, vertical_alignment="center"):
             share = min(1.0, found.seconds / found.budget_s)
-            took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)} at the end of the last stage"
+            took = f"{words.duration(found.seconds)} when the last stage ended, budget {words.duration(found.budget_s)}"
             st.progress(share, text=took)
             if job is not None:
                 queue.stop_button(job, "tune")
