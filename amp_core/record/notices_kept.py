@@ -79,7 +79,8 @@ class KeptGradients(Observer):
         if kept is None or capturing():
             return
         if not kept.chosen:
-            given = [p for group in optimizer.param_groups for p in group["params"] if _plain(p.grad)]
+            held = [(p, _held(p)) for group in optimizer.param_groups for p in group["params"]]
+            given = [p for p, grad in held if grad is not None and grad.numel()]  # a process may hold no part of one
             kept.chosen = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
         kept.steps += kept.added
         kept.added = False
@@ -95,7 +96,8 @@ class KeptGradients(Observer):
                 self._forget(index)
             elif kept.steps >= ENOUGH and kept.parcel is None:
                 kept.parcel = Parcel()
-                kept.parcel.put("any", torch.stack([(p.grad != 0).any() for p in kept.chosen if p.grad is not None]))
+                grads = [grad for grad in map(_held, kept.chosen) if grad is not None]
+                kept.parcel.put("any", torch.stack([(grad != 0).any() for grad in grads]))
                 kept.parcel.send()
 
     def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -118,14 +120,17 @@ class KeptGradients(Observer):
         self._forget(index)
 
 
-def _plain(grad: torch.Tensor | None) -> bool:
-    """Whether it is one whose memory autograd adds to: neither sparse nor sharded."""
-    return type(grad) is torch.Tensor and grad.layout == torch.strided
+def _held(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The gradient whose memory backward adds to: of a sharded one this process's part. None for a sparse one."""
+    grad = parameter.grad
+    if grad is not None and hasattr(grad, "to_local"):
+        with torch.no_grad():  # then it is the very tensor that FSDP2 adds to
+            grad = grad.to_local()
+    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided else None
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
     """Where each one's gradient lies, and how often it was written to; None where one has none."""
-    grads = [p.grad for p in parameters]
-    if not all(_plain(grad) for grad in grads):
-        return None
-    return [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
+    grads = [_held(p) for p in parameters]
+    found = [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
+    return found if len(found) == len(grads) else None
