@@ -18,7 +18,10 @@ def endless(batches):
 '''
 _DOC = '    """Train for so many steps; gives the loss of each."""'
 _GUARD = "{name} trains in FP32 on a CPU when it is asked for FP16; take bf16 there"
-_NEVER = 2**31 - 1  # the growth tracker is a 32-bit number
+_FIXED = ("growth_interval=2147483647", "backoff_factor=1 - 2**-30")
+"""Of a static loss scale: the greatest interval that a scaler's 32-bit tracker counts, and a factor, which must be
+below 1, that the scale's FP32 rounds away: a skipped step leaves it as it was."""
+_WIDTH = 120
 
 
 def plain(config: TrainConfig) -> str:
@@ -34,7 +37,7 @@ def plain(config: TrainConfig) -> str:
         "    model = prepare(model)",
         "    optimizer = make_optimizer(model)",
     ]
-    lines += [f"    scaler = {_scaler(config)}"] if scaled else []
+    lines += _scaler(config, "scaler") if scaled else []
     lines += ["    model.train()", "    losses = []", "    stream = endless(batches)", "    for _ in range(steps):"]
     lines += ["        total = 0.0", "        for _ in range(ACCUMULATE):"] if many else []
     inner = []
@@ -65,7 +68,7 @@ def accelerate(config: TrainConfig) -> str:
     options = [f'mixed_precision="{mixed}"', "gradient_accumulation_steps=ACCUMULATE", 'cpu=DEVICE == "cpu"']
     lines = [_ENDLESS, "", "def train(model, batches, loss_fn, steps):", _DOC]
     if config.recipe.scaler:
-        lines += [f"    scaling = GradScalerKwargs({_scaling(config)})"]
+        lines += _call("scaling = GradScalerKwargs", _scaling(config))
         options += ["kwargs_handlers=[scaling]"]
     lines += [
         "    accelerator = Accelerator(",
@@ -161,7 +164,7 @@ def transformers(config: TrainConfig) -> str:
         *_guard(config, "trainer.accelerator.scaler", "The Trainer", "    "),
     ]
     if config.recipe.scaler:
-        lines += [f"    trainer.accelerator.scaler = {_scaler(config)}"]
+        lines += _scaler(config, "trainer.accelerator.scaler")
     return "\n".join([*lines, "    trainer.train()", *_by_step("trainer.losses", "    ")])
 
 
@@ -202,7 +205,7 @@ def lightning(config: TrainConfig) -> str:
             "def train(model, batches, loss_fn, steps):",
             _DOC,
             "    task = Task(prepare(model), loss_fn)",
-            *([f"    scaler = {_scaler(config)}"] if config.recipe.scaler else []),
+            *(_scaler(config, "scaler") if config.recipe.scaler else []),
             "    trainer = lightning.Trainer(",
             *(f"        {option}," for option in options),
             "    )",
@@ -223,15 +226,21 @@ LOOPS: dict[str, Callable[[TrainConfig], str]] = {
 def _scaling(config: TrainConfig) -> str:
     """The scaler's settings, as arguments."""
     if config.loss_scale != "dynamic":
-        return f"init_scale={config.loss_scale!r}, growth_interval={_NEVER}"
+        return ", ".join([f"init_scale={config.loss_scale!r}", *_FIXED])
     given = {"init_scale": config.init_scale, "growth_interval": config.growth_interval}
     given |= {"growth_factor": config.growth_factor} if config.growth_factor != 2.0 else {}
     given |= {"backoff_factor": config.backoff_factor} if config.backoff_factor != 0.5 else {}
     return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
-def _scaler(config: TrainConfig) -> str:
-    return f"torch.amp.GradScaler(DEVICE, {_scaling(config)})"
+def _scaler(config: TrainConfig, name: str) -> list[str]:
+    return _call(f"{name} = torch.amp.GradScaler", f"DEVICE, {_scaling(config)}")
+
+
+def _call(name: str, arguments: str) -> list[str]:
+    """A statement of a function, over three lines where one would be too long."""
+    line = f"    {name}({arguments})"
+    return [line] if len(line) <= _WIDTH else [f"    {name}(", f"        {arguments}", "    )"]
 
 
 def _guard(config: TrainConfig, scaler: str, name: str, indent: str) -> list[str]:
