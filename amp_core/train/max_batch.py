@@ -6,8 +6,9 @@
 
 Doubling until a batch does not fit, then narrowing down to the one: in the middle, or where the memory of the last two
 that fitted says that the limit lies, memory being close to a straight line in the batch. A trial that runs out of
-memory, is killed for it, or takes too long ends alone; the search goes on. On a CPU the limit is watched from outside,
-so that the machine is never brought to its knees: a trial above it is killed. This half imports no torch.
+memory or is killed for it ends alone; the search goes on. One that takes too long ends it: how long a batch takes says
+nothing of memory. On a CPU the limit is watched from outside, so that the machine is never brought to its knees: a
+trial above it is killed. This half imports no torch.
 """
 
 import dataclasses
@@ -53,6 +54,8 @@ class Trial:
     samples_per_s: float | None
     seconds: float
     """How long the trial took, with starting its process."""
+    too_slow: bool = False
+    """Whether it was ended for the time it took, which says nothing of memory."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class MaxBatch:
             said += f", with {in_bytes(best.peak_bytes)} {what}"
         if self.next_larger is None:
             return f"{said}; larger ones were not tried"
-        why = next(t.why for t in self.trials if t.batch_size == self.next_larger)
-        return f"{said}; at {self.next_larger:,} {why}"
+        first = next(t for t in self.trials if t.batch_size == self.next_larger)
+        aside = ", so larger ones were not tried" if first.too_slow else ""
+        return f"{said}; at {self.next_larger:,} {first.why}{aside}"
 
 
 def largest_batch(
@@ -113,6 +117,8 @@ def largest_batch(
         trials.append(trial)
         if tell is not None:
             tell(trial)
+        if trial.too_slow and fits:  # to narrow down how long something takes would take hours, for no answer
+            break
         if trial.fits:
             fits = asked
         else:
@@ -205,7 +211,12 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
         step_ms=result.get("step_ms"),  # type: ignore[arg-type]
         samples_per_s=result.get("samples_per_s"),  # type: ignore[arg-type]
         seconds=time.monotonic() - began,
+        too_slow=killed == _too_slow(timeout_s),
     )
+
+
+def _too_slow(timeout_s: float) -> str:
+    return f"{STEPS} steps took longer than {timeout_s:g} s"
 
 
 def _watch_over(
@@ -230,7 +241,7 @@ def _watch_over(
             continue
         if time.monotonic() > until:
             child.kill()
-            return f"{STEPS} steps took longer than {timeout_s:g} s"
+            return _too_slow(timeout_s)
         time.sleep(_LOOK_S)
     return None
 

@@ -43,7 +43,11 @@ def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
     assert not app.exception and not app.error
     ((config, name, command, makes),) = asked
     assert (config.workload, config.precision, config.batch_size) == ("digits-cnn", "bf16", None)
-    assert command[-2:] == ["tune", "--max-batch"] and makes == "runs" and name == "batch-digits-cnn-tiny-bf16"
+    assert (
+        command[-4:] == ["tune", "--max-batch", "--timeout", "60"]
+        and makes == "runs"
+        and name == "batch-digits-cnn-tiny-bf16"
+    )
     assert not any(b.key == "batch.use" for b in app.button)
 
     job.alive = False

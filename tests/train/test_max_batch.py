@@ -138,6 +138,18 @@ def test_a_trial_that_takes_too_long_is_ended():
     began = time.monotonic()
     trial = max_batch.try_batch(quick(8), None, 0.2)
     assert not trial.fits and trial.why == "3 steps took longer than 0.2 s" and time.monotonic() - began < 20
+    assert trial.too_slow
+
+
+def test_a_trial_that_takes_too_long_ends_the_search():
+    def attempt(config, limit_bytes, timeout_s):
+        fitting = machine(10_000)(config, limit_bytes, timeout_s)
+        slow = dataclasses.replace(fitting, fits=False, too_slow=True, why="3 steps took longer than 300 s")
+        return slow if config.batch_size > 500 else fitting
+
+    found = search(10_000, attempt=attempt)
+    assert [t.batch_size for t in found.trials] == [32, 64, 128, 256, 512] and found.largest == 256
+    assert found.in_words().endswith("; at 512 3 steps took longer than 300 s, so larger ones were not tried")
 
 
 def as_child(monkeypatch, code):

@@ -15,6 +15,8 @@ from amp_core.train.max_batch import FILE
 from pages.parts import words
 from pages.parts.shelf import library
 
+TRIAL_S = 60
+"""Seconds that one trial may take: somebody waits for the answer."""
 _STARTED = "batch.started"
 
 
@@ -24,7 +26,7 @@ def begin(config: TrainConfig) -> str:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
     settled = config.resolved()
     name = f"batch-{settled.workload}-{settled.size}-{settled.precision}"
-    command = [sys.executable, "-m", "amp_core", "tune", "--max-batch"]
+    command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
     job = jobs.start(config, library.runs_dir(), name, command=command, makes="runs")
     st.session_state[_STARTED] = job.name
     return job.name

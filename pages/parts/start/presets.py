@@ -35,7 +35,7 @@ OWN_NOT_HERE = (
 BATCH = (
     "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
     "does not fit, then narrows down. Each trial is a process of its own: what runs out of memory ends alone. On a CPU "
-    "no trial takes more than 80 % of what is free."
+    f"no trial takes more than 80 % of what is free. One that takes more than {batch.TRIAL_S} s ends the search."
 )
 
 
