@@ -13,7 +13,7 @@ from amp_core.record import ranks
 from amp_core.record import scaler as scaling
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
-from amp_core.record.environment import environment, model_summary
+from amp_core.record.environment import environment, model_summary, recipe_found
 from amp_core.record.gradients import learning_rate, unwrapped
 from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
@@ -129,6 +129,8 @@ def watch(
     }
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
+    if cast := ranks.computed_in(model):
+        settings["precision"] = recipe_found(optimizers, scaler, cast, torch.device("cpu"))
     writer = TrainingWriter(
         into,
         name=name,

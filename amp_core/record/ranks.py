@@ -54,6 +54,17 @@ def sharing(model: torch.nn.Module) -> dict[str, Any]:
     return {"parallel": "fsdp" if fsdp2 else "sharded", "shards": cut}
 
 
+def computed_in(model: torch.nn.Module) -> str | None:
+    """The 16-bit dtype that FSDP casts parameters to for forward and backward; None where it casts them to none."""
+    for module in model.modules():
+        state: Any = getattr(module, "_get_fsdp_state", None)  # FSDP2's; FSDP1 keeps its settings itself
+        policy = state()._mp_policy if state is not None else getattr(module, "mixed_precision", None)
+        dtype = getattr(policy, "param_dtype", None)
+        if dtype in (torch.float16, torch.bfloat16):
+            return str(dtype).removeprefix("torch.")
+    return None
+
+
 def _shards(parameter: torch.Tensor) -> int:
     """Into how many parts a DTensor is cut; 0 for any other tensor."""
     if not hasattr(parameter, "placements"):

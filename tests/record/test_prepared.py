@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
@@ -99,6 +101,31 @@ def test_a_scaler_that_is_made_after_watch_is_told(tmp_path):
     assert told["kind"].tolist() == ["warning"] and told["step"].tolist() == [0]
     found = {finding.code: finding.severity for finding in diagnose(run)}
     assert found["fp16-without-scaler"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaled", "recipe"),
+    [
+        (torch.bfloat16, False, "bf16"),
+        (torch.float16, True, "fp16"),
+        (torch.float16, False, "fp16-unscaled"),
+        (None, False, "fp32"),
+    ],
+)
+def test_the_precision_is_what_fsdp_casts_parameters_to(tmp_path, dtype, scaled, recipe):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = small_model()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        with watch(model, optimizer, scaler=scaler, into=tmp_path / "run"):
+            scaler.scale(model(torch.randn(4, 24)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert load_run(tmp_path / "run").head.config["precision"] == recipe
 
 
 def test_a_scaler_in_sight_that_the_loop_does_not_use_takes_nothing_away(tmp_path):
