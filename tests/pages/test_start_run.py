@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from amp_core import jobs
+from amp_core.serving import Rules
 from amp_core.train.config import TrainConfig
-from pages.parts.start import devices
+from pages.parts.shelf.library import Entry
+from pages.parts.start import again, devices
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write
 
@@ -351,3 +353,18 @@ def test_pages_never_import_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_script_that_the_server_allows_can_be_run_again(monkeypatch, tmp_path):
+    def entry(workload, size=None):
+        config = {"workload": workload, "size": size, "precision": "bf16"}
+        return Entry("run/a", tmp_path / "a", "run", "a", "finished", config=config)
+
+    inside, outside = entry(f"{tmp_path}/deep/mine.py:build"), entry(f"{tmp_path.parent}/other.py:build")
+    monkeypatch.setattr(again, "current", lambda: Rules(scripts=(str(tmp_path),)))
+    assert again.possible(inside) and not again.possible(outside)
+    filled = again.settings(inside.config)
+    assert filled["own"] == "deep/mine.py:build" and filled["precisions"] == ["bf16"]
+    assert again.settings(entry("text-gpt", "tiny").config)["own"] == ""  # what was typed before must not be run
+    monkeypatch.setattr(again, "current", Rules)
+    assert not again.possible(inside)

@@ -6,10 +6,12 @@ if again.possible(entry):
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from amp_core.serving import current
 from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
 from pages.parts.shelf.library import Entry
 from pages.parts.start import devices
@@ -29,10 +31,22 @@ TAKEN += ("backoff_factor", "every", "audit_every", "compile", "deterministic", 
 
 
 def possible(entry: Entry) -> bool:
-    """Whether the run is of a workload that comes with AMPscope, with a recipe that the form has."""
+    """Whether the run is of a workload that comes with AMPscope, or of a script that the form could start, with a
+    recipe that the form has."""
     config = entry.config or {}
     workload = WORKLOADS.get(str(config.get("workload")))
-    return workload is not None and config.get("size") in workload.sizes and config.get("precision") in RECIPES
+    known = config.get("size") in workload.sizes if workload is not None else bool(own(config))
+    return known and config.get("precision") in RECIPES
+
+
+def own(config: Mapping[str, Any]) -> str:
+    """The script of a recorded configuration as one types it into the form; empty for any other workload, and where
+    the server does not allow that script."""
+    file, colon, function = str(config.get("workload") or "").rpartition(":")
+    folder = next(iter(current().scripts), None)
+    if not colon or folder is None or not Path(file).is_relative_to(folder):
+        return ""
+    return f"{Path(file).relative_to(folder)}:{function}"
 
 
 def fill(entry: Entry, **changes: Any) -> None:
@@ -49,8 +63,10 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     device = str(config.get("device") or "")
     static = isinstance(config.get("loss_scale"), int | float)
     window = config.get("profile")
+    script = own(config)
     return found | {
-        "what": (config["workload"], config["size"]),
+        "own": script,
+        "what": (default.workload, default.resolved().size) if script else (config["workload"], config["size"]),
         "precisions": [config["precision"]],
         "device": device if device in dict(devices.available()[0]) else devices.available()[0][0][0],
         "scaling": "static" if static else "dynamic",
