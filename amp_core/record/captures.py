@@ -9,6 +9,7 @@ found by the optimizer and gradients are measured before it; a graph of whole st
 """
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 
 UNSEEN = "what a CUDA graph replays; a step is seen where its optimizer is outside of the graph"
 
@@ -20,9 +21,9 @@ def capturing() -> bool:
 
 def transformed() -> bool:
     """Whether `torch.func` is at work (`vmap`, `grad`, …): what comes through the model's hooks then has no values."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return peek_interpreter_stack() is not None
 
 
 def out_of_sight() -> bool:
     """Whether tensors cannot be looked at just now, for either reason."""
-    return transformed() or capturing()
+    return peek_interpreter_stack() is not None or capturing()

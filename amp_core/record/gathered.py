@@ -103,6 +103,8 @@ class Gathered:
             self._begin_anew()
         if not losses:
             return None, samples
+        if len(losses) == 1:
+            return losses[0].double(), samples
         return torch.stack([loss.to(losses[0].device).double() for loss in losses]).sum(), samples
 
     def forget(self) -> None:

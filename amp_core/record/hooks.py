@@ -115,16 +115,17 @@ class Hooks:
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._steps.auditing or in_backward():
             return
-        self._steps.finish_pending()
         if not torch.is_grad_enabled():  # an evaluation between two steps
+            self._steps.finish_pending()
             return
         self._phases.enter("forward")
         self._seen.add("forward")
         if self._repeating:
             return
-        if self._gathered.broken_off or self._steps.stepping:
-            self._steps.abandon()
         with self._phases.watching():
+            self._steps.finish_pending()
+            if self._gathered.broken_off or self._steps.stepping:
+                self._steps.abandon()
             first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
             self._gathered.entered(module, len(first) if first is not None else 0)
             self._precision.forward_began()
@@ -170,19 +171,20 @@ class Hooks:
         if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
             return
         self._phases.enter("optimizer")
-        self._steps.tell("called", "clip", None)
-        self._look_before_clipping()
+        with self._phases.watching():
+            self._steps.tell("called", "clip", None)
+            self._look_before_clipping()
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
         if notices_patch.clips_by_value() and self._seen and not self._steps.auditing and not capturing():
-            self._look_before_clipping()
+            with self._phases.watching():
+                self._look_before_clipping()
 
     def _look_before_clipping(self) -> None:
-        with self._phases.watching():
-            for index in range(len(self._steps.optimizers)):
-                if self._steps.has_gradients(index):
-                    self._steps.observe(index)
+        for index in range(len(self._steps.optimizers)):
+            if self._steps.has_gradients(index):
+                self._steps.observe(index)
 
     def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Backward is called. What the scaler did not see it starts from is the loss."""
@@ -209,9 +211,9 @@ class Hooks:
         return (args[0], watched, *args[2:]), kwargs
 
     def _before_step(self, index: int) -> None:
-        self._steps.tell("called", "optimizer.step", index)
         self._phases.enter("optimizer")
         with self._phases.watching():
+            self._steps.tell("called", "optimizer.step", index)
             self._steps.observe(index)
         self._steps.stepping.add(index)
 
@@ -270,8 +272,8 @@ class Hooks:
         index = self._steps.index(optimizer)
         if index is not None:
             self._phases.enter("optimizer")
-            self._steps.tell("called", "unscale_", index)
             with self._phases.watching():
+                self._steps.tell("called", "unscale_", index)
                 self._steps.observe(index)
 
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,8 +295,8 @@ class Hooks:
         if index is None:
             return
         self._phases.enter("optimizer")
-        self._steps.tell("called", "scaler.step", index)
         with self._phases.watching():
+            self._steps.tell("called", "scaler.step", index)
             self._steps.observe(index)
         self._inside_scaler_step = True
         self._steps.stepping.add(index)

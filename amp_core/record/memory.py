@@ -72,7 +72,8 @@ class MemoryWatch(Observer):
 
     def step_began(self, step: int) -> None:
         self._leave()
-        if self._broken or not self._due(step):
+        self.awake = not self._broken and self._due(step)
+        if not self.awake:
             return
         self._step, self._rows, self._phase = step, [], "forward"
         try:

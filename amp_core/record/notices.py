@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record.notices_backward import BackwardState
+from amp_core.record.notices_backward import AutocastKept, BackwardState
 from amp_core.record.notices_calls import CallOrder
 from amp_core.record.notices_forward import ForwardCheck
 from amp_core.record.notices_kept import KeptGradients
@@ -39,6 +39,7 @@ def default_notices(
         calls,
         BackwardState(writer, device, scaler, calls.times_asked_for_scale),
         *forward,
+        AutocastKept(writer, device),
         FirstOperators(writer, model, device),
         RunningStatistics(writer, model),
         Movement(writer, model, optimizers),

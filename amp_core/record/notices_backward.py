@@ -1,4 +1,5 @@
-"""What each backward pass starts from: autocast left on, anomaly mode, the loss's dtype, gradients of gradients.
+"""What forwards leave behind and backwards start from: autocast switched or left on, anomaly mode, the loss's dtype,
+gradients of gradients.
 
 Each is told once: the first time that it is so.
 """
@@ -20,6 +21,24 @@ from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter
 
 NARROW = (torch.float16, torch.bfloat16)
+
+
+class AutocastKept(Observer):
+    """Whether autocast is on as it was when a forward is over, and where not, says so once."""
+
+    def __init__(self, writer: RunWriter, device: torch.device) -> None:
+        self._writer = writer
+        self._kind = device.type
+        self._before = False
+
+    def step_began(self, step: int) -> None:
+        self._before = torch.is_autocast_enabled(self._kind)
+
+    def forward_ended(self, output: Any) -> None:
+        after = torch.is_autocast_enabled(self._kind)
+        if after != self._before and self.awake:
+            self.awake = False
+            self._writer.event("autocast changed", name="forward", value=float(after))
 
 
 class BackwardState(Observer):

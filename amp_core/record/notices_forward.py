@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import notices_patch
 from amp_core.record._inert import Hook
 from amp_core.record.environment import with_autocast
-from amp_core.record.gradients import named_modules, unwrapped
+from amp_core.record.gradients import in_backward, named_modules, unwrapped
 from amp_core.record.measure import dtype_name, measurable
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import tensors_in
@@ -72,7 +72,6 @@ class ForwardCheck(Observer):
         self._near: set[int] = set()
         self._thread = threading.get_ident()
         self._threaded = False
-        self._in_backward = False
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
@@ -95,12 +94,6 @@ class ForwardCheck(Observer):
         elif not wanted:
             self._take_off()
         self._armed -= self._armed > 0
-
-    def backward_began(self) -> None:
-        self._in_backward = True
-
-    def backward_ended(self) -> None:
-        self._in_backward = False
 
     def step_ended(self, step: int) -> None:
         self._forget()
@@ -133,7 +126,7 @@ class ForwardCheck(Observer):
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.at_own_work():
                 return
-            if self._in_backward:  # checkpointing: on a GPU in a thread of autograd's own
+            if in_backward():  # checkpointing: on a GPU in a thread of autograd's own
                 self._on_recomputed(index, output)
                 return
             if threading.get_ident() != self._thread:

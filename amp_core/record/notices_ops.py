@@ -44,15 +44,12 @@ class FirstOperators(Observer):
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._kind = device.type
         self._mode: _Looking | None = None
         self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would have it compiled again
-        self._autocast: bool | None = None
-        self._changed = False
 
     def step_began(self, step: int) -> None:
-        self._autocast = torch.is_autocast_enabled(self._kind)
         self._stop()
+        self.awake = not self._done or self._mode is not None
         if self._done:
             return
         self._done = True
@@ -62,12 +59,6 @@ class FirstOperators(Observer):
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         # Gone before the optimizer steps: if that is compiled, an older torch would not do so under a mode.
         notices_patch.backward.listen(self._after_backward, after=True)
-
-    def forward_ended(self, output: Any) -> None:
-        after = torch.is_autocast_enabled(self._kind)
-        if self._autocast is not None and after != self._autocast and not self._changed:
-            self._changed = True
-            self._writer.event("autocast changed", name="forward", value=float(after))
 
     def called(self, what: str, optimizer: int | None) -> None:
         self._stop()

@@ -44,6 +44,7 @@ class StartFacts(Observer):
         self._done = False
 
     def step_began(self, step: int) -> None:
+        self.awake = not self._done or self._parcel is not None
         if self._done:
             return
         self._done = True

@@ -34,9 +34,10 @@ class RunningStatistics(Observer):
         self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
         self._sent: list[tuple[int, Parcel]] = []
         self._said = False
+        self.awake = len(self._buffers) > 0
 
     def step_ended(self, step: int) -> None:
-        if not self._buffers or self._said:
+        if self._said:
             return
         if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
             self._send(step)
@@ -76,12 +77,15 @@ class Movement(Observer):
         self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._sent: list[tuple[int, list[str], str, Parcel]] = []
         self._step = 0
+        self._due = True
 
     def step_began(self, step: int) -> None:
         self._step = step
+        self._due = step % EVERY == 0 or step < FIRST_STEPS
+        self.awake = self._due or len(self._sent) > 0
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if what == "optimizer.step" and optimizer is not None and (self._step % EVERY == 0 or self._step < FIRST_STEPS):
+        if what == "optimizer.step" and optimizer is not None and self._due:
             given = (p for group in self._optimizers[optimizer].param_groups for p in group["params"])
             narrow = [p for p in given if p.dtype in NARROW and p.grad is not None and not p.grad.is_sparse]
             largest = sorted(narrow, key=lambda p: -p.numel())[:MOST_TENSORS]

@@ -26,10 +26,15 @@ MOMENTS = (
     "close",
 )
 
+_ALWAYS = ("step_began", "close")
+
 
 class Observer:
     """All moments, doing nothing. `step` is the number of the step as `steps.step` has it."""
 
+    awake = True
+    """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
+    that is not awake is told `step_began` and `close` alone, so it costs next to nothing."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
 
@@ -78,23 +83,33 @@ class Observers:
             ]
             for moment in MOMENTS
         }
+        self._observers = list(observers)
+        self._awake: list[bool] = []
+        self._told = self._calls  # who is told of what in the present step
 
     def has(self, moment: str) -> bool:
-        """Whether any observer cares for that moment."""
-        return bool(self._calls[moment])
+        """Whether any observer cares for that moment, in the present step."""
+        return bool(self._told[moment])
 
     def tell(self, moment: str, *values: Any) -> None:
-        """Call `moment` of every observer that has it."""
-        for observer, call in list(self._calls[moment]):
+        """Call `moment` of every observer that has it, and is awake."""
+        for observer, call in (self._calls if moment in _ALWAYS else self._told)[moment]:
             try:
                 call(*values)
             except Exception as error:
                 self._drop(observer)
                 what = f"{type(observer).__name__} stopped at {moment}: {type(error).__name__}: {error}"
                 self._writer.event("warning", name="not recorded", detail=what)
+        if moment == "step_began":
+            awake = [observer.awake for observer in self._observers]
+            if awake != self._awake:
+                self._awake = awake
+                self._told = {name: [(o, c) for o, c in calls if o.awake] for name, calls in self._calls.items()}
 
     def _drop(self, observer: Observer) -> None:
-        for moment, calls in self._calls.items():
-            self._calls[moment] = [(o, c) for o, c in calls if o is not observer]
+        self._calls, self._told = (
+            {name: [(o, c) for o, c in calls if o is not observer] for name, calls in moments.items()}
+            for moments in (self._calls, self._told)
+        )
         with contextlib.suppress(Exception):  # it may hold hooks; what failed once may fail at that too
             observer.close()

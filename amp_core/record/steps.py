@@ -152,7 +152,7 @@ class Steps:
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
         named = [
-            (self.names.get(id(p), f"optimizer{index}.group{g}.{i}"), local_values(p.grad))
+            (self.names.get(id(p)) or f"optimizer{index}.group{g}.{i}", local_values(p.grad))
             for g, group in enumerate(optimizer.param_groups)
             for i, p in enumerate(group["params"])
             if p.grad is not None

@@ -219,7 +219,7 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
     """Run Python code where `amp_core` is the one beside `package`; returns what it prints."""
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG"))} | environment
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=package.parent, env=settings, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=package.parent, env=settings, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

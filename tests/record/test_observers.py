@@ -124,6 +124,20 @@ def test_phases_are_followed_only_where_somebody_wants_them(tmp_path: Path) -> N
     assert in_order == ["forward", "backward", "after_backward", "optimizer", "data"]
 
 
+def test_an_observer_that_is_not_awake_is_told_where_steps_begin_alone(tmp_path: Path) -> None:
+    class Sleeper(Diary):
+        def step_began(self, step: int) -> None:
+            super().step_began(step)
+            self.awake = step == 1
+
+    sleeper, diary = Sleeper(), Diary()
+    loop(tmp_path / "run", [sleeper, diary], None, clip=False, steps=3)
+    steps = [e for e in diary.entries if e[0] in ("began", "ended")]
+    assert [e for e in steps if e[0] == "ended"] == [("ended", 0), ("ended", 1), ("ended", 2)]
+    began = [i for i, e in enumerate(diary.entries) if e[0] == "began"]
+    assert sleeper.entries == [("began", 0), *diary.entries[began[1] : began[2]], ("began", 2), ("close",)]
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_failing_observer_is_dropped_and_named_and_the_training_goes_on(tmp_path: Path, scaled: bool) -> None:
     diary = Diary()
