@@ -10,6 +10,8 @@ import re
 
 HEADLINES = ("loss", "loss_scale", "skipped", "grad_norm", "lr", "step_ms", "memory_peak_bytes")
 """Columns of `steps` that other tools are given, each as `amp/<column>`."""
+EXPONENTS = "log2_magnitude"
+"""What the tags of our own histograms begin with: they count exponents, where those of others count values."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "train_loss", "training_loss", "total_loss", "loss_total", "lm_loss", "batch_loss"),
@@ -71,6 +73,8 @@ _TENSORS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 def tensor_of(tag: str) -> tuple[str, str] | None:
     """Kind and name of the tensor whose values a histogram of this tag shows; None where that is not certain."""
+    if EXPONENTS in tag.split("/"):
+        return None
     for pattern, kind in _TENSORS:
         found = pattern.fullmatch(tag)
         if found is not None:

@@ -11,7 +11,7 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from amp_core.interop.tags import HEADLINES
+from amp_core.interop.tags import EXPONENTS, HEADLINES
 from amp_core.run import Run
 from amp_core.schema import RunError
 
@@ -44,7 +44,7 @@ def write_log(run: Run, folder: Path) -> None:
             histogram = _histogram(row["exp_min"], row["exp_counts"])
             if histogram is not None:
                 beside = f"/rank{row['rank']}" if row["rank"] else ""
-                value = Summary.Value(tag=f"log2_magnitude/{row['kind']}/{row['name']}{beside}", histo=histogram)
+                value = Summary.Value(tag=f"{EXPONENTS}/{row['kind']}/{row['name']}{beside}", histo=histogram)
                 at = times.get(row["step"], began)
                 writer.add_event(Event(step=row["step"], wall_time=at, summary=Summary(value=[value])))
     finally:

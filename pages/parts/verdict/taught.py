@@ -136,7 +136,7 @@ def _always(run: Run) -> str:
     cost = loaders.analysed(step_cost, run, None)
     if cost.source != "profile" or cost.on_cpu or cost.step_us <= 0:
         return ""
-    return f"its GPU was idle for {words.percent(cost.us('gaps') / cost.step_us)} of a step."
+    return f"its GPU was idle for {words.percent(cost.us('data', 'gaps') / cost.step_us)} of a step."
 
 
 def _hardware(run: Run) -> str:
