@@ -17,26 +17,33 @@ ROW = 35  # pixels
 ROWS = 16  # of the table before it scrolls
 
 
-def take(kind: str) -> None:
-    """An upload has arrived: bring it in and choose it, or keep the sentence that says why not."""
-    files = st.session_state[f"library.{kind}.{st.session_state['library.turn']}"]
+def field(kind: str) -> str:
+    """The key of the field that takes such files at this time."""
+    return f"library.take.{kind}.{st.session_state.setdefault(f'library.turn.{kind}', 0)}"
+
+
+def take(kind: str, key: str) -> None:
+    """An upload has arrived in the field of that key: bring it in and choose it, or keep the sentence that says why
+    not. A file that was dropped while another was read may still come in the field of before."""
+    files = st.session_state.get(key)
     if not files:
         return
     first = files if kind == "zip" else files[0]
     st.toast(f"Reading {words.escape(first.name)} …", icon=":material/hourglass_top:")
     try:
         if kind == "zip":
-            key = incoming.take_zip(files.name, files.getvalue())
+            taken = incoming.take_zip(files.name, files.getvalue())
         elif kind == "trace":
-            key = incoming.take_traces([(f.name, f.getvalue()) for f in files])
+            taken = incoming.take_traces([(f.name, f.getvalue()) for f in files])
         else:
-            key = incoming.take_folder((f.name, f.getvalue()) for f in files)
+            taken = incoming.take_folder((f.name, f.getvalue()) for f in files)
     except (RunError, OSError) as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
     else:
-        picker.choose(key)
-        st.session_state["library.said"] = ("success", f"{key.rsplit('/', 1)[-1]} is in the library and chosen.")
-    st.session_state["library.turn"] += 1  # a fresh uploader: the file was dealt with, and the same may come again
+        picker.choose(taken)
+        st.session_state["library.said"] = ("success", f"{taken.rsplit('/', 1)[-1]} is in the library and chosen.")
+    if key == field(kind):  # a fresh one, and this one alone: the file was dealt with, and the same may come again
+        st.session_state[f"library.turn.{kind}"] += 1
 
 
 def tell() -> None:
@@ -85,23 +92,22 @@ def folders(entries: dict[str, Entry]) -> str | None:
 def uploads() -> None:
     """Bring in a packed run, traces or a folder."""
     st.subheader("Bring in a run", anchor=False)
-    turn = st.session_state["library.turn"]
     row = st.container(horizontal=True)  # wraps on a narrow page
     row.file_uploader(
         "A packed run (.zip)",
         type=["zip"],
-        key=f"library.zip.{turn}",
+        key=field("zip"),
         on_change=take,
-        args=("zip",),
+        args=("zip", field("zip")),
         help="`ampscope pack RUN` or Share makes one.",
     )
     row.file_uploader(
         "Profiler traces (.json, .json.gz)",
         type=["json", "gz"],
         accept_multiple_files=True,
-        key=f"library.trace.{turn}",
+        key=field("trace"),
         on_change=take,
-        args=("trace",),
+        args=("trace", field("trace")),
         help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
         "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
     )
@@ -109,9 +115,9 @@ def uploads() -> None:
         "A run folder",
         type=["json", "parquet", "arrows", "log"],
         accept_multiple_files="directory",
-        key=f"library.folder.{turn}",
+        key=field("folder"),
         on_change=take,
-        args=("folder",),
+        args=("folder", field("folder")),
         help="Choose the folder that directly contains run.json.",
     )
     st.caption("A TensorBoard log: `ampscope import-tensorboard LOGDIR --out RUN` makes a run of it.")
@@ -119,63 +125,65 @@ def uploads() -> None:
 
 head.title("Library")
 entries: dict[str, Entry] = st.session_state["entries"]
-st.session_state.setdefault("library.turn", 0)
 with st.container():  # holds its place, so that nothing below is drawn twice while the page changes
     tell()
 
 answer = st.container()
 with st.container():
     keeping.bin_line()
-if entries:
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        asked = st.text_input(
-            "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
-        )
-        folder = folders(entries)
-    found = [entry for entry in entries.values() if rows.matches(entry, asked)]
-    shown, folded = (found, {}) if asked and folder is None else rows.in_folder(found, folder)
-    most = st.session_state.setdefault("library.most", MOST)
-    page, more = shown[:most], max(0, len(shown) - most)
-    st.session_state["library.shown"] = [entry.key for entry in page]
-    keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
-    table, waiting = rows.table(page)
-    with answer:
-        damaged = table[table["Status"] == "damaged"] if len(table) else table
-        lost = max(len(damaged), sum(entry.status == "damaged" for entry in entries.values()))
-        aside = f", {lost} of them damaged" if lost else ""
-        found_here = f" {len(found):,} found." if asked else ""
-        disk = sum(library.size_bytes(entry.path) for entry in entries.values())
-        head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
-    if len(table):
-        st.caption("Tick a run to choose it, or several to compare them.")
-        keys = st.session_state["library.shown"]
-        tables.show(
-            table,
-            column_config=rows.COLUMNS,
-            column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
-            hide_index=True,
-            row_height=ROW,
-            height=ROW * (1 + min(len(table), ROWS)) + 3,  # the header is a row, and lines are drawn around
-            key=table_key(),
-            on_select=pick,
-            selection_mode="multi-row",
-            selection_default={"selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}},
-            alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
-        )
-        rows.look_on(waiting)
-        if more and st.button(f"Show {min(more, MOST)} more"):
-            st.session_state["library.most"] = most + MOST
-            st.rerun()
-        for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
-            st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
-    elif not folded:
-        st.info("No run has all of these words.", icon=":material/info:")
-    if folded:
-        said = ", ".join(f"{words.escape(name)} ({words.plural(count, 'run')})" for name, count in folded.items())
-        st.caption(f"Trainings of searches are folded: {said}. Choose the folder, or search, to see them.")
-else:
-    st.write("No runs yet. Bring one in below, or start one.")
-    st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
+with st.container():  # so that the fields below stay where they are, and a file on its way comes in
+    if entries:
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            asked = st.text_input(
+                "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
+            )
+            folder = folders(entries)
+        found = [entry for entry in entries.values() if rows.matches(entry, asked)]
+        shown, folded = (found, {}) if asked and folder is None else rows.in_folder(found, folder)
+        most = st.session_state.setdefault("library.most", MOST)
+        page, more = shown[:most], max(0, len(shown) - most)
+        st.session_state["library.shown"] = [entry.key for entry in page]
+        keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
+        table, waiting = rows.table(page)
+        with answer:
+            damaged = table[table["Status"] == "damaged"] if len(table) else table
+            lost = max(len(damaged), sum(entry.status == "damaged" for entry in entries.values()))
+            aside = f", {lost} of them damaged" if lost else ""
+            found_here = f" {len(found):,} found." if asked else ""
+            disk = sum(library.size_bytes(entry.path) for entry in entries.values())
+            head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
+        if len(table):
+            st.caption("Tick a run to choose it, or several to compare them.")
+            keys = st.session_state["library.shown"]
+            tables.show(
+                table,
+                column_config=rows.COLUMNS,
+                column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
+                hide_index=True,
+                row_height=ROW,
+                height=ROW * (1 + min(len(table), ROWS)) + 3,  # the header is a row, and lines are drawn around
+                key=table_key(),
+                on_select=pick,
+                selection_mode="multi-row",
+                selection_default={
+                    "selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}
+                },
+                alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
+            )
+            rows.look_on(waiting)
+            if more and st.button(f"Show {min(more, MOST)} more"):
+                st.session_state["library.most"] = most + MOST
+                st.rerun()
+            for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
+                st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")
+        elif not folded:
+            st.info("No run has all of these words.", icon=":material/info:")
+        if folded:
+            said = ", ".join(f"{words.escape(name)} ({words.plural(count, 'run')})" for name, count in folded.items())
+            st.caption(f"Trainings of searches are folded: {said}. Choose the folder, or search, to see them.")
+    else:
+        st.write("No runs yet. Bring one in below, or start one.")
+        st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
 
 if not current().read_only:
     uploads()

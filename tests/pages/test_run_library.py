@@ -164,6 +164,15 @@ def test_uploaded_zip_is_in_the_library_and_chosen(home, open_app, tmp_path):
     assert app.session_state["run"] == "run/uploads/from-a-colleague-2"
 
 
+def test_an_upload_leaves_the_other_fields_as_they_are(home, open_app, tmp_path):
+    """A file that is on its way in one of them would be lost with it."""
+    app = open_app(LIBRARY)
+    before = [field.proto.id for field in app.get("file_uploader")]
+    app = upload(app, 0, "a.zip", pack(write(tmp_path / "a", "healthy")).read_bytes())
+    after = [field.proto.id for field in app.get("file_uploader")]
+    assert after[1:] == before[1:] and after[0] != before[0]
+
+
 def zip_of(members: dict[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
