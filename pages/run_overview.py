@@ -93,9 +93,13 @@ def of_training(run: Run, entry: Entry) -> None:
     report.of([run])
 
 
+@st.fragment
 def details(run: Run) -> None:
-    """Everything that the run's head says."""
-    with st.expander("Configuration and environment"):
+    """Everything that the run's head says, once it is opened: the browser loads and draws a tree for each part."""
+    box = st.expander("Configuration and environment", key="overview.details", on_change="rerun")
+    if not box.open:
+        return
+    with box:
         for title, facts in (
             ("Configuration", run.head.config),
             ("Results", run.head.results),

@@ -17,8 +17,8 @@ from amp_core.analysis._steps import TIMES, attempts, counted, fair, median, qua
 from amp_core.run import Run
 
 PHASES = ("data", "forward", "backward", "optimizer", "watch", "other")
-POINTS = 2000
-"""As many points as a chart can show; a longer run is summarised in as many blocks of steps."""
+POINTS = 1000
+"""One for each pixel of a chart; a longer run is summarised in as many blocks of steps."""
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,6 @@ def test_lost_run_is_called_lost(home, open_app):
     assert "lost" in words(app) and "Lost: its process is gone" in words(app)
 
 
-def test_configuration_and_environment_are_there(home, open_app):
-    write(home.runs / "a", "healthy")
-    app = open_app(run="run/a")
-    assert any('"precision": "fp16"' in j.value for j in app.json)
-
-
 def test_live_run_moves_and_then_settles(home, open_app):
     with live(home.runs / "a", SCENARIOS["healthy"], steps=50) as run:
         run.advance(3)
@@ -101,3 +95,13 @@ def test_what_to_change_is_code_once_and_its_reason_below(home, open_app):
     write(home.runs / "a", "underflowing")
     said = words(open_app(run="run/a"))
     assert said.count("Write `scaler = torch.amp.GradScaler(") == 1
+
+
+def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(run="run/a")
+    assert not app.json
+    app.session_state["overview.details"] = True
+    app.run()
+    assert any('"precision": "fp16"' in shown.value for shown in app.json)
+    assert not app.exception

@@ -67,10 +67,10 @@ def serving(runs: Path, *flags: str, program: Path | None = None) -> Iterator[Se
 
 
 @contextlib.contextmanager
-def app(runs: Path) -> Iterator[Server]:
-    """The same for `streamlit run app.py` in the checkout."""
+def app(runs: Path, script: Path = ROOT / "app.py") -> Iterator[Server]:
+    """The same for `streamlit run app.py` in the checkout, or for another script."""
     port = _free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}", "--server.headless=true"]
+    command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--server.headless=true"]
     with _up(command, port, runs, cwd=ROOT, environment=os.environ | {"AMPSCOPE_RUNS": str(runs)}) as server:
         yield server
 
