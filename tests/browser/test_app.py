@@ -123,7 +123,6 @@ def test_upload_a_zip_and_a_folder(server, new_tab, tmp_path):
 
     damaged = tmp_path / "damaged.zip"
     damaged.write_bytes(packed.read_bytes()[:5000])
-    tab.open(f"{server.base}/library")  # the field is made anew after each upload, and one just gone takes no file
     tab.page.locator('input[type="file"]').first.set_input_files(damaged)
     tab.page.wait_for_selector('[data-testid="stAlert"]:has-text("damaged")', timeout=60_000)
     assert sorted(p.name for p in (server.runs / "uploads").iterdir()) == ["as-folder", "colleague"]
@@ -144,6 +143,28 @@ def test_a_row_of_the_library_chooses_its_run(server, new_tab):
         if "row-a" not in tab.page.url:
             break
     assert "run=" in tab.page.url and "row-a" not in tab.page.url
+    assert not tab.exceptions() and not tab.wrong
+
+
+def test_a_cell_of_a_heatmap_tells_and_opens_its_tensor(server, new_tab):
+    write(server.runs / "cells", "overflowing")
+    tab = new_tab().open(f"{server.base}/number-ranges?run=run%2Fcells")
+    plot = tab.page.locator(".js-plotly-plot").first
+    plot.locator(".heatmaplayer image").wait_for()
+    tab.rest()
+    box, told = plot.locator(".nsewdrag").first.bounding_box(), plot.locator(".hovertext")
+    for share in range(5, 100, 5):  # of cells without a value there is nothing to tell
+        tab.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] / 2)
+        tab.page.wait_for_timeout(200)
+        if told.count():
+            break
+    assert "of its nonzero values" in told.text_content()
+    assert plot.locator(".point").count() < 20  # though hardly one of the markers that tell it is drawn
+    tab.page.mouse.down()
+    tab.page.mouse.up()
+    tab.page.wait_for_url("**/layer-detail?*layer=*", timeout=60_000)
+    tab.rest()
+    assert tab.page.locator("h1").first.inner_text() == "Layer detail"
     assert not tab.exceptions() and not tab.wrong
 
 
