@@ -1,6 +1,7 @@
 """Which runs are there, how did they fare, and how do I bring one in or take one away?"""
 
 import time
+import zlib
 from collections import Counter
 
 import streamlit as st
@@ -59,9 +60,20 @@ def tell() -> None:
 
 
 def table_key() -> str:
-    """The table is a new one, with its tick on the right row, whenever the picker or the search was used."""
-    asked = [st.session_state.get(name) or "" for name in ("picker.turn", "library.search", "library.folder")]
-    return f"library.table.{'.'.join(str(one) for one in asked)}"
+    """The table is a new one, with its ticks on the right rows, whenever the picker was used or other runs stand in
+    it: the browser knows ticks by the numbers of rows."""
+    shown = "\n".join(st.session_state["library.shown"])
+    return f"library.table.{st.session_state.get('picker.turn', 0)}.{zlib.crc32(shown.encode())}"
+
+
+def ticks(key: str) -> list[int]:
+    """The rows that are ticked when the table of that key is first drawn: the chosen run, and those ticked before."""
+    drawn, numbers = st.session_state.get("library.ticks", ("", []))
+    if drawn != key:
+        wanted = {st.session_state["run"], *st.session_state.get("library.ticked", [])}
+        numbers = [row for row, shown in enumerate(st.session_state["library.shown"]) if shown in wanted]
+        st.session_state["library.ticks"] = (key, numbers)
+    return numbers
 
 
 def pick() -> None:
@@ -154,7 +166,6 @@ with st.container():  # so that the fields below stay where they are, and a file
             head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
         if len(table):
             st.caption("Tick a run to choose it, or several to compare them.")
-            keys = st.session_state["library.shown"]
             tables.show(
                 table,
                 column_config=rows.COLUMNS,
@@ -165,9 +176,7 @@ with st.container():  # so that the fields below stay where they are, and a file
                 key=table_key(),
                 on_select=pick,
                 selection_mode="multi-row",
-                selection_default={
-                    "selection": {"rows": [i for i, k in enumerate(keys) if k == st.session_state["run"]]}
-                },
+                selection_default={"selection": {"rows": ticks(table_key())}},
                 alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
             )
             rows.look_on(waiting)

@@ -145,8 +145,9 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
         showlegend=False,
     )
+    under = bar.reference is not None and (0.5 * bar.reference < high) & (high < bar.reference)
     figure.add_scatter(
-        x=high.astype(np.float32),
+        x=np.where(under, bar.reference or 0.0, high).astype(np.float32),  # no number under the reference's line
         y=names,
         mode="text",
         text=[f"  {bar.text.format(v)}" for v in value],  # the spread is drawn, and told when pointed at
@@ -162,7 +163,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         figure.update_xaxes(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
         figure.update_xaxes(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
-    figure.update_xaxes(title=axis)
+    figure.update_xaxes(title=axis, nticks=4)
     figure.update_yaxes(
         autorange="reversed",
         type="category",

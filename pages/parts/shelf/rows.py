@@ -43,6 +43,7 @@ COLUMNS = {
     "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
     "Size (MiB)": st.column_config.NumberColumn(format="%.2f", help="Bytes on disk; 1 MiB is 1,048,576 bytes"),
 }
+HEALTHY = "nothing wrong"
 KINDS = {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}
 
 
@@ -136,9 +137,12 @@ def look_into(entry: Entry) -> dict[str, Any]:
         found = loaders.analysed(diagnose, run)
     except RunError as error:
         return {"Status": "damaged", "Sentence": str(error)}
+    said = verdict(found, muted(run.path))
+    if said == HEALTHY and entry.status in ("failed", "lost"):  # nothing was found in what little there is
+        said = entry.status
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {
-        "Verdict": verdict(found, muted(run.path)),
+        "Verdict": said,
         "Loss": sparkline(run.steps["loss"].astype(float)) or None,
         "Last loss": view.loss_last,
         "Samples/s": view.speed.samples_per_s,
@@ -151,7 +155,7 @@ def verdict(found: Sequence[Finding], silent: frozenset[str] = frozenset()) -> s
     """How many errors and warnings, in words."""
     grave = [f.severity for f in found if f.severity != "info" and f.code not in silent]
     parts = [words.plural(n, kind) for kind in ("error", "warning") if (n := grave.count(kind))]
-    return ", ".join(parts) or "nothing wrong"
+    return ", ".join(parts) or HEALTHY
 
 
 def _stamp(entry: Entry) -> object:
