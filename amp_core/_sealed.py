@@ -20,7 +20,7 @@ from amp_core._segments import File, conform, first_line
 from amp_core.schema import TABLES, RunError
 
 TENSORS = TABLES["tensors"]
-_BATCH = 2048
+_BATCH, _BATCHES = 2048, 16_384
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,15 @@ class Sealed:
         return pa.concat_tables(parts, promote_options="default").select(columns)
 
     def _rows(self, group: Group, wanted: list[int]) -> pa.Table:
-        file = self._opened()
-        if wanted == [group.first] and group.first < group.last:  # stands at the beginning: reading may stop behind it
-            parts = []
-            for batch in file.iter_batches(_BATCH, row_groups=[group.index], use_threads=False):
-                parts.append(batch)
-                if pc.min(batch.column("step")).as_py() > group.first:
-                    break
-            whole = pa.Table.from_batches(parts)
-        else:
-            whole = file.read_row_group(group.index, use_threads=False)
-        return whole.filter(pc.is_in(pc.cast(whole.column("step"), pa.int64()), pa.array(wanted, pa.int64())))
+        """Some rows at a time, so that a group of any size takes little memory."""
+        file, chosen, parts = self._opened(), pa.array(wanted, pa.int64()), []
+        at_first = wanted == [group.first] and group.first < group.last  # reading may stop behind it
+        size = _BATCH if at_first else _BATCHES
+        for batch in file.iter_batches(size, row_groups=[group.index], use_threads=False):
+            parts.append(batch.filter(pc.is_in(pc.cast(batch.column("step"), pa.int64()), chosen)))
+            if at_first and pc.min(batch.column("step")).as_py() > group.first:
+                break
+        return pa.Table.from_batches(parts, file.schema_arrow)
 
     def _conformed(self, found: pa.Table) -> pa.Table:
         found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
