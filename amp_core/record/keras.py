@@ -282,7 +282,9 @@ def _rows(data: Any) -> Any:
     """How many samples a batch has: of its first array, a number or a tensor of the graph at hand."""
     # torch's own way through a structure takes an eighth of the time of Keras', which each step would have to pay for.
     first = next((leaf for leaf in tree_leaves(data) if len(getattr(leaf, "shape", ())) > 0), None)
-    return keras.ops.shape(first)[0] if first is not None else None
+    if first is None or isinstance(first.shape[0], int):
+        return first.shape[0] if first is not None else None
+    return keras.ops.shape(first)[0]  # of a tensor in a graph that takes batches of any size
 
 
 def _as_torch(array: Any) -> torch.Tensor:
@@ -290,7 +292,7 @@ def _as_torch(array: Any) -> torch.Tensor:
     as a tensor of its own."""
     if not array.shape:
         return torch.tensor(array.item(), dtype=_wide(array.dtype.kind))
-    if str(array.dtype) == "bfloat16":  # which NumPy itself does not have
+    if array.dtype.kind == "V":  # BF16, which NumPy itself does not have
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)
 
