@@ -148,13 +148,15 @@ def test_a_row_of_the_library_chooses_its_run(server, new_tab):
 
 def test_a_cell_of_a_heatmap_tells_and_opens_its_tensor(server, new_tab):
     write(server.runs / "cells", "overflowing")
-    tab = new_tab().open(f"{server.base}/number-ranges?run=run%2Fcells")
+    tab = new_tab().open(f"{server.base}/").open(f"{server.base}/number-ranges?run=run%2Fcells")
     plot = tab.page.locator(".js-plotly-plot").first
     plot.locator(".heatmaplayer image").wait_for()
     tab.rest()
+    plot.scroll_into_view_if_needed()
     box, told = plot.locator(".nsewdrag").first.bounding_box(), plot.locator(".hovertext")
-    for share in range(5, 100, 5):  # of cells without a value there is nothing to tell
-        tab.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] / 2)
+    for place in range(40):  # of cells without a value, and between two rows, there is nothing to tell
+        across, down = 0.2 + 0.6 * place / 40, (0.35, 0.45, 0.55, 0.65)[place % 4]
+        tab.page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
         tab.page.wait_for_timeout(200)
         if told.count():
             break
