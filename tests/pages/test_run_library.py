@@ -12,7 +12,7 @@ import pytest
 from amp_core import load_run
 from amp_core.muting import mute
 from amp_core.packing import pack
-from pages.parts.shelf import incoming, rows
+from pages.parts.shelf import discarded, incoming, library, rows
 from tests.pages.conftest import words
 from tests.synthetic import live, write
 from tests.traces.made import training
@@ -75,6 +75,17 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     button(again, "Delete").click().run()
     button(again, "Remove all for good").click().run()
     assert not again.exception and files_below(home.runs) == []
+
+
+def test_a_damaged_run_of_a_comparison_comes_back_too(home):
+    for name in ("fp32", "bf16"):
+        write(home.runs / "cmp" / name, name)
+    (home.runs / "cmp" / "fp32" / "run.json").unlink()
+    before = files_below(home.runs)
+    discarded.discard(library.listing()["run/cmp/fp32"])
+    (kept,) = discarded.kept()
+    assert discarded.restore(kept) == "run/cmp/fp32"
+    assert [f for f in files_below(home.runs) if not f.startswith(".deleted")] == before
 
 
 def test_a_place_that_was_taken_meanwhile_is_not_overwritten(home, open_app):

@@ -48,9 +48,8 @@ def kept() -> list[Kept]:
     root = library.runs_dir() / BIN
     found = []
     for stamp in sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True) if root.is_dir() else []:
-        runs = [head.parent for levels in range(1, 5) for head in stamp.glob(f"{'*/' * levels}run.json")]
-        runs = runs or [p for p in stamp.iterdir() if p.is_dir()]
-        found += [Kept(stamp.name, f"run/{run.relative_to(stamp).as_posix()}", run) for run in runs[:1]]
+        runs = library.folders(stamp, "run", 1 + library.SEARCH_DEPTH)
+        found += [Kept(stamp.name, key, run) for run, key, _ in runs]
     return found
 
 

@@ -102,11 +102,11 @@ def _listed_roots() -> list[Path | Address]:
 
 def listing() -> dict[str, Entry]:
     """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
-    samples = [_entry(path, key, "sample", dotted) for path, key, dotted in _folders(SAMPLES, "sample")]
+    samples = [_entry(path, key, "sample", dotted) for path, key, dotted in folders(SAMPLES, "sample")]
     own_dir = runs_dir()
     pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
     own = []
-    for path, key, dotted in _folders(own_dir, "run"):
+    for path, key, dotted in folders(own_dir, "run"):
         origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
         if path.name not in pending or (path / "run.json").is_file():
             own.append(_entry(path, key, origin, dotted))
@@ -132,7 +132,7 @@ def _newest_first(entries: list[Entry]) -> list[Entry]:
 def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
     """The runs of another place; where it cannot be looked at, one entry that says why."""
     if isinstance(root, Path):
-        return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in _folders(root, name)]
+        return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
     try:
         found = elsewhere.runs_at(root)
     except RunError as error:
@@ -160,7 +160,7 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
     return min(ended, key=rank).key if ended else None
 
 
-def _folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
+def folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them, and
     further down in the folder of a search, as `ampscope tune` does. Each with its key and the names beginning with a
     dot that lie beside it."""
@@ -171,7 +171,7 @@ def _folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, s
             yield path, f"{prefix}/{name}", dotted
         elif deeper:
             below = SEARCH_DEPTH if is_search(path) else deeper - 1
-            yield from _folders(path, f"{prefix}/{name}", below)
+            yield from folders(path, f"{prefix}/{name}", below)
 
 
 def is_search(path: Path) -> bool:
