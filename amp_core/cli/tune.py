@@ -10,6 +10,7 @@ import re
 import signal
 from pathlib import Path
 
+from amp_core import words
 from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.cli.train import PRECISION_HELP
@@ -97,7 +98,7 @@ def in_words(trial: Trial) -> str:
         return f"  {trial.batch_size:>7,}  does not fit: {trial.why}"
     parts = [in_bytes(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
     if trial.step_ms is not None and trial.samples_per_s is not None:
-        parts += [f"{trial.step_ms:.3g} ms a step", f"{trial.samples_per_s:.3g} samples/s"]
+        parts += [f"{words.number(trial.step_ms)} ms a step", f"{words.number(trial.samples_per_s)} samples/s"]
     return f"  {trial.batch_size:>7,}  fits: {', '.join(parts)}"
 
 

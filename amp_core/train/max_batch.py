@@ -83,8 +83,9 @@ class MaxBatch:
         if self.next_larger is None:
             return f"{said}; larger ones were not tried"
         first = next(t for t in self.trials if t.batch_size == self.next_larger)
-        aside = ", so larger ones were not tried" if first.too_slow else ""
-        return f"{said}; at {self.next_larger:,} {first.why}{aside}"
+        if first.too_slow:
+            return f"{said}; at {self.next_larger:,} its {first.why}, so larger ones were not tried"
+        return f"{said}; at {self.next_larger:,} {first.why}"
 
 
 def largest_batch(

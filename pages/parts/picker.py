@@ -66,7 +66,7 @@ def _follow_address(entries: dict[str, Entry]) -> None:
             st.session_state["run"] = asked
         else:
             st.session_state["picker.missing"] = asked
-    chosen_key = st.session_state.get("run")
-    st.session_state["run"] = (
-        chosen_key if chosen_key in entries else library.preferred(entries) or next(iter(entries), "")
-    )
+    # A pass that was under way when the run was renamed sends its old label, which is no choice any more: it stays.
+    before = (st.session_state.get("run"), st.session_state.get("picker.address"))
+    kept = next((key for key in before if key in entries), None)
+    st.session_state["run"] = kept or library.preferred(entries) or next(iter(entries), "")

@@ -149,7 +149,7 @@ def test_a_trial_that_takes_too_long_ends_the_search():
 
     found = search(10_000, attempt=attempt)
     assert [t.batch_size for t in found.trials] == [32, 64, 128, 256, 512] and found.largest == 256
-    assert found.in_words().endswith("; at 512 3 steps took longer than 300 s, so larger ones were not tried")
+    assert found.in_words().endswith("; at 512 its 3 steps took longer than 300 s, so larger ones were not tried")
 
 
 def as_child(monkeypatch, code):

@@ -69,6 +69,7 @@ def _find_batch() -> None:
     """The search was asked for: queue it, or keep the refusal."""
     fields.accept()
     try:
-        batch.begin(dataclasses.replace(asked.configs(fields.state())[0], batch_size=None))
+        name = batch.begin(dataclasses.replace(asked.configs(fields.state())[0], batch_size=None))
+        st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/expand:")
     except RunError as error:
         fields.refuse(error)
