@@ -71,7 +71,7 @@ class Sealed:
             if wanted:
                 with Reading(self.file):
                     parts.append(self._conformed(self._rows(group, wanted)))
-        return pa.concat_tables(parts, promote_options="default")
+        return pa.concat_tables(parts, promote_options="default").combine_chunks()
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """The rows of one tensor, these columns only."""

@@ -278,15 +278,18 @@ class Extract(Run):
     def _at(self, chosen: np.ndarray) -> list[pa.Table]:
         """The rows of the chosen steps; a sealed segment is read again only for steps that were not chosen before."""
         kept: dict[str, tuple[set[int], pa.Table]] = {}
+        values = pa.array(chosen, pa.int64())
+        tables = [TENSORS.schema.empty_table()]
         for stem, sealed in self._sealed.items():
             wanted = {int(s) for g in sealed.groups for s in chosen[(chosen >= g.first) & (chosen <= g.last)]}
             known, table = self._kept.get(stem, (set(), None))
             if table is None or not wanted <= known:
                 known, table = wanted, sealed.at_steps(wanted)
             elif 2 * len(wanted) <= len(known):  # distances have doubled since: give the others back
-                known, table = wanted, table.filter(pc.is_in(table.column("step"), pa.array(wanted, pa.int64())))
+                known, table = wanted, table.filter(pc.is_in(table.column("step"), values))
             kept[stem] = known, table
+            # As a rule nothing but the last step has changed: the same rows are in one look after another.
+            tables.append(table if known == wanted else table.filter(pc.is_in(table.column("step"), values)))
         self._kept = kept
-        values = pa.array(chosen, pa.int64())
-        tables = [table for _, table in kept.values()] + [s.table for s in self._open.values() if s.table is not None]
-        return [TENSORS.schema.empty_table(), *(t.filter(pc.is_in(t.column("step"), values)) for t in tables)]
+        live = [s.table for s in self._open.values() if s.table is not None]
+        return tables + [table.filter(pc.is_in(table.column("step"), values)) for table in live]

@@ -125,6 +125,23 @@ def test_a_live_run_grows_in_its_extract(tmp_path: Path, most: int) -> None:
     assert Extract(tmp_path / "run", most).table("tensors").num_rows == run.table("tensors").num_rows
 
 
+def test_looks_share_the_rows_of_sealed_segments(tmp_path: Path) -> None:
+    """Several sessions look on, each at the run as it is then: what all have in common is held once."""
+    with big_run(tmp_path / "run", 900, 9_000, TENSORS, seal_bytes=400_000) as writer:
+        run = Extract(tmp_path / "run", most_rows=500)
+        places, shared = [], []
+        for step in range(900, 920):
+            write_tensors(writer, step, TENSORS)
+            run.refresh()
+            chunks = run.table("tensors").column("absmax").chunks
+            places.append({chunk.buffers()[1].address + 8 * chunk.offset: len(chunk) for chunk in chunks if len(chunk)})
+            shared.append(run.snapshot())  # as a session holds it
+            assert sampled_steps(run, "weight_grad")[-1] == step
+        assert len(list((tmp_path / "run" / "tensors").glob("*.parquet"))) >= 3
+        same = set.intersection(*(set(p) for p in places))
+        assert sum(rows for place, rows in places[-1].items() if place in same) > 0.5 * sum(places[-1].values())
+
+
 def test_sampled_steps_that_are_left_out_later_are_given_back(tmp_path: Path) -> None:
     with big_run(tmp_path / "run", 40, 400, TENSORS, seal_bytes=200_000) as writer:
         run = Extract(tmp_path / "run", most_rows=400)
