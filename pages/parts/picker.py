@@ -42,9 +42,14 @@ def chosen() -> Entry | None:
 def label(entry: Entry) -> str:
     """What the picker calls a run: unique, and the same as long as it is there.
 
-    The browser knows a choice by its label alone, so nothing that changes, such as the status, may be in it.
+    The browser knows a choice by its label alone, so nothing that changes, such as the status, may be in it. What tells
+    samples apart stands first: the sidebar has room for some 23 letters.
     """
-    return f"{placed(entry)} · sample" if entry.origin == "sample" else placed(entry)
+    if entry.origin != "sample":
+        return placed(entry)
+    if entry.group and entry.name == entry.path.name:
+        return f"{entry.name} · sample of {entry.group}"
+    return f"{placed(entry)} · sample"
 
 
 def placed(entry: Entry) -> str:

@@ -120,9 +120,10 @@ def test_labels_are_unique_and_free_of_status(home, open_app):
     for folder in ("a", "cmp/a", "uploads/a"):
         write(home.runs / folder, "healthy")
     write(home.samples / "a", "healthy")
+    write(home.samples / "cmp" / "a", "healthy")
     app = open_app()
     options = app.sidebar.selectbox[0].options
-    assert sorted(options) == ["a", "a · sample", "cmp/a", "uploads/a"]
+    assert sorted(options) == ["a", "a · sample", "a · sample of cmp", "cmp/a", "uploads/a"]
 
 
 def test_markdown_in_a_run_name_is_text(home, open_app):
