@@ -58,26 +58,31 @@ def span(row: pd.Series, column: str, unit: str) -> str:
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table in words."""
+    """The table in words, of what runs there."""
     rows = []
-    for _, row in table.iterrows():
-        runs = not row["why_not"]
+    for _, row in table[table["why_not"] == ""].iterrows():
         memory = pd.notna(row.get("memory_bytes_low"))
         low, high = (words.size(row[f"memory_bytes_{side}"]) if memory else "" for side in ("low", "high"))
         rows.append(
             {
                 "gpu": row["gpu"],
                 "recipe": row["recipe"].upper(),
-                "time": span(row, "step_ms", "ms") if runs else row["why_not"],
+                "time": span(row, "step_ms", "ms"),
                 "speed": span(row, "speedup", "×"),
                 "tf32": span(row, "over_tf32", "×"),
-                "bound": row["bound_by"] if runs else words.NONE,
+                "bound": row["bound_by"],
                 "memory": f"{low} – {high}" if memory else words.NONE,
                 "batch": f"{words.count(row['batch_low'])}–{words.count(row['batch_high'])}" if memory else words.NONE,
                 "source": row["source"],
             }
         )
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def left_out(table: pd.DataFrame) -> list[str]:
+    """What does not run there, each with its reason."""
+    without = table[table["why_not"] != ""]
+    return [f"{row.recipe.upper()} is not forecast for {row.gpu}: {row.why_not}." for row in without.itertuples()]
 
 
 head.title("Forecast")
@@ -102,5 +107,5 @@ charts.show(forecast_figure(found.table, "speedup", dark), "forecast.speedup")
 charts.show(forecast_figure(found.table, "step_ms", dark), "forecast.time")
 alt = "Forecast by GPU and recipe."
 tables.show(shown(found.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
-for note in found.notes:
+for note in [*left_out(found.table), *found.notes]:
     st.caption(words.escape(note))
