@@ -56,6 +56,14 @@ def plural(value: int, noun: str) -> str:
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
+def ratio(value: float | None, low: float | None, high: float | None) -> str:
+    """`2.31 × (2.28–2.35)`: a ratio with its interval, where there is one: a reference has none."""
+    if _missing(value):
+        return NONE
+    interval = "" if _missing(low) or _missing(high) or low == high else f" ({number(low)}–{number(high)})"
+    return f"{number(value)} ×{interval}"
+
+
 def scale(value: float | None) -> str:
     """A loss scale: the power of two that it nearly always is, else the number."""
     if _missing(value):

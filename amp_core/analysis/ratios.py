@@ -49,7 +49,7 @@ class Ratio:
     value: float
     low: float
     high: float
-    """Ends of the 95 % interval."""
+    """Ends of the 95 % interval; NaN where a single block tells nothing of the spread."""
     paired: bool
     """Whether the runs took turns, so that blocks could be paired."""
     blocks: int
@@ -126,7 +126,7 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
         return UNKNOWN
     by_sample = all(np.isfinite(t.sample_ms).any() for both in times for t in both)
     random = np.random.default_rng(0)  # the same runs give the same interval
-    points, draws, blocks, enough, paired = [], [], 0, True, True
+    points, draws, blocks, enough, paired, spread = [], [], 0, True, True, True
     for (one, other), both in zip(pairs, times, strict=True):
         before, now = (_series(t, by_sample) for t in both)
         turns = took_turns(one, other)
@@ -135,6 +135,7 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
             points.append(float(_trimmed_mean(logs[None])[0]))
             chosen = random.integers(0, len(logs), (_DRAWS, len(logs)))
             draws.append(_trimmed_mean(logs[chosen]))
+            spread = spread and len(logs) > 1
             blocks += len(logs)
         else:
             paired = False
@@ -142,11 +143,14 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
             points.append(float(np.log(np.median(a) / np.median(b))))
             draws.append(np.log(_medians(a, random) / _medians(b, random)))
             fewest = min(len(a), len(b))
+            spread = spread and fewest > _BLOCK
             blocks += fewest // _BLOCK
             enough = enough and fewest >= FEW_STEPS
     if paired:
         enough = blocks >= FEW_BLOCKS
     low, high = np.percentile(_over_pairs(np.array(draws), random), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    if not spread and len(pairs) < 3:  # all draws are one block
+        low = high = np.nan
     value, low, high = (float(np.exp(v)) for v in (np.mean(points), low, high))
     return Ratio(value, low, high, paired, blocks, enough)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from amp_core import words
 from amp_core.cli.comparison_text import in_full
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.run import load_run
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number_, members in enumerate(rounds):
         said = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
         names = ", ".join(config.precision for config in configs)
-        print(f"{names} in turns of {block} steps{said}:", file=sys.stderr, flush=True)
+        print(f"{names} in turns of {words.plural(block, 'step')}{said}:", file=sys.stderr, flush=True)
         codes = interleave(members, block, _progress(configs[0].steps))
         for code in (2, 130):  # they have said why, and the next would meet the same
             if code in codes:

@@ -53,7 +53,7 @@ def table(comparison: "Comparison") -> list[str]:
             _number(row["eval_loss"], ".4g"),
             _number(row["step_ms"], ".2f"),
             _number(row["speed_ratio"], ".2f", "×"),
-            f"({_number(row['speed_ratio_low'], '.2f')}–{_number(row['speed_ratio_high'], '.2f')})",
+            _interval(row["speed_ratio_low"], row["speed_ratio_high"]),
             _number(row["memory_peak_bytes"] / 2**20, ".0f"),
             _number(row["memory_ratio"], ".2f", "×"),
             _number(row["energy_j"], ".3g"),
@@ -94,6 +94,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _number(value: float, form: str, unit: str = "") -> str:
     """`value` as text; a dash where it was not measured."""
     return "–" if math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f"({low:.2f}–{high:.2f})"
 
 
 def _short(text: str) -> str:

@@ -77,10 +77,9 @@ def in_words(found: Tuned) -> str:
         lines += [f"{title}:"]
         width = max(len(row.name) for row in rows)
         for row in rows:
-            speed = f"{words.number(row.speed_ratio)} ×"
-            spread = f"({words.number(row.speed_ratio_low)}–{words.number(row.speed_ratio_high)})"
+            speed = words.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
             said = row.out or row.parity or row.note
-            lines.append(f"  {row.name:<{width}}  {speed:>8} {spread:<15} {said}".rstrip())
+            lines.append(f"  {row.name:<{width}}  {speed:<24} {said}".rstrip())
     if found.left_out:
         lines += ["not tried:", *(f"  {what}: {why}" for what, why in found.left_out)]
     took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)}"

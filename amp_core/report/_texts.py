@@ -124,9 +124,7 @@ def _known(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
 
 
 def _ratio(row: Mapping[Any, Any], column: str) -> str:
-    low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
-    span = f" ({words.number(low)}–{words.number(high)})" if low == low and low is not None and low != high else ""
-    return f"{words.number(row[column])} ×{span}"
+    return words.ratio(row[column], row.get(f"{column}_low"), row.get(f"{column}_high"))
 
 
 def numbers(view: Overview) -> Html:

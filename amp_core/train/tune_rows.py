@@ -72,9 +72,7 @@ def in_words(row: Tried) -> str:
     """A row as a line."""
     if row.speed_verdict == "reference":
         return f"  {row.name}: what the others are held against"
-    parts = [
-        f"{words.number(row.speed_ratio)} × ({words.number(row.speed_ratio_low)}–{words.number(row.speed_ratio_high)})"
-    ]
+    parts = [words.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)]
     if row.parity:
         parts.append(row.parity)
     if row.out and row.out != row.parity:

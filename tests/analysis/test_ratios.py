@@ -116,6 +116,14 @@ def test_seeds_are_pooled_and_few_blocks_say_nothing(tmp_path: Path) -> None:
     assert ratios.speed_ratio([(few[0], few[1])]).verdict == "cannot tell: run more steps"
 
 
+def test_one_block_has_a_ratio_and_no_interval(tmp_path: Path) -> None:
+    turns: dict[str, object] = {"id": "short", "block_steps": 20}
+    for about in (turns, None):
+        one, other = (run(tmp_path / f"{about is None}{i}", np.full(12, 20.0 + i), about) for i in range(2))
+        found = ratios.speed_ratio([(one, other)])
+        assert found.value == pytest.approx(20 / 21) and np.isnan([found.low, found.high]).all()
+
+
 def test_repeats_are_told_from_runs_to_be_compared(tmp_path: Path) -> None:
     flat = np.full(60, 20.0)
     runs = [run(tmp_path / f"fp32-{i}", flat, seed=i, precision="fp32") for i in range(2)]

@@ -94,15 +94,10 @@ def tables(found: Comparison) -> None:
         st.caption(" ".join(words.escape(note) for note in found.notes))
 
 
-def ratio(value: float, low: float, high: float) -> str:
-    """A ratio with its interval."""
-    return f"{words.number(value)} × ({words.number(low)}–{words.number(high)})" if value == value else words.NONE
-
-
 def recipes(found: pd.DataFrame) -> pd.DataFrame:
     """The recipes as people read them."""
     shown = found.assign(
-        speed=[ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
         memory_mib=found["memory_peak_bytes"] / 2**20,
         tensor=[words.percent(v) for v in found["tensor_frac"]],
         skipped=[words.percent(v) for v in found["skip_frac"]],
@@ -128,7 +123,7 @@ def runs(found: pd.DataFrame) -> pd.DataFrame:
     """The runs as people read them."""
     shown = found.assign(
         spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in found.itertuples()],
-        speed=[ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
         memory_mib=found["memory_peak_bytes"] / 2**20,
         skipped=[words.percent(v) for v in found["skip_frac"]],
         scale=[words.scale(v) for v in found["scale_last"]],

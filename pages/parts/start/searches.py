@@ -112,16 +112,10 @@ def code(found: Tuned) -> None:
 
 
 def _shown(row: Tried) -> dict[str, Any]:
-    reference = row.speed_verdict == "reference"
-    spread = f"{words.number(row.speed_ratio_low)}–{words.number(row.speed_ratio_high)}"
-    measured = row.speed_ratio == row.speed_ratio
+    speed = words.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
     return {
         "name": row.name,
-        "speed": "reference"
-        if reference
-        else f"{words.number(row.speed_ratio)} × ({spread})"
-        if measured
-        else words.NONE,
+        "speed": "reference" if row.speed_verdict == "reference" else speed,
         "memory": f"{words.number(row.memory_ratio)} ×",
         "learns": row.parity or words.NONE,
         "out": "what it learns" if row.out and row.out == row.parity else row.out or words.NONE,
