@@ -1,11 +1,20 @@
-"""What tests of the run folder begin with."""
+"""What tests of runs begin with."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from amp_core import Run, load_run
+from tests.synthetic import SAMPLES, write_all
 from tests.written import HEAD
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Every synthetic run, written once for all tests, and the recorded samples under the names they have there."""
+    paths = write_all(tmp_path_factory.mktemp("runs")) | {f"sample {name}": path for name, path in SAMPLES.items()}
+    return {name: load_run(path) for name, path in paths.items()}
 
 
 @pytest.fixture
