@@ -1,13 +1,14 @@
 """The run of one `fit`: steps as they are handed in, with gradients as torch tensors.
 
 run = KerasRun("runs/a", model, [model.optimizer], every=10, config={})
-run.began(Seen(…))             # gradients are there, the optimizer has not used them yet
+run.began(lambda: Seen(…))     # gradients are there, the optimizer has not used them yet
 run.made(iterations)           # it has, or has skipped the step
 run.close()
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import keras
 import torch
 
 from amp_core.record._guard import TrainingWriter
+from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.environment import environment
@@ -85,12 +87,15 @@ class KerasRun:
         on_cuda = keras.backend.backend() == "torch" and not _on_cpu(model)
         self._device = torch.device("cuda" if on_cuda and torch.cuda.is_available() else "cpu")
         self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._stumbles = Stumbles(self._writer)
+        self._phases.failed = self._stumbled
         self._sampling = Sampling(every)
         self._outbox = Outbox(self._writer, self._phases, self._sampling)
         self._open: tuple[Attempt, torch.Tensor] | None = None
         self._made: list[Attempt] = []
         self._seen: set[str] = set()
         self._step = 0
+        self._given_up = False  # watching failed too often
         self._optimizers = len(optimizers)
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
         self._batches = 0
@@ -104,6 +109,10 @@ class KerasRun:
         """Say in the run what cannot be recorded, and why."""
         self._writer.event("warning", name="not recorded", detail=what)
 
+    def watching(self) -> AbstractContextManager[Any]:
+        """While this lasts the time is watching's own, and what goes wrong in it goes no further."""
+        return self._phases.watching()
+
     def enter(self, phase: str) -> None:
         """The step is in `phase` now: one of `clock.PHASES`."""
         if phase == "forward":
@@ -112,16 +121,18 @@ class KerasRun:
         self._seen.add(phase)
         self._phases.enter(phase)
 
-    def began(self, seen: Seen) -> None:
-        """The optimizer is about to apply these gradients."""
+    def began(self, look: Callable[[], Seen]) -> None:
+        """The optimizer is about to apply the gradients that `look` finds."""
+        if self._given_up:
+            return
         self._phases.enter("optimizer")
         with self._phases.watching():
+            seen = look()
             self._send()
             if seen.optimizer in self._stepped:
                 self._next_number()
-            attempt = Attempt(
-                self._step, seen.optimizer, sampled=self._sampling.due(self._step), scaled=seen.scale is not None
-            )
+            due = self._sampling.due(self._step) and not self._stumbles.paused(self._step)
+            attempt = Attempt(self._step, seen.optimizer, sampled=due, scaled=seen.scale is not None)
             attempt.gradients = seen.names
             attempt.put("loss", seen.loss)
             attempt.put("loss_scale", seen.scale)
@@ -180,6 +191,11 @@ class KerasRun:
         if self._batches and not self._step and not self._stepped:
             self.not_seen("steps: none of the model's optimizers applied gradients, as its attributes or its own")
         self._writer.close(status, end_reason)
+
+    def _stumbled(self, error: Exception) -> None:
+        """Watching went wrong: the step is looked at no further, and the training goes on."""
+        self._open = None
+        self._given_up = self._stumbles.note(error, self._step)
 
     def _next_number(self) -> None:
         self._step += 1

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core import _ending
 from amp_core.record import notices_patch
 from amp_core.record._keras_run import KerasRun, Seen
+from amp_core.record._keras_values import as_torch, rows, with_gradients
 from amp_core.record._patch import Patches
 from amp_core.record.gradients import in_backward
 from amp_core.schema import RunError
@@ -104,7 +105,8 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
             return
         self._run.batch_ended()
         if self._before is not None:
-            self._run.began(self._before)
+            before = self._before
+            self._run.began(lambda: before)
             self._run.made(self._outside().iterations)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -185,7 +187,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         @functools.wraps(original)
         def train_step(*args: Any, **kwargs: Any) -> Any:
             self._loss = None
-            self._samples = _rows(args)
+            self._samples = rows(args)
             return original(*args, **kwargs)
 
         return train_step
@@ -193,16 +195,22 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
     def _around_apply(self, optimizer: Any, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            assert self._run is not None
-            names = [v.path for v in trainable_variables or self.model.trainable_variables]
-            given = [(name, grad) for name, grad in zip(names, grads, strict=True) if grad is not None]
-            (self._see_in_graph if self._on_tensorflow else self._see)(given, optimizer, index)
-            self._loss = None
-            result = original(grads, trainable_variables)
+            run = self._run
+            variables = list(trainable_variables) if trainable_variables is not None else None
+            if run is None:
+                return original(grads, variables)
             if self._on_tensorflow:
-                self._made_in_graph(optimizer)
+                with run.watching():
+                    self._see_in_graph(with_gradients(optimizer, grads, variables), optimizer, index)
             else:
-                self._run.made(optimizer.iterations.value)
+                run.began(lambda: self._seen(with_gradients(optimizer, grads, variables), optimizer, index))
+            self._loss = None
+            result = original(grads, variables)
+            if self._on_tensorflow:
+                with run.watching():
+                    self._made_in_graph(optimizer)
+            else:
+                run.made(optimizer.iterations.value)
             return result
 
         return apply
@@ -215,21 +223,18 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         iterations = torch.tensor(int(keras.ops.convert_to_numpy(optimizer.iterations)))
         return Seen([], [], None, scale, tracker, iterations, lambda: float(optimizer.learning_rate))
 
-    def _see(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> None:
-        assert self._run is not None
+    def _seen(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> Seen:
         scale, count = getattr(optimizer, "dynamic_scale", None), getattr(optimizer, "step_counter", None)
-        self._run.began(
-            Seen(
-                names=[name for name, _ in given],
-                grads=[grad.detach() for _, grad in given],
-                loss=self._loss.detach().clone().reshape(()) if self._loss is not None else None,
-                scale=scale.value.detach().clone() if scale is not None else None,
-                tracker=count.value.detach().clone() if count is not None else None,
-                iterations=optimizer.iterations.value.detach().clone(),
-                rate=lambda: float(optimizer.learning_rate),
-                samples=int(self._samples) if self._samples is not None else 0,
-                optimizer=index,
-            )
+        return Seen(
+            names=[name for name, _ in given],
+            grads=[grad.detach() for _, grad in given],
+            loss=self._loss.detach().clone().reshape(()) if self._loss is not None else None,
+            scale=scale.value.detach().clone() if scale is not None else None,
+            tracker=count.value.detach().clone() if count is not None else None,
+            iterations=optimizer.iterations.value.detach().clone(),
+            rate=lambda: float(optimizer.learning_rate),
+            samples=int(self._samples) if self._samples is not None else 0,
+            optimizer=index,
         )
 
     def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> None:
@@ -243,13 +248,13 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         def arrived(rate: Any, iterations: Any, samples: Any, loss: Any, scale: Any, tracker: Any, *grads: Any) -> None:
             if self._run is not None:
                 self._run.began(
-                    Seen(
+                    lambda: Seen(
                         names=names,
-                        grads=[_as_torch(grad) for grad in grads],
-                        loss=_as_torch(loss).reshape(()) if with_loss else None,
-                        scale=_as_torch(scale) if scaled else None,
-                        tracker=_as_torch(tracker) if scaled else None,
-                        iterations=_as_torch(iterations),
+                        grads=[as_torch(grad) for grad in grads],
+                        loss=as_torch(loss).reshape(()) if with_loss else None,
+                        scale=as_torch(scale) if scaled else None,
+                        tracker=as_torch(tracker) if scaled else None,
+                        iterations=as_torch(iterations),
                         rate=lambda: float(rate),
                         samples=int(samples),
                         optimizer=index,
@@ -267,7 +272,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
 
         def made(iterations: Any) -> None:
             if self._run is not None:
-                self._run.made(_as_torch(iterations))
+                self._run.made(as_torch(iterations))
 
         tf.numpy_function(made, [tf.convert_to_tensor(optimizer.iterations)], [])
 
@@ -276,26 +281,3 @@ def _optimizers(model: Any) -> list[Any]:
     """Those that are attributes of the model, and last the one it was compiled with, which may be there by default."""
     own = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer) and o is not model.optimizer]
     return [*{id(o): o for o in own}.values(), model.optimizer]
-
-
-def _rows(data: Any) -> Any:
-    """How many samples a batch has: of its first array, a number or a tensor of the graph at hand."""
-    # torch's own way through a structure takes an eighth of the time of Keras', which each step would have to pay for.
-    first = next((leaf for leaf in tree_leaves(data) if len(getattr(leaf, "shape", ())) > 0), None)
-    if first is None or isinstance(first.shape[0], int):
-        return first.shape[0] if first is not None else None
-    return keras.ops.shape(first)[0]  # of a tensor in a graph that takes batches of any size
-
-
-def _as_torch(array: Any) -> torch.Tensor:
-    """NumPy's array as a tensor on the same memory, which TensorFlow leaves alone as long as the array lives; a number
-    as a tensor of its own."""
-    if not array.shape:
-        return torch.tensor(array.item(), dtype=_wide(array.dtype.kind))
-    if array.dtype.kind == "V":  # BF16, which NumPy itself does not have
-        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _wide(kind: str) -> torch.dtype:
-    return torch.float64 if kind == "f" else torch.int64

@@ -17,6 +17,7 @@ BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras  # noqa: E402
 
+from amp_core.record import _keras_run  # noqa: E402
 from amp_core.record.keras import WatchCallback  # noqa: E402
 
 STEPS = 40
@@ -228,6 +229,50 @@ def test_a_train_step_of_ones_own_with_two_optimizers(tmp_path):
         assert (run.steps.forward_ms > 0).all() and (run.steps.data_ms[1::2] == 0).all()
     assert [step for step, _ in tracker.rows] == run.steps.step.tolist()
     assert [row["amp/loss/optimizer1"] for _, row in tracker.rows[1::2]] == run.steps.loss[1::2].tolist()
+
+
+def test_gradients_may_be_applied_without_naming_the_variables(tmp_path):
+    class Halved(keras.Sequential):
+        """Its second layer alone is trained, by an optimizer that was built with its weights."""
+
+        def train_step(self, data):
+            x, y = data
+            weights = self.layers[1].trainable_weights
+
+            class Applying:
+                apply = staticmethod(lambda grads, variables: self.optimizer.apply(grads))
+                apply_gradients = staticmethod(lambda pairs: self.optimizer.apply([grad for grad, _ in pairs]))
+
+            return {"loss": minimized(Applying, lambda: keras.ops.mean((self(x) - y) ** 2), weights)}
+
+    losses = []
+    for callbacks in ([], [WatchCallback(tmp_path / "run")]):
+        keras.utils.set_random_seed(0)
+        model = Halved(
+            [keras.Input((4,)), keras.layers.Dense(3, name="one"), keras.layers.Dense(2, name="two")], name="net"
+        )
+        model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+        model.optimizer.build(model.layers[1].trainable_weights)
+        each = Logs()
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), 2, verbose=0, shuffle=False, callbacks=[each, *callbacks])
+        losses.append([step["loss"] for step in each.steps])
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    run = load_run(tmp_path / "run")
+    assert len(run.steps) == 4 and set(run.tensors(kind="weight_grad").name) == {"net/two/kernel", "net/two/bias"}
+
+
+def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeypatch):
+    plain = train("float32", [])
+
+    def full(*args):
+        raise MemoryError("no room for the norms")
+
+    monkeypatch.setattr(_keras_run, "norms", full)
+    watched = train("float32", [WatchCallback(tmp_path / "run", every=10**6)])
+    assert plain[0] == watched[0]
+    said = run_events(tmp_path, "warning").detail
+    assert said.str.contains("no room for the norms").any() and said.str.contains("nothing is recorded").any()
+    assert load_run(tmp_path / "run").status == "finished"
 
 
 def test_steps_that_no_optimizer_of_the_model_makes_are_said_to_be_missing(tmp_path):
