@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
+from amp_core.analysis import step_cost
 from amp_core.analysis.claims import format_claims
 from amp_core.analysis.taught import METHOD, in_band
 from amp_core.formats import FORMATS
@@ -143,7 +144,9 @@ def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
     assert all(taught.precisely in said for taught in METHOD)
     band = in_band(load_run(home.runs / "a"))
     assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in said
-    assert "its GPU was idle for" in said and "FP16 needed at least" in said
+    cost = step_cost(load_run(home.runs / "a"))
+    idle = percent(cost.us("data", "gaps") / cost.step_us)  # the card of Step cost
+    assert f"its GPU was idle for {idle} of a step" in said and "FP16 needed at least" in said
 
 
 def test_what_is_taught_needs_no_run(home, open_app):
