@@ -51,20 +51,25 @@ def test_kill_9_loses_nothing_that_was_reported_as_written(tmp_path: Path) -> No
 
 
 LIVE = """
-import sys, time
+import pathlib, sys, time
 from amp_core.runlog import RunWriter
+enough = pathlib.Path(sys.argv[2])
 with RunWriter(sys.argv[1], seal_bytes=20_000) as writer:
-    for step in range(1500):
+    step = 0
+    while step < 1500 or not enough.exists():
         writer.append("steps", {"step": [step], "loss": [step / 8]})
         writer.append("tensors", {"step": [step], "name": ["a"], "exp_counts": [[step]]})
+        step += 1
         if step % 10 == 0:
             time.sleep(0.005)
+print(step)
 """
 
 
 def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    child = subprocess.Popen([sys.executable, "-c", LIVE, str(folder)], cwd=ROOT)
+    folder, enough = tmp_path / "a", tmp_path / "enough"
+    command = [sys.executable, "-c", LIVE, str(folder), str(enough)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         while not (folder / "run.json").exists():
             assert child.poll() in (None, 0)
@@ -80,9 +85,11 @@ def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) 
                 tensors = run.table("tensors").column("exp_counts").combine_chunks().flatten().to_numpy()
                 assert (tensors == np.arange(len(tensors))).all()
             rows.append(len(steps))
-        assert rows == sorted(rows) and len(set(rows)) > 5  # it grew under our eyes, and never shrank
+            if len(set(rows)) > 5:
+                enough.touch()
+        assert rows == sorted(rows) and enough.exists()  # it grew under our eyes, and never shrank
         followed.refresh()
-        assert len(followed.steps) == 1500 and followed.status == "finished"
+        assert len(followed.steps) == int(child.communicate()[0]) and followed.status == "finished"
     finally:
         child.kill()
         assert child.wait() == 0
