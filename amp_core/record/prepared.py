@@ -63,12 +63,8 @@ def _scalers(frame: FrameType | None) -> Iterator[GradScaler]:
             if id(names) not in seen:
                 seen.add(id(names))
                 for value in list(names.values()):
-                    for one in (
-                        value,
-                        inspect.getattr_static(value, "_scaler", None),
-                    ):  # asks nothing of strange objects
-                        if issubclass(type(one), GradScaler):
-                            yield one
+                    held = inspect.getattr_static(value, "_scaler", None)  # asks nothing of strange objects, nor does
+                    yield from (one for one in (value, held) if issubclass(type(one), GradScaler))  # asking their type
         frame = frame.f_back
 
 
