@@ -180,7 +180,7 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
         "growth_tracker": [int(tracker) if tracker is not None else None],
         "grad_norm": [norm if norm is not None else _grad_norm(attempt)],
         "lr": [rate if rate is not None else attempt.lr],
-        "samples": [int(samples) if samples is not None else attempt.samples or None],
+        "samples": [int(samples) if samples is not None and math.isfinite(samples) else attempt.samples or None],
         "step_ms": [sum(times.values())],
         "data_ms": [times["data"] if forward_seen else None],
         "forward_ms": [times["forward"] if forward_seen else None],

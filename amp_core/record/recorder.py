@@ -91,7 +91,8 @@ class Recorder:
         """Add what only the loop knows of the present step: `loss`, `lr`, `samples` or `grad_norm`.
 
         Between `optimizer.step()` and the next forward it belongs to the step just made, else to the coming one. The
-        last value given for a step stands. Tensors are not waited for. Raises `RunError` for another name.
+        last value given for a step stands. Tensors are not waited for. Raises `RunError` for another name, and for what
+        is no number.
         """
         with self._phases.watching(raises=True):
             for key, value in values.items():
@@ -101,6 +102,8 @@ class Recorder:
                     if value.numel() != 1:
                         raise RunError(f"{key} is a tensor of shape {tuple(value.shape)}; log one number per step")
                     value = value.detach().clone()
+                elif value is not None:
+                    value = _number(key, value)
                 self._steps.log({key: value})
 
     def audit(
@@ -169,3 +172,13 @@ class Recorder:
         """Watching went wrong, and the training goes on."""
         if self._steps.stumbled(error):
             self._hooks.remove()
+
+
+def _number(key: str, value: Any) -> float:
+    """A logged value that is no tensor, as a number: NumPy's arrays of one element are."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, OverflowError):
+        raise RunError(f"{key}={value!r:.80} is no number; log one number per step") from None

@@ -1,5 +1,6 @@
 """What `watch` takes: which steps, kinds and tensors are measured, what the head keeps of it, and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -81,6 +82,20 @@ def test_log_refuses_what_it_does_not_know(tmp_path):
             rec.log(perplexity=3)
         with pytest.raises(RunError, match="loss is a tensor of shape"):
             rec.log(loss=torch.ones(3))
+        for nothing in ("4.0", np.ones(2), [1.0], 10**400):
+            with pytest.raises(RunError, match="is no number; log one number per step"):
+                rec.log(loss=nothing)
+
+
+def test_numbers_of_numpy_are_logged_and_nan_is_no_count_of_samples(tmp_path):
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run") as rec:
+        for loss, samples in ((np.array([1.5]), float("nan")), (np.float32(2.5), torch.tensor(float("nan")))):
+            model(torch.randn(4, 24)).sum().backward()
+            rec.log(loss=loss, samples=samples)
+            optimizer.step()
+    assert load_run(tmp_path / "run").steps["loss"].tolist() == [1.5, 2.5]
 
 
 def test_unwrapped_finds_the_users_module():
