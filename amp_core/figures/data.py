@@ -7,13 +7,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.style import ORNAMENT, STROKES
 from amp_core.spreadsheet import as_csv
 
 
 def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
 
-    Traces that only make a heatmap clickable or the legend complete, and traces without points, are left out.
+    Traces that only make a heatmap clickable or the legend complete, ornaments, and traces without points are left out;
+    of strokes there is one row each.
     """
     frames = []
     for number, trace in enumerate(figure.data):
@@ -26,8 +28,11 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
             said = z if trace.text is None else _array(trace.text)  # colours of names stand for numbers of no meaning
             x, y, z = x[grid[0][there]], y[grid[1][there]], said[there]
             frames.append(pd.DataFrame({"trace": name, "x": x, "y": y, "z": z}))
-        elif name != "cells" and trace.y is not None and trace.x is not None and list(trace.x) != [None]:
-            frames.append(pd.DataFrame({"trace": name, "x": _array(trace.x), "y": _array(trace.y)}))
+        elif name != "cells" and trace.meta != ORNAMENT and trace.y is not None and trace.x is not None:
+            rows = slice(1, None, 3) if trace.meta == STROKES else slice(None)
+            x, y = _array(trace.x)[rows], _array(trace.y)[rows]
+            if x.tolist() != [None]:
+                frames.append(pd.DataFrame({"trace": name, "x": x, "y": y}))
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"trace": [], "x": [], "y": []})
     layout = figure.layout
     table.attrs["axes"] = {"x": layout.xaxis.title.text or "x", "y": layout.yaxis.title.text or "y"}

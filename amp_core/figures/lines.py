@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from amp_core.figures.marks import MANY
 from amp_core.figures.style import (
     DASHES,
+    STROKES,
     colour,
     comb,
     empty,
@@ -21,15 +22,11 @@ from amp_core.figures.style import (
     log2_axis,
     mended,
     numbers,
-    power_of_two,
     put,
     recipe_colour,
     shortened,
     span,
 )
-
-_BEYOND = 24
-"""Octaves of the safe window that are shown beyond the loss scale itself: some windows have no end."""
 
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 
@@ -133,8 +130,8 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     )
     top = high + 1.5 * room
     if bad.any():
-        _on_the_edge(figure, trace["step"][bad], high + room, top, "not finite: step skipped", dark)
-    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
+        on_the_edge(figure, trace["step"][bad], high + room, top, "not finite: step skipped", dark)
+    put(figure, xaxis={"title": "step", "range": steps_shown(trace)})
     put(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - room, top)})
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finished(figure, title, alt)
@@ -166,13 +163,13 @@ def memory_figure(
             name=name,
             hovertemplate=f"%{{y:.3g}} {unit} held",
         )
-    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
+    put(figure, xaxis={"title": "step", "range": steps_shown(trace)})
     put(figure, yaxis={"title": f"memory ({unit})", "range": [0, 1.1 * top / size]})
     alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
 
-def _on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: float, name: str, dark: bool) -> None:
+def on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: float, name: str, dark: bool) -> None:
     """A cross for each step at 2^`at`; of many, which would lie on each other, a stroke from the edge 2^`top` down."""
     hue = colour("skipped", dark)
     places, strokes = numbers(steps), len(steps) > MANY
@@ -184,113 +181,13 @@ def _on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: flo
         line={"color": hue, "width": 1.6},
         marker={"symbol": "x", "size": 8, "color": hue},
         name=name,
+        meta=STROKES if strokes else None,
         hovertemplate=f"step %{{x:,}}: {name}<extra></extra>",
     )
 
 
-def scale_figure(
-    trace: pd.DataFrame,
-    episodes: pd.DataFrame,
-    dark: bool = False,
-    title: str = "Loss scale",
-    window: pd.DataFrame | None = None,
-) -> go.Figure:
-    """The loss scale in effect at each step on a log2 axis, skipped steps as crosses; from `scale_trace` and
-    `skip_episodes`. Hovering over a cross tells its episode and which gradient was not finite. `window`, from
-    `safe_window_over_time`, is a band behind the trace."""
-    limits = span(trace["loss_scale"].to_numpy()) if len(trace) else None
-    if limits is None:
-        return empty(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
-    low, high = limits
-    figure = go.Figure()
-    if window is not None and len(window):
-        low, high = _band(figure, window, low, high, dark)
-    room = max(1.0, 0.06 * (high - low))
-    hue = colour("scale", dark)
-    scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
-    powers, said = _as_powers(trace["loss_scale"])
-    figure.add_scatter(
-        x=numbers(trace["step"]),
-        y=numbers(scale),
-        mode="lines+markers" if len(trace) < 3 else "lines",
-        line={"color": hue, "width": 2, "shape": "hv"},
-        marker={"color": hue, "size": 7},
-        name="loss scale",
-        customdata=powers,
-        hovertemplate=f"step %{{x:,}}: the loss is multiplied by {said} (%{{y:,}})<extra></extra>",
-    )
-    skipped = trace[trace["skipped"].to_numpy(dtype=bool)]
-    if len(skipped):
-        figure.add_scatter(
-            x=numbers(skipped["step"]),
-            y=numbers(skipped["loss_scale"]),
-            mode="markers",
-            marker={"symbol": "x", "size": 8, "color": colour("skipped", dark)},
-            name="skipped step",
-            customdata=_stories(skipped["step"].to_numpy(), episodes),
-            hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
-        )
-    put(figure, xaxis={"title": "step", "range": _steps_shown(trace)})
-    put(figure, yaxis={"title": "loss scale", **log2_axis(low - room, high + room)})
-    first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
-    alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
-    return finished(figure, title, alt)
-
-
-def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
-    """The safe window as a band, and the axis that shows it, but no more than `_BEYOND` octaves of it."""
-    floor, ceiling = 2.0 ** (low - _BEYOND), 2.0 ** (high + _BEYOND)
-    there = window["lowest"] <= window["highest"]
-    ends = [window[c].clip(floor, ceiling).where(there) for c in ("lowest", "highest")]
-    hue = colour("healthy", dark)
-    edges = (
-        ("lowest", "lowest safe", None, "below this scale gradients underflow in FP16:"),
-        ("highest", "safe for FP16, predicted", "tonexty", "above this scale gradients overflow in FP16:"),
-    )
-    for values, (column, name, fill, told) in zip(ends, edges, strict=True):
-        powers, said = _as_powers(window[column])
-        figure.add_scatter(
-            x=numbers(window["step"]),
-            y=numbers(values),
-            mode="lines+markers" if len(window) < 3 else "lines",
-            line={"color": faded(hue, 0.55), "width": 1, "shape": "hv"},
-            marker={"color": hue, "size": 5},
-            fill=fill,
-            fillcolor=faded(hue, 0.24),
-            name=name,
-            showlegend=fill is not None,
-            customdata=powers,
-            hovertemplate=f"step %{{x:,}}: {told} {said}<extra></extra>",
-        )
-    limits = span(np.concatenate(ends))
-    return (min(low, limits[0]), max(high, limits[1])) if limits else (low, high)
-
-
-def _as_powers(values: "pd.Series[Any]") -> tuple[np.ndarray, str]:
-    """What a hover needs to write values as powers of two: exponents where all are, as scales mostly are, else words;
-    and the part of the template."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exponents = np.log2(values.to_numpy(dtype=np.float64))
-    if np.isfinite(exponents).all() and (exponents == exponents.round()).all() and (exponents >= 0).all():
-        return exponents.astype(np.int16), "2<sup>%{customdata}</sup>"
-    return np.array([power_of_two(value) for value in values], dtype=object), "%{customdata}"
-
-
-def _steps_shown(trace: pd.DataFrame) -> list[float]:
+def steps_shown(trace: pd.DataFrame) -> list[float]:
     """The axis from the first step to the last, without the room that plotly adds for markers."""
     first, last = float(trace["step"].iloc[0]), float(trace["step"].iloc[-1])
     room = max(0.5, 0.01 * (last - first))
     return [first - room, last + room]
-
-
-def _stories(steps: np.ndarray, episodes: pd.DataFrame) -> np.ndarray:
-    """For each skipped step its episode in words."""
-    texts = []
-    columns = ("first", "last", "skips", "scale_before", "scale_after", "tensors")
-    for first, last, skips, before, after, tensors in zip(*(episodes[c].tolist() for c in columns), strict=True):
-        many = f"steps {first:,} to {last:,} skipped in a row, " if skips > 1 else ""
-        then = power_of_two(after) if np.isfinite(after) else "not known yet"
-        cause = f"<br>not finite: {tensors}" if tensors else ""
-        texts.append(f"{many}loss scale from {power_of_two(before)} to {then}{cause}")
-    which = np.searchsorted(episodes["first"].to_numpy(), steps, side="right") - 1
-    return np.array([texts[i] if i >= 0 else "" for i in which], dtype=object)

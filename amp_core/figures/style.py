@@ -110,12 +110,14 @@ PAGE = ("#FCFCFA", "#11181B")
 """The page's own background, light and dark: behind a label that stands on data."""
 
 UNSEEN = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplayed": 1}
-"""Markers that make the cells of a heatmap tell and report clicks, which its own cells do not. Plotly finds each of
-them under the pointer though it draws but one: what nobody sees costs the browser nothing."""
+"""Markers that tell and report clicks of what does not by itself, such as a heatmap's cells. Plotly finds each of them
+under the pointer though it draws but one: what nobody sees costs the browser nothing."""
+
+STROKES, ORNAMENT = "strokes", "ornament"
+"""`meta` of traces: its points are those of `comb`; another holds its numbers."""
 
 _PIXELS = 500
 """Fewer than a plot is wide."""
-
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Tell runs of one recipe apart, which all have its colour."""
 
@@ -228,8 +230,8 @@ def put(figure: go.Figure, **layout: Any) -> None:
 
 
 def comb(x: np.ndarray, base: float, tip: float) -> tuple[np.ndarray, np.ndarray]:
-    """Strokes at `x` from `base` to `tip` as the points of one line, three for each stroke, which a browser draws as
-    one path. Lay `base` beyond the axis: from stroke to stroke the line runs along it, and is cut off there."""
+    """Strokes at `x` from `base` to `tip` as one line of three points each, which a browser draws as one path. Lay
+    `base` beyond the axis: from stroke to stroke the line runs along it, and is cut off there."""
     return np.repeat(x, 3), np.tile(np.array([base, tip, base], dtype=np.float32), len(x))
 
 

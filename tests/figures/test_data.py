@@ -7,7 +7,7 @@ import pandas as pd
 
 from amp_core import load_run
 from amp_core.analysis import exponent_shares, precision_cells, scale_trace, skip_episodes
-from amp_core.figures import exponent_heatmap, precision_figure, scale_figure
+from amp_core.figures import exponent_heatmap, grad_norm_figure, precision_figure, scale_figure
 from amp_core.figures.data import chart_csv, chart_data
 from tests.synthetic import write
 
@@ -20,6 +20,22 @@ def test_a_curves_numbers_are_those_recorded(tmp_path):
     assert list(back.columns) == ["trace", "step", "loss scale"]
     assert np.allclose(back.loc[back["trace"] == "loss scale", "loss scale"], trace["loss_scale"])
     assert (back["trace"] == "skipped step").sum() == trace["skipped"].sum()
+
+
+def test_many_skipped_steps_are_strokes_each_of_which_tells_and_is_one_row():
+    steps = np.arange(400)
+    trace = pd.DataFrame({"step": steps, "loss_scale": 2.0**16, "skipped": steps % 4 == 1})
+    trace["grad_norm"] = np.where(trace["skipped"], np.inf, 1.0)
+    at = trace["step"][trace["skipped"]].tolist()
+    episodes = pd.DataFrame({"first": at, "last": at, "skips": 1, "scale_before": 2.0**16, "scale_after": 2.0**15})
+    figure = scale_figure(trace, episodes.assign(tensors="head"))
+    strokes, told = figure.data[-2:]
+    assert strokes.mode == "lines" and len(strokes.x) == 300 and strokes.showlegend is None and not told.showlegend
+    assert told.x.tolist() == at and "not finite: head" in told.customdata[0] and told.marker.maxdisplayed == 1
+    for drawn, height in ((figure, 2.0**16), (grad_norm_figure(trace), None)):
+        rows = chart_data(drawn).iloc[-100:]
+        assert rows["x"].tolist() == at and rows["trace"].nunique() == 1
+        assert height is None or set(rows["y"]) == {height}
 
 
 def test_a_heatmap_has_a_row_for_each_cell_that_is_drawn(tmp_path):
