@@ -84,7 +84,8 @@ def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
     charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
     for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
-    st.caption(memory.larger_batch(run))
+    if batch := memory.larger_batch(run):
+        st.caption(batch)
 
 
 def difference(run: Run) -> None:

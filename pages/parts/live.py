@@ -1,6 +1,6 @@
 """The one live fragment: a run that is being trained, looked at once a second until it ends.
 
-    live.show(entry, queue=True)
+    live.show(entry, with_queue=True)
 
 It stands in the page's body, never inside another fragment. Only new rows are read. When the run ends, or a queued one
 begins, the whole page is run again once, so that everything outside the fragment learns of it.

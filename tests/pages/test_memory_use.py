@@ -45,6 +45,11 @@ def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"
 
 
+def test_the_search_for_a_batch_is_not_offered_for_a_loop_of_ones_own(home, open_app):
+    write(home.runs / "a", "bf16", config={"workload": "mine.py:build"})
+    assert "max-batch" not in words(open_app(PAGE, run="run/a"))
+
+
 def test_another_step_can_be_chosen(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app(PAGE, run="run/a")

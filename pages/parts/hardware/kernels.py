@@ -83,7 +83,8 @@ def shares(use: TensorCoreUse) -> None:
         beside = f"matrix work: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
         cards.card("Of matrix time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
-        cards.card("Of all kernel time", words.percent(use.tensor_frac), f"{use.kernel_us / 1e3:,.4g} ms in all")
+        whole = f"{words.number(use.kernel_us / 1e3, 'ms', 4)} in all"
+        cards.card("Of all kernel time", words.percent(use.tensor_frac), whole)
     with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
         cards.card("Unknown by name", words.percent(use.unknown_frac), beside, help_=UNKNOWN)

@@ -78,12 +78,12 @@ def changes(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def larger_batch(run: Run) -> str:
-    """How to find the largest batch that fits, for the workload of this run where it is a built-in one."""
+    """How to find the largest batch that fits; empty for a workload of one's own, which makes its batches itself."""
     config = run.head.config
-    asked = ""
-    if config.get("workload") in WORKLOADS:
-        flags = ("workload", "size", "precision", "device")
-        asked = "".join(f" --{flag} {config[flag]}" for flag in flags if isinstance(config.get(flag), str))
+    if config.get("workload") not in WORKLOADS:
+        return ""
+    flags = ("workload", "size", "precision", "device")
+    asked = "".join(f" --{flag} {config[flag]}" for flag in flags if isinstance(config.get(flag), str))
     return f"How large a batch would fit: `ampscope tune --max-batch{asked.replace('`', '')}` tries."
 
 
