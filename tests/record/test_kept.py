@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
 from tests.ranks.conftest import FSDP2_ON_CPU
 from tests.record.loops import small_model
+from tests.record.sharded import one_process
 
 STEPS = 12
 
@@ -119,19 +119,16 @@ def test_two_networks_that_clear_each_others_gradients_late_are_left_in_peace(tm
 @pytest.mark.skipif(not FSDP2_ON_CPU, reason="FSDP2 of torch 2.6 does not run on a CPU")
 @pytest.mark.parametrize("clear", [never, by_none, by_zeros])
 def test_of_sharded_gradients_the_part_at_hand_is_looked_at(tmp_path, clear):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        torch.manual_seed(0)
-        model = small_model()
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    torch.manual_seed(0)
+    model = small_model()
+    with one_process() as mesh:
+        fully_shard(model, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         with watch(model, optimizer, into=tmp_path / "run"):
             for _ in range(STEPS):
                 model(torch.randn(8, 24)).square().mean().backward()
                 optimizer.step()
                 clear(model, optimizer)
-    finally:
-        torch.distributed.destroy_process_group()
     assert told(load_run(tmp_path / "run")).name.tolist() == (["0.weight"] if clear is never else [])
 
 

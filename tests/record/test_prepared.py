@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
 from tests.record.loops import small_model
+from tests.record.sharded import one_process
 
 
 class NativeScaler:
@@ -113,18 +113,15 @@ def test_a_scaler_that_is_made_after_watch_is_told(tmp_path):
     ],
 )
 def test_the_precision_is_what_fsdp_casts_parameters_to(tmp_path, dtype, scaled, recipe):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = small_model()
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)), mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+    model = small_model()
+    with one_process() as mesh:
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         scaler = torch.amp.GradScaler("cpu", enabled=scaled)
         with watch(model, optimizer, scaler=scaler, into=tmp_path / "run"):
             scaler.scale(model(torch.randn(4, 24)).square().mean()).backward()
             scaler.step(optimizer)
             scaler.update()
-    finally:
-        torch.distributed.destroy_process_group()
     assert load_run(tmp_path / "run").head.config["precision"] == recipe
 
 
