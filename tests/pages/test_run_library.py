@@ -12,6 +12,7 @@ import pytest
 from amp_core import load_run
 from amp_core.muting import mute
 from amp_core.packing import pack
+from amp_core.runlog import RunWriter
 from pages.parts.shelf import discarded, incoming, library, rows
 from tests.pages.conftest import words
 from tests.synthetic import live, write
@@ -354,3 +355,20 @@ def test_a_deleted_training_of_a_search_comes_back_to_its_place(home, open_app):
     assert not any("bf16-seed0" in key for key in app.session_state["entries"])
     app = next(b for b in app.button if b.label == "Undo").click().run()
     assert "run/tune-a/confirm/bf16/bf16-seed0" in app.session_state["entries"] and not app.error
+
+
+def test_ticks_stay_with_their_runs_when_others_come(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(LIBRARY, run="run/a")
+    before, _ = app.session_state["library.ticks"]
+    write(home.runs / "b", "healthy")
+    app.run()
+    key, numbers = app.session_state["library.ticks"]
+    assert key != before and [app.session_state["library.shown"][n] for n in numbers] == ["run/a"]
+
+
+def test_a_failed_run_is_not_called_well(home, open_app):
+    with pytest.raises(ZeroDivisionError), RunWriter(home.runs / "a"):
+        raise ZeroDivisionError
+    table = open_app(LIBRARY, run="run/a").dataframe[0].value
+    assert table.set_index("Name").loc["a", "Verdict"] == "failed"
