@@ -368,3 +368,14 @@ def test_a_script_that_the_server_allows_can_be_run_again(monkeypatch, tmp_path)
     assert again.settings(entry("text-gpt", "tiny").config)["own"] == ""  # what was typed before must not be run
     monkeypatch.setattr(again, "current", Rules)
     assert not again.possible(inside)
+
+
+def test_what_the_form_has_no_field_for_is_said_when_a_run_is_begun_again(home, open_app):
+    folder = write(home.runs / "a", "healthy")
+    head = json.loads((folder / "run.json").read_text())
+    head["config"] |= {"nproc": 2, "islands": ["blocks.0"], "pad_to": 8, "fp8": False}
+    (folder / "run.json").write_text(json.dumps(head))
+    app = open_app("pages/run_library.py", run="run/a")
+    next(b for b in app.button if b.label == "Run again").click().run()
+    assert not app.exception and field(app, "nproc").value == 2
+    assert "The form has no islands, pad_to: the run's are left out." in words(app)

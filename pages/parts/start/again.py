@@ -26,6 +26,7 @@ TAKEN = (
     "clip_norm",
     "growth_interval",
     "growth_factor",
+    "nproc",
 )
 TAKEN += ("backoff_factor", "every", "audit_every", "compile", "deterministic", "fused", "channels_last")
 
@@ -53,7 +54,15 @@ def fill(entry: Entry, **changes: Any) -> None:
     """Put the run's settings with `changes` into the form. For a pass in which the form was not drawn yet."""
     for name, value in settings(dict(entry.config or {}) | changes).items():
         st.session_state[f"start.{name}"] = value
-    st.session_state["start.again"] = entry.name
+    st.session_state["start.again"] = (entry.name, left_out(entry.config or {}))
+
+
+def left_out(config: Mapping[str, Any]) -> list[str]:
+    """Names of the recorded settings that are not the default and that the form has no field for."""
+    default, elsewhere = TrainConfig().to_dict(), {"workload", "size", "precision", "device", "loss_scale"}
+    elsewhere |= {*TAKEN, "init_scale", "profile", "trace_ops"}
+    other = {name: value for name, value in default.items() if name not in elsewhere}
+    return [name for name, value in other.items() if name in config and (config[name] or None) != (value or None)]
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:

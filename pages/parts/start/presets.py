@@ -57,7 +57,10 @@ def show() -> None:
             st.markdown(OWN_HERE if current().scripts else OWN_NOT_HERE)
         st.page_link("pages/tune_recipe.py", label="Find the fastest recipe", icon=":material/tune:")
     if again := st.session_state.pop("start.again", None):
-        st.info(f"Filled with the settings of {words.escape(again)}: change what you like.", icon=":material/replay:")
+        name, left_out = again
+        lost = f" The form has no {', '.join(left_out)}: the run's are left out." if left_out else ""
+        said = f"Filled with the settings of {name}: change what you like.{lost}"
+        st.info(words.escape(said), icon=":material/replay:")
 
 
 def _fill(label: str, filled: Mapping[str, Any]) -> None:
