@@ -178,7 +178,7 @@ def on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: floa
         x=x,
         y=numbers(y),
         mode="lines" if strokes else "markers",
-        line={"color": hue, "width": 1.6},
+        line={"color": hue, "width": 1},
         marker={"symbol": "x", "size": 8, "color": hue},
         name=name,
         meta=STROKES if strokes else None,
