@@ -16,6 +16,7 @@ import gc
 import importlib
 import inspect
 import pkgutil
+import sys
 import threading
 import time
 
@@ -42,6 +43,8 @@ from pages.parts.shelf.library import Entry
 from pages.parts.verdict import glance
 from pages.parts.words import KIND_LABELS
 
+SWITCH_S = 0.0005
+"""A tenth of Python's own."""
 PAUSE_S = 5.0
 """Between the first page's sample and the others: a newcomer's first seconds are the page's."""
 
@@ -60,9 +63,20 @@ def up() -> None:
 
 def ahead() -> threading.Thread:
     """Begin to analyse the samples, that of the first page first, in a thread of its own."""
-    thread = threading.Thread(target=_analyse, name="ampscope-ahead", daemon=True)
+    thread = threading.Thread(target=_give_way, name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def _give_way() -> None:
+    """Analyse, and meanwhile let go of Python's lock when another thread has waited for `SWITCH_S`: the server hands
+    the browser a hundred files, and each may wait that long more than once."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        _analyse()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _analyse() -> None:

@@ -1,6 +1,9 @@
 """What is ready before a newcomer asks for it."""
 
+import sys
 import threading
+
+import pytest
 
 from amp_core import diagnose
 from amp_core.analysis import overview
@@ -27,7 +30,9 @@ def asked_by(monkeypatch, work):
 def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeypatch, open_app):
     monkeypatch.setattr(library, "SAMPLES", ROOT / "sample_runs")
     monkeypatch.setattr(warm, "PAUSE_S", 0.0)
+    interval = sys.getswitchinterval()
     ahead = asked_by(monkeypatch, lambda: warm.ahead().join())
+    assert sys.getswitchinterval() == pytest.approx(interval)
     assert not [thread for thread in threading.enumerate() if thread.name == "ampscope-ahead"]
     page = asked_by(monkeypatch, open_app)
     assert page and page <= ahead
