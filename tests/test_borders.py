@@ -53,7 +53,7 @@ def test_figures_and_reports_need_plotly_alone() -> None:
 FRAMEWORKS = {
     "transformers": {"transformers.py"},
     "lightning": {"lightning.py"},
-    "keras": {"keras.py", "_keras_run.py"},
+    "keras": {"keras.py", "_keras_run.py", "_keras_values.py"},
     "tensorflow": {"keras.py", "_keras_run.py"},
     "accelerate": set(),
 }
