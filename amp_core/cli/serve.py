@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import amp_core
 from amp_core.schema import RunError
-from amp_core.serving import LOOPBACK, Rules, has_sign_in, host_name
+from amp_core.serving import HEAP, LOOPBACK, Rules, has_sign_in, host_name
 
 MOST_JOBS = 16
 MOST_SESSIONS = 200
@@ -84,7 +84,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Become the server; where a process cannot become another one, start it and wait."""
     command, changes = prepared(arguments)
-    environment = os.environ | changes
+    environment = HEAP | os.environ | changes
     if os.name != "nt":
         os.execve(command[0], command, environment)  # signals then reach the server itself
     return subprocess.call(command, env=environment)
