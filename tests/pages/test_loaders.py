@@ -175,7 +175,27 @@ def test_trainings_do_not_inherit_the_server_s_heap() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["True", "False", "False"]
+    assert done.stdout.split() == ["True", "False", "False", "False"]
+
+
+POOL = """
+import io, pyarrow as pa, pyarrow.parquet as pq, pyarrow.compute as pc
+from pages.parts import memory_back
+memory_back.at_once()
+file = io.BytesIO()
+pq.write_table(pa.table({"a": range(1000), "b": ["x", "y"] * 500}), file)
+rows = pq.ParquetFile(file, read_dictionary=["b"]).read_row_group(0).filter(pc.field("a") > 10).sort_by("a")
+print(rows.group_by("b").aggregate([("a", "max")]).num_rows, pa.mimalloc_memory_pool().max_memory())
+"""
+
+
+def test_arrow_takes_all_of_the_server_s_memory_from_the_system() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", POOL], env=os.environ | HEAP, capture_output=True, text=True, check=False
+    )
+    if "mimalloc" in done.stderr:
+        pytest.skip("this pyarrow has no mimalloc")
+    assert done.stdout.split() == ["2", "0"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
