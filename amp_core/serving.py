@@ -40,9 +40,9 @@ HEAP = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""How the server's memory is held, from its first thread on: glibc's heap, mallopt(3), and Arrow's pool. Told later, the
-heaps of threads that are there already stay, each with holes of its own, and what Arrow decodes and computes still comes
-from mimalloc, whatever `pyarrow.set_memory_pool` says of tables: that grew by 30 MiB while a live run was looked at."""
+"""How the server's memory is held, from its first thread on: glibc's heap, mallopt(3), and Arrow's pool. Told later,
+heaps of threads that are there already stay, each with holes of its own, and what Arrow decodes and computes comes from
+mimalloc, whatever `pyarrow.set_memory_pool` says of tables: that grew by 30 MiB while a live run was looked at."""
 
 
 @dataclass(frozen=True)

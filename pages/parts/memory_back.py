@@ -10,8 +10,8 @@ to 32 MiB (mallopt(3), M_MMAP_THRESHOLD): smaller ones then lie between others i
 two thirds were holes after an hour. It also gives threads heaps of their own, up to eight for each core, each of which
 keeps its holes from the others: 90 MiB after half an hour. So Arrow uses the system's pool, the size stays where it
 starts, threads share one heap (Python's lock lets only one of them at it mostly), and its holes are given back.
-`ampscope serve` says so to both before there is a thread (`amp_core.serving.HEAP`); trainings that are started from here
-are not to inherit it.
+`ampscope serve` says so to both before there is a thread (`amp_core.serving.HEAP`); trainings that are started from
+here are not to inherit it.
 """
 
 import ctypes
