@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import empty, memory_back, picker, signin, tables, warm
+from pages.parts import contrast, empty, memory_back, picker, signin, tables, warm
 from pages.parts.verdict import report
 
 warm.up()
@@ -45,6 +45,7 @@ st.set_page_config(page_icon=PARTS / "icon.svg", layout="wide", initial_sidebar_
 page = st.navigation(PAGES, expanded=True)  # drawn; folded, the last pages would be looked for in vain
 st.set_page_config(f"{page.title} · AMPscope")
 st.logo(PARTS / "logo.svg", size="large")
+contrast.mend()
 signin.require()
 picker.show()
 
