@@ -9,12 +9,12 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError
-from pages.parts import contrast, empty, memory_back, picker, signin, tables, warm
+from pages.parts import empty, look, memory_back, picker, signin, tables, warm
 from pages.parts.verdict import report
 
 warm.up()
 
-PARTS = Path(__file__).parent / "pages" / "parts"
+ICON = Path(__file__).parent / "pages" / "parts" / "icon.svg"
 PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
     "This run": [
         st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
@@ -41,11 +41,10 @@ PAGES = {  # without icons: the browser would fetch each as the tab's icon from 
     ],
 }
 
-st.set_page_config(page_icon=PARTS / "icon.svg", layout="wide", initial_sidebar_state=256)  # pixels, told before it is
+st.set_page_config(page_icon=ICON, layout="wide", initial_sidebar_state=256)  # pixels, told before it is
 page = st.navigation(PAGES, expanded=True)  # drawn; folded, the last pages would be looked for in vain
 st.set_page_config(f"{page.title} · AMPscope")
-st.logo(PARTS / "logo.svg", size="large")
-contrast.mend()
+look.begin()
 signin.require()
 picker.show()
 

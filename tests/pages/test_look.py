@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from pages.parts.contrast import ON_PRIMARY
+from pages.parts.look import ON_PRIMARY
 
 THEME = tomllib.loads((Path(__file__).parents[2] / ".streamlit" / "config.toml").read_text())["theme"]
 
