@@ -1,5 +1,7 @@
 """What a newcomer sees: a sample with its verdict, the tour, the one line; and the three answers of Overview."""
 
+import pytest
+
 from amp_core.glossary import TERMS
 from amp_core.runlog import RunWriter
 from pages.parts.verdict import findings
@@ -40,6 +42,19 @@ def test_what_it_buys_is_the_comparison_with_fp32_of_the_same_task(home, open_ap
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
     assert link.query_string == "with=run%2Fb&with=run%2Fa"
     assert "This is FP32, what the others are held against." in words(open_app(run="run/b"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_that_16_bits_are_slower_on_a_cpu_is_explained(home, open_app, device):
+    same = {"workload": "text-gpt", "size": "tiny", "device": device, "seed": 0}
+    for name, precision, step_ms in (("a", "fp16", 30.0), ("b", "fp32", 10.0)):
+        with RunWriter(home.runs / name, config=same | {"precision": precision}) as writer:
+            count = 100
+            times = [step_ms + step % 3 / 10 for step in range(count)]
+            writer.append("steps", {"step": range(count), "loss": [2.0] * count, "step_ms": times})
+    said = words(open_app(run="run/a"))
+    assert "slower" in said
+    assert ("its numbers carry over to a GPU, its times do not" in said) == (device == "cpu")
 
 
 def test_what_was_not_recorded_is_not_zero(home, open_app):

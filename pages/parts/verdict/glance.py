@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, RunError
-from amp_core.analysis import Overview, compare, lost_gradient, reference
+from amp_core.analysis import Comparison, Overview, compare, lost_gradient, reference
 from amp_core.serving import current
 from pages.parts import loaders, words
 from pages.parts.shelf.library import Entry
@@ -58,8 +58,8 @@ def gain(run: Run, view: Overview) -> None:
         st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
         return
     base = baseline(entries, st.session_state["run"])
-    answer = against(base, run) if base is not None else ""
-    if not answer or base is None:
+    compared = against(base, run) if base is not None else None
+    if compared is None or base is None:
         st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
         own = entries[st.session_state["run"]]
         offered = again.possible(own) and not current().read_only
@@ -67,7 +67,10 @@ def gain(run: Run, view: Overview) -> None:
             again.fill(own, precision="fp32")
             st.switch_page(START)
         return
+    answer = next(iter(compared.answers.values())).partition(": ")[2]
     st.markdown(f"{words.escape(answer[0].upper())}{words.escape(answer[1:])}, against {words.escape(base.name)}.")
+    if compared.table["speed_verdict"].iloc[-1] == "slower" and on_cpu(run):
+        st.caption("Trained on a CPU, which has no tensor cores: its numbers carry over to a GPU, its times do not.")
     keys = [base.key, st.session_state["run"]]
     st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params={"with": keys})
 
@@ -80,13 +83,18 @@ def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
     return near[place] if place is not None else None
 
 
-def against(base: Entry, run: Run) -> str:
-    """The comparison's answer in one line, without the name of the run; empty where it cannot be made."""
+def against(base: Entry, run: Run) -> Comparison | None:
+    """The run held against that one; None where that cannot be done."""
     try:
-        answers = loaders.analysed(compare, [loaders.open_run(base), run]).answers
+        compared = loaders.analysed(compare, [loaders.open_run(base), run])
     except RunError:  # the other run is damaged: Library says so
-        return ""
-    return next((answer.partition(": ")[2] for answer in answers.values()), "")
+        return None
+    return compared if compared.answers else None
+
+
+def on_cpu(run: Run) -> bool:
+    """Whether it says that it was trained on one."""
+    return str(run.head.config.get("device", "")).startswith("cpu")
 
 
 def advise(found: Sequence[Finding]) -> None:
