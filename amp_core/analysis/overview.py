@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, counted, recipe, whole_number
+from amp_core.analysis._steps import attempts, counted, recipe, warmup_steps, whole_number
 from amp_core.analysis.memory import MemorySummary, memory_summary
 from amp_core.analysis.ranks import end_in_words
 from amp_core.analysis.scale import ScaleSummary, scale_summary
@@ -20,6 +20,7 @@ from amp_core.analysis.speed import SpeedSummary, speed_summary
 from amp_core.run import Run
 
 _PACE_STEPS = 50  # recent steps from which the time to the end is foretold
+_FEWEST = 5  # of them
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,9 @@ def _duration(run: Run, frame: pd.DataFrame) -> float | None:
 
 
 def _eta(frame: pd.DataFrame, left: int) -> float | None:
-    times = frame["time_s"].astype(float).dropna().to_numpy()[-_PACE_STEPS:]
-    if len(times) < 2 or times[-1] <= times[0]:
+    """Seconds, at the pace of the last steps. The first ones compile and fill caches: they say nothing of the rest."""
+    timed = frame.loc[frame["time_s"].notna(), ["step", "time_s"]].iloc[warmup_steps(len(frame)) :].tail(_PACE_STEPS)
+    steps, times = timed["step"].to_numpy(float), timed["time_s"].to_numpy(float)
+    if len(times) < _FEWEST or times[-1] <= times[0] or steps[-1] <= steps[0]:
         return None
-    pace = (times[-1] - times[0]) / (len(times) - 1)
-    return float(max(0, left) * pace)
+    return float(max(0, left) * (times[-1] - times[0]) / (steps[-1] - steps[0]))

@@ -6,6 +6,7 @@ import pytest
 
 from amp_core import Run, load_run
 from amp_core.analysis import memory_summary, memory_trace, overview, phase_times, speed, speed_summary, what_memory
+from amp_core.runlog import RunWriter
 from tests.synthetic import write_rows
 
 
@@ -107,6 +108,16 @@ def test_overview_tells_loss_not_recorded_from_loss_not_a_number(tmp_path: Path)
     assert view.loss_lowest == 4.0
     assert (view.steps_done, view.steps_planned, view.progress_frac) == (4, 8, 0.5)
     assert (view.recipe, view.workload, view.status, view.eta_s) == ("fp16", "text-gpt", "finished", None)
+
+
+@pytest.mark.parametrize(("made", "left_s"), [(2, None), (5, None), (6, 0.1 * 94), (80, 0.1 * 20)])
+def test_the_time_that_is_left_does_not_count_what_the_first_steps_took(
+    tmp_path: Path, made: int, left_s: float | None
+) -> None:
+    with RunWriter(tmp_path / "run", config={"steps": 100}) as writer:
+        writer.append("steps", {"step": range(made), "time_s": [1.0, *(60.0 + 0.1 * step for step in range(1, made))]})
+        eta_s = overview(load_run(tmp_path / "run")).eta_s
+        assert eta_s is None if left_s is None else eta_s == pytest.approx(left_s)
 
 
 def test_overview_of_nothing(runs: dict[str, Run]) -> None:
