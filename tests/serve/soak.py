@@ -130,7 +130,8 @@ async def soak(steps: int, seconds: float, home: Path) -> dict[str, object]:
             while trainer.poll() is None and not any(t.done() for t in tasks):
                 await asyncio.sleep(0.5)
             done.set()
-            print(f"the trainer ended with {trainer.poll()} after {len(rows_of(said))} samples", flush=True)
+            state = "is at work still" if trainer.poll() is None else f"ended with {trainer.poll()}"
+            print(f"the trainer {state} after {len(rows_of(said))} samples", flush=True)
             ticks, opened, app = await asyncio.gather(*tasks)
             code = trainer.wait(60)
         finally:
