@@ -103,6 +103,13 @@ class Extract(Run):
         with self._lock:
             return super()._frame(name)
 
+    def thinned(self, steps: Sequence[int]) -> "Extract":
+        """See `Run.thinned`."""
+        few = super().thinned(steps)
+        assert isinstance(few, Extract)  # a copy
+        few._extract = few._tables["tensors"]
+        return few
+
     def snapshot(self) -> "Extract":
         """The run with what was read of it so far, for others to read while this one goes on: a `refresh` here changes
         nothing there."""

@@ -50,6 +50,16 @@ def test_an_extract_is_bounded_and_of_whole_steps(long: Path) -> None:
     assert run.steps.equals(whole.steps)  # steps are whole
 
 
+def test_an_extract_is_thinned_as_a_run_is(long: Path) -> None:
+    part, whole = Extract(long, most_rows=300), load_run(long)
+    steps = sampled_steps(part, "weight_grad")[1:4]
+    few = part.thinned(steps)
+    assert sampled_steps(few, "weight_grad") == steps and few.table("tensors").equals(
+        whole.thinned(steps).table("tensors")
+    )
+    assert len(sampled_steps(part, "weight_grad")) > 4
+
+
 @pytest.mark.parametrize("most", [20, 100, 300, 1000])
 def test_no_spike_disappears(long: Path, most: int) -> None:
     run = Extract(long, most_rows=most)

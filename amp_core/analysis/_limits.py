@@ -72,16 +72,16 @@ def limits(run: Run, form: Format, error_limit: float, step: int | None = None, 
             travelling = np.take_along_axis(errors, places, axis=1) * (octaves >= 0)[:, None]
             lowest = _first_within(np.maximum(errors, travelling), error_limit)
             highest = _highest(form, found.absmax)
-            for at in np.unique(found.steps):
-                some = np.flatnonzero(found.steps == at)
-                by_step.setdefault(int(at), _OfStep()).add(found, some, errors, travelling, lowest, highest, judged)
+            _add(by_step, found, errors, travelling, np.where(judged, lowest, -np.inf), highest)
             for name, low, high, counts in zip(found.names, lowest, highest, judged, strict=True):
                 before = per_tensor.get((name, kind), (-np.inf, np.inf))
                 per_tensor[name, kind] = max(before[0], low if counts else -np.inf), min(before[1], high)
     steps = sorted(at for at, of in by_step.items() if of.highest < np.inf)
+    # From where on the errors that add up, and each tensor's own, keep to the limit.
+    worst = np.array([np.maximum(by_step[s].sum, by_step[s].worst) for s in steps]).reshape(-1, len(LOG2_SCALES))
     return Limits(
         steps=np.array(steps, dtype=np.int64),
-        lowest=np.array([by_step[s].lowest(error_limit) for s in steps]),
+        lowest=_first_within(worst, error_limit),
         highest=np.array([by_step[s].highest for s in steps]),
         lowest_by=[by_step[s].lowest_by or by_step[s].highest_by for s in steps],
         highest_by=[by_step[s].highest_by for s in steps],
@@ -102,29 +102,37 @@ class _OfStep:
         self.highest = np.inf
         self.highest_by = ""
 
-    def add(
-        self,
-        found: TrueCounts,
-        some: np.ndarray,
-        errors: np.ndarray,
-        travelling: np.ndarray,
-        lowest: np.ndarray,
-        highest: np.ndarray,
-        judged: np.ndarray,
-    ) -> None:
-        """Take in the rows `some` of a block."""
-        self.sum += travelling[some].sum(axis=0)
-        self.worst = np.maximum(self.worst, errors[some].max(axis=0))
-        need = some[np.argmax(np.where(judged[some], lowest[some], -np.inf))]
-        if judged[need] and lowest[need] > self.needed:
-            self.needed, self.lowest_by = lowest[need], found.names[need]
-        top = some[np.argmin(highest[some])]
-        if highest[top] < self.highest:
-            self.highest, self.highest_by = float(highest[top]), found.names[top]
 
-    def lowest(self, error_limit: float) -> float:
-        """The scale from which on the errors that add up, and each tensor's own, keep to the limit."""
-        return float(_first_within(np.maximum(self.sum, self.worst)[None], error_limit)[0])
+def _add(
+    by_step: dict[int, _OfStep],
+    found: TrueCounts,
+    errors: np.ndarray,
+    travelling: np.ndarray,
+    lowest: np.ndarray,
+    highest: np.ndarray,
+) -> None:
+    """Take in the rows of a block, which come in the order of their steps. `lowest` is -inf where it is not judged."""
+    if not len(found.steps):
+        return
+    at, begins = np.unique(found.steps, return_index=True)
+    sums, worst = np.add.reduceat(travelling, begins, axis=0), np.maximum.reduceat(errors, begins, axis=0)
+    needs, tops = _first_of_each(-lowest, begins), _first_of_each(highest, begins)
+    for i, step in enumerate(at.tolist()):
+        of, need, top = by_step.setdefault(step, _OfStep()), needs[i], tops[i]
+        of.sum += sums[i]
+        np.maximum(of.worst, worst[i], out=of.worst)
+        if lowest[need] > of.needed:
+            of.needed, of.lowest_by = float(lowest[need]), found.names[need]
+        if highest[top] < of.highest:
+            of.highest, of.highest_by = float(highest[top]), found.names[top]
+
+
+def _first_of_each(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Where the smallest value of each stretch of rows stands first."""
+    stretch = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
+    smallest = np.flatnonzero(values == np.minimum.reduceat(values, begins)[stretch])
+    places: np.ndarray = smallest[np.unique(stretch[smallest], return_index=True)[1]]
+    return places
 
 
 def _rows_of(block: TrueCounts, keep: np.ndarray) -> TrueCounts:
