@@ -16,7 +16,7 @@ from amp_core.analysis import (
 )
 from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
 from amp_core.figures.marks import with_marks
-from pages.parts import cards, charts, head, live, loaders, words
+from pages.parts import cards, charts, head, live, loaders, warm, words
 from pages.parts.hardware import ranks
 from pages.parts.shelf.library import Entry
 from pages.parts.verdict import findings, glance, report, tour
@@ -91,6 +91,7 @@ def of_training(run: Run, entry: Entry) -> None:
         charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
     ranks.show(run)
     report.of([run])
+    warm.further(run)
 
 
 @st.fragment

@@ -2,15 +2,17 @@
 
     warm.up()      # as the server starts, or in the first pass; only the first call does anything
     warm.ahead()   # as the server starts
+    warm.further(run)      # when Overview is drawn
 
 pandas, pyarrow, plotly and the pages' own parts take half a second. They make some hundred thousand objects that stay
 as long as the server; Streamlit collects garbage after every pass of a page, and looking through those took 80 ms each
 time, in which no page was sent. They are set aside here: collecting goes on, over what pages make.
 
 The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
-verdicts the Library shows.
+verdicts the Library shows. While somebody reads the Overview of a run, its loss scales are judged for the next page.
 """
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -30,7 +32,11 @@ from amp_core.analysis import (
     memory_trace,
     overview,
     phase_times,
+    predicted_and_audited,
+    safe_window,
+    safe_window_over_time,
     scale_trace,
+    skip_episodes,
     step_marks,
 )
 from amp_core.analysis.layers import tensor_names
@@ -45,6 +51,9 @@ from pages.parts.words import KIND_LABELS
 
 SWITCH_S = 0.0005
 """A tenth of Python's own."""
+FURTHER = (skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
+"""What the other pages ask that takes longest."""
+_at_it = threading.Lock()
 PAUSE_S = 5.0
 """Between the first page's sample and the others: a newcomer's first seconds are the page's."""
 
@@ -66,6 +75,24 @@ def ahead() -> threading.Thread:
     thread = threading.Thread(target=_give_way, name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def further(run: Run) -> threading.Thread | None:
+    """Begin to analyse for other pages a run that has ended; None while another is at that."""
+    if run.is_live or not _at_it.acquire(blocking=False):
+        return None
+    thread = threading.Thread(target=_look_further, args=(run,), name="ampscope-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _look_further(run: Run) -> None:
+    try:
+        for function in FURTHER:
+            with contextlib.suppress(RunError):  # without gradients there is no window: the page says so
+                loaders.analysed(function, run)
+    finally:
+        _at_it.release()
 
 
 def _give_way() -> None:

@@ -5,11 +5,13 @@ import threading
 
 import pytest
 
-from amp_core import diagnose
+from amp_core import diagnose, load_run
 from amp_core.analysis import overview
+from amp_core.runlog import RunWriter
 from pages.parts import loaders, warm
 from pages.parts.shelf import library
 from tests.pages.conftest import ROOT
+from tests.synthetic import write
 
 
 def asked_by(monkeypatch, work):
@@ -30,6 +32,7 @@ def asked_by(monkeypatch, work):
 def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeypatch, open_app):
     monkeypatch.setattr(library, "SAMPLES", ROOT / "sample_runs")
     monkeypatch.setattr(warm, "PAUSE_S", 0.0)
+    monkeypatch.setattr(warm, "further", lambda run: None)  # what other pages ask
     interval = sys.getswitchinterval()
     ahead = asked_by(monkeypatch, lambda: warm.ahead().join())
     assert sys.getswitchinterval() == pytest.approx(interval)
@@ -39,3 +42,30 @@ def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeyp
     samples = [entry.path for entry in library.listing().values() if entry.origin == "sample"]
     for function in (overview, diagnose):
         assert {(function.__qualname__, (path,), (), ()) for path in samples} <= ahead
+
+
+def test_while_overview_is_read_other_pages_are_made_ready(home, monkeypatch, open_app):
+    write(home.runs / "a", "healthy")
+    ready, started, further = set(), [], warm.further
+
+    def begin(run):
+        ready.update(asked_by(monkeypatch, lambda: started.append(further(run)) or started[-1].join()))
+
+    monkeypatch.setattr(warm, "further", begin)
+    open_app(run="run/a")
+    assert {name for name, *_ in ready} == {function.__qualname__ for function in warm.FURTHER}
+    asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
+    assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
+
+
+def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):
+    write(home.runs / "a", "healthy")
+    run = load_run(home.runs / "a")
+    with warm._at_it:
+        assert warm.further(run) is None
+    with RunWriter(home.runs / "b"):
+        assert warm.further(load_run(home.runs / "b")) is None
+    empty = warm.further(load_run(home.runs / "b"))  # without gradients
+    assert empty is not None
+    empty.join()
+    assert not warm._at_it.locked()
