@@ -128,7 +128,8 @@ def _add(
 
 
 def _first_of_each(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Where the smallest value of each stretch of rows stands first."""
+    """Where the smallest value of each stretch of rows stands first; NaN, which a stranger's file may hold, is none."""
+    values = np.where(np.isnan(values), np.inf, values)
     stretch = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
     smallest = np.flatnonzero(values == np.minimum.reduceat(values, begins)[stretch])
     places: np.ndarray = smallest[np.unique(stretch[smallest], return_index=True)[1]]

@@ -5,6 +5,7 @@ import pytest
 
 from amp_core import Run, RunError
 from amp_core.analysis import safe_window, safe_window_over_time
+from amp_core.analysis._limits import _first_of_each
 from amp_core.analysis.window import COSINE, ERROR_LIMIT, FASTEST_GROWTH
 from tests.analysis.test_whatif import row, run_of
 
@@ -169,3 +170,9 @@ def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
     assert safe_window_over_time(run).empty
     with pytest.raises(RunError, match="format='fp12' is unknown"):
         safe_window_over_time(run, "fp12")
+
+
+def test_where_the_smallest_of_each_step_stands_whatever_is_no_number() -> None:
+    nan, inf = float("nan"), float("inf")
+    values = np.array([3.0, 1.0, 1.0, nan, 2.0, nan, nan, -inf, inf])
+    assert _first_of_each(values, np.array([0, 3, 5, 7])).tolist() == [1, 4, 5, 7]
