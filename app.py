@@ -56,4 +56,4 @@ try:
         tables.offer()
 except RunError as error:  # a run that cannot be read, wherever on the page that came to light
     empty.unreadable(error)
-memory_back.now()
+memory_back.soon()

@@ -11,6 +11,7 @@ with the next segment and at the end.
 """
 
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import time
 import warnings
 from pathlib import Path
 
+from amp_core._children import python_path
 from amp_core.addresses import Address, asking, filesystem
 from amp_core.schema import RunError
 
@@ -113,7 +115,9 @@ class Shipment:
         self._keep_data()
         command = [sys.executable, "-m", "amp_core._shipping", str(self.staging), str(self.address), *self._unsent]
         try:
-            done = subprocess.run(command, timeout=MOST_LAST_S, check=False, capture_output=True)
+            done = subprocess.run(
+                command, timeout=MOST_LAST_S, check=False, capture_output=True, env=os.environ | python_path()
+            )
         except (OSError, subprocess.SubprocessError) as error:
             self._error = error
             return

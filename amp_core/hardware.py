@@ -140,12 +140,12 @@ def gpu_of(name: object, capability: object) -> Gpu:
 def first_recipe(gpu: Gpu) -> Advice:
     """What to try first on `gpu`."""
     if gpu.has_tensor_cores is None:
-        return Advice("bf16", "FP32's range in 16 bits, so nothing has to be scaled; compare its speed with fp32 here.")
+        return Advice("bf16", "FP32's range in 16 bits, so nothing has to be scaled; compare its speed with FP32 here.")
     if gpu.takes("bf16"):
         return Advice(
             "bf16",
             "Its tensor cores take BF16 as fast as FP16, and BF16 has FP32's range: no loss scale, no skipped steps. "
-            "Set it beside tf32, which is the fair FP32 baseline here.",
+            "Set it beside TF32, which is the fair FP32 baseline here.",
         )
     if gpu.has_tensor_cores:
         return Advice(

@@ -35,8 +35,8 @@ from typing import Any
 
 import psutil
 
-import amp_core
 from amp_core import _job_end, _jobfile, serving
+from amp_core._children import python_path
 from amp_core._machine import this_machine
 from amp_core._nvml import Nvml, NvmlError, visible
 from amp_core._source import STALE_S, console_tail
@@ -157,7 +157,7 @@ def start(
                     stdout=console,  # a file: nothing has to drain it, and the last lines outlive the process
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in the app's terminal is not for the training
-                    env=_environment(),
+                    env=os.environ | python_path() | {"PYTHONUNBUFFERED": "1"},  # it prints at once
                 )
             started_s = psutil.Process(child.pid).create_time()
             process = {"machine": this_machine(), "pid": child.pid, "started_s": started_s}
@@ -308,16 +308,6 @@ def _described(config: TrainConfig) -> str:
 def _clean(name: str) -> str:
     """`name` as a file name: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
     return re.sub(r"[^\w.]+", "-", name).strip(".-_")[:60].rstrip(".-_")
-
-
-def _environment() -> dict[str, str]:
-    """The child's environment: it prints at once, and finds this amp_core also where that is not installed."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    root = Path(amp_core.__file__).parent.parent
-    if root.name not in ("site-packages", "dist-packages"):  # those are on the path, behind the standard library
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{before}" if before else str(root)
-    return environment
 
 
 def _has_cuda() -> bool:

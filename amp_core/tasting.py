@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-import amp_core
+from amp_core._children import python_path
 from amp_core._machine import this_machine
 from amp_core._segments import File, Segment
 from amp_core.addresses import Address
@@ -143,12 +143,10 @@ def _sound(said: int | str) -> int:
 
 
 def _begun() -> "subprocess.Popen[bytes]":
-    root = str(Path(amp_core.__file__).parent.parent)  # where it is not installed
-    path = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), root) if p)
     return subprocess.Popen(
         [sys.executable, "-m", "amp_core._taster"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # what is said to die of a damaged file is said in a sentence
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | python_path(),
     )

@@ -41,7 +41,10 @@ def pick() -> list[Entry]:
     known = [key for key, entry in entries.items() if entry.readable or entry.under_way]
     if not known:
         empty.no_runs()
-    asked = [key for key in st.query_params.get_all("with") if key in known]
+    linked = st.query_params.get_all("with")
+    asked = [key for key in linked if key in known]
+    for entry in (entries[key] for key in linked if key in entries and entries[key].status == "damaged"):
+        left_out(entry, entry.sentence)
     if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
         st.session_state["compare.runs"] = asked[:MOST]
     elif "compare.runs" not in st.session_state:
@@ -96,8 +99,13 @@ def opened(entries: list[Entry]) -> list[Run]:
             else:
                 runs.append(run)
         except RunError as error:
-            st.error(f"{words.escape(entry.name)} is left out: {words.escape(words.sentence(error))}")
+            left_out(entry, error)
     return runs
+
+
+def left_out(entry: Entry, why: object) -> None:
+    """A run that cannot be read is named, with what stopped its reading."""
+    st.error(f"{words.escape(entry.name)} is left out: {words.escape(words.sentence(why))}")
 
 
 def gradients(runs: list[Run]) -> None:
@@ -111,10 +119,10 @@ def costs(runs: list[Run], found: Comparison) -> None:
     """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
     dark = charts.dark()
     table = found.recipes.assign(run=found.recipes["recipe"])
-    row = st.container(horizontal=True)  # wraps: bars with names beside them want their width
+    row = st.container(horizontal=True)  # three across beside a scroll bar; bars with names want their width
     for column in BARS:
         if column in ALWAYS or (table[column] > 0).any():
-            with row.container(width=300):
+            with row.container(width=308):
                 charts.show(compare_bars(table, column, dark=dark), f"compare.{column}")
     first = first_runs(runs)
     steps = loaders.analysed(compare_step_cost, first)
@@ -176,7 +184,7 @@ if len(runs) < 2:
     empty.nothing("The comparison begins when two of them have steps." if under_way else ASK)
 if under_way:
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader("So far", anchor=False)
+        st.header("So far", anchor=False)
         st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 
 found = loaders.analysed(compare, runs)

@@ -48,6 +48,6 @@ if not any(shown.values()):
     st.info("No entry has all of these words.", icon=":material/info:")
 for family, entries in shown.items():
     if entries:
-        st.subheader(family, anchor=False)
+        st.header(family, anchor=False)
         for entry in entries:
             explain(entry, unfolded=entry.code == asked)

@@ -17,7 +17,7 @@ from amp_core.analysis.formatlab import (
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, head, tables, words
-from pages.parts.numbers import formats, prediction
+from pages.parts.numbers import formats, prediction, tensor
 from pages.parts.verdict import taught
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
@@ -75,10 +75,10 @@ with answer:
 st.code(formats.bit_rows(table), language=None)
 tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
 
-st.subheader("What a loss scale does to it in FP16", anchor=False)
+st.header("What a loss scale does to it in FP16", anchor=False)
 address.take("scale", "lab.scale", prediction.power_in_range, 16)
 low, high = prediction.LOWEST, prediction.HIGHEST
-power = st.slider("Loss scale, as a power of two", low, high, format="2^%d", key="lab.scale")
+power = st.select_slider("Loss scale", range(low, high + 1), format_func=tensor.power_of_two, key="lab.scale")
 address.keep("scale", "lab.scale", str(power) if power != 16 else "")
 trip = scaling(value, power, FORMATS["fp16"])
 st.markdown(formats.trip_verdict(trip))
@@ -94,7 +94,7 @@ marks = [
 ]
 charts.show(format_range_figure(format_ranges(), marks, dark=charts.dark()), "lab.ranges")
 
-st.subheader("Sums and products that round away", anchor=False)
+st.header("Sums and products that round away", anchor=False)
 st.pills("For example", list(SUMS), key="lab.sum", on_change=take_sum)
 address.take("sum", "lab.linked", linked_sum)
 linked = st.session_state.pop("lab.linked", None)
@@ -116,12 +116,12 @@ sums = accumulated(a, b, int(many), form)
 title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")
 
-st.subheader("What is said of formats, and what is so", anchor=False)
+st.header("What is said of formats, and what is so", anchor=False)
 claims = tables.remember(formats.claims(format_claims()), "What is said of formats, and what is so.")
 st.table(claims, hide_index=True, border="horizontal")
 
-st.subheader("What is taught of the method, and what your run shows", anchor=False)
+st.header("What is taught of the method, and what your run shows", anchor=False)
 taught.show()
 
-st.subheader("Words, and where your own run shows them", anchor=False)
+st.header("Words, and where your own run shows them", anchor=False)
 glossary.show()

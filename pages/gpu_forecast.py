@@ -17,12 +17,12 @@ HOW = (
 )
 GPUS = ["V100", "A100", "H100"]
 COLUMNS = {
-    "gpu": st.column_config.TextColumn("GPU", pinned=True),
-    "recipe": st.column_config.TextColumn("Recipe"),
+    "gpu": st.column_config.TextColumn("GPU", pinned=True, width=60),
+    "recipe": st.column_config.TextColumn("Recipe", width=65),
     "speed": st.column_config.TextColumn("Over FP32", help="Speed-up over FP32 with TF32 off, and its range"),
     "tf32": st.column_config.TextColumn("Over TF32", help="Speed-up over FP32 with TF32 on, and its range"),
-    "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width="medium"),
-    "bound": st.column_config.TextColumn("Bound by", help="What most of the time goes to"),
+    "time": st.column_config.TextColumn("Step", help="Time of a step, and its range", width=130),
+    "bound": st.column_config.TextColumn("Bound by", width=80, help="What most of the time goes to"),
     "memory": st.column_config.TextColumn("Memory", help="At the peak of a step of the same batch"),
     "batch": st.column_config.TextColumn("Largest batch", help="Samples: surely, and perhaps"),
     "source": st.column_config.TextColumn("Peaks from", help="Where the GPU's rates were read"),
@@ -50,11 +50,11 @@ def verdict(table: pd.DataFrame) -> str:
 
 
 def span(row: pd.Series, column: str, unit: str) -> str:
-    """A value with its range."""
+    """A value with its range, where it has one: a reference has none. Two digits: it is a forecast."""
     if pd.isna(row[column]):
         return words.NONE
-    low, high = (words.number(row[f"{column}_{side}"], digits=2) for side in ("low", "high"))
-    return f"{words.number(row[column])} {unit} ({low}–{high})"
+    value, low, high = (words.number(row[name], digits=2) for name in (column, f"{column}_low", f"{column}_high"))
+    return f"{value} {unit}" if low == high else f"{value} {unit} ({low}–{high})"
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:

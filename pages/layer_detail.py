@@ -57,7 +57,7 @@ charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "
 magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
 charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
 
-st.subheader("What another format or loss scale would do to it", anchor=False)
+st.header("What another format or loss scale would do to it", anchor=False)
 scales = tensor.SCALES if kind in tensor.SCALED else (0,)
 predicted = [
     loaders.analysed(what_if, run, ("fp16", "bf16"), scales, (kind,)),

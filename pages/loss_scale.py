@@ -21,7 +21,7 @@ from pages.parts.numbers import prediction, tensor
 
 EPISODE_COLUMNS = {
     "steps": st.column_config.TextColumn("Steps", pinned=True),
-    "skips": st.column_config.NumberColumn("Skipped in a row", width=110),
+    "skips": tables.count("Skipped in a row", width=110),
     "before": st.column_config.TextColumn("Scale before", width=95),
     "after": st.column_config.TextColumn("Scale after", width=90),
     "origin": st.column_config.TextColumn(
@@ -133,7 +133,7 @@ norms = thin(trace, "step", "grad_norm", keep="skipped")
 charts.show(with_marks(grad_norm_figure(norms, dark=dark), phases, dark=dark), "loss_scale.norm")
 
 if len(episodes):
-    st.subheader("Skipped steps, one line per episode", anchor=False)
+    st.header("Skipped steps, one line per episode", anchor=False)
     opening = st.container()
     event = tables.show(
         table(episodes),

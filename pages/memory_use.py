@@ -125,7 +125,7 @@ if step is not None and found.total_bytes is not None:
         numbers(found, loaders.analysed(memory_phases, run, step))
     explanation(run, found, step)
     difference(run)
-st.subheader("Over the run", anchor=False)
+st.header("Over the run", anchor=False)
 trace = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
 if len(trace):
     figure = memory_figure(trace, dark=dark, what=what_memory(run))

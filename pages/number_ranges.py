@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
+from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps, scale_trace
 from amp_core.analysis.folding import fold_classes, fold_shares
+from amp_core.analysis.layers import layer_trace
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
@@ -50,8 +51,20 @@ step = ranges.pick_step(steps) if len(steps) > 1 else None
 
 shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unscaled)
 classes = loaders.analysed(class_shares, run, kind, step)
+
+
+def when(name: str) -> str:
+    """At which steps the tensor was not finite, where all are looked at together."""
+    if step is not None:
+        return ""
+    steps_of = loaders.analysed(scale_trace, run)
+    return ranges.not_finite_at(
+        loaders.analysed(layer_trace, run, kind, name), steps_of.loc[steps_of["skipped"], "step"].tolist()
+    )
+
+
 with answer:
-    head.verdict(ranges.verdict(classes, kind))
+    head.verdict(ranges.verdict(classes, kind, when))
 if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state["ranges.search"] = unfold
     st.session_state[f"ranges.depth.{kind}"] = None

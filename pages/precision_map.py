@@ -20,9 +20,10 @@ precision.cards(view)
 
 phase, together = precision.pick_cells(view)
 cells = loaders.analysed(precision_cells, run, step, phase, together)
-title = f"Modules by operators{f', {phase}' if view.ops['phase'].notna().any() else ''}"
-charts.show(precision_figure(cells, charts.dark(), title), "precision.map")
-st.caption(precision.about_map(view, cells))
+if len(cells):
+    title = f"Modules by operators{f', {phase}' if view.ops['phase'].notna().any() else ''}"
+    charts.show(precision_figure(cells, charts.dark(), title), "precision.map")
+    st.caption(precision.about_map(view, cells))
 
 if not view.has_policies:
     st.info(precision.WITHOUT_POLICIES, icon=":material/info:")

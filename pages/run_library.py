@@ -103,7 +103,7 @@ def folders(entries: dict[str, Entry]) -> str | None:
 
 def uploads() -> None:
     """Bring in a packed run, traces or a folder."""
-    st.subheader("Bring in a run", anchor=False)
+    st.header("Bring in a run", anchor=False)
     row = st.container(horizontal=True)  # wraps on a narrow page
     row.file_uploader(
         "A packed run (.zip)",

@@ -21,13 +21,6 @@ from pages.parts.hardware import ranks
 from pages.parts.shelf.library import Entry
 from pages.parts.verdict import findings, glance, report, tour
 
-# What a run without steps may hold, and the pages that show it.
-PROFILED = (
-    ("kernels", "pages/tensor_cores.py", "Tensor cores"),
-    ("windows", "pages/step_cost.py", "Step cost"),
-    ("ops", "pages/precision_map.py", "Precision map"),
-)
-
 
 def summary(view: Overview) -> str:
     """How far it came and what became of the loss, in a sentence."""
@@ -46,18 +39,14 @@ def of_profile(run: Run) -> None:
     share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
     said = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
     found = loaders.analysed(diagnose, run)
-    findings.banner(found, f"{said}. No training steps were recorded.", ended_well=True, run=run)
-    profiled(run)
+    planned = run.head.config.get("steps")
+    missing = isinstance(planned, int) and planned > 0
+    if missing:
+        st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
+    findings.banner(found, f"{said}. No training steps were recorded.", ended_well=not missing, run=run)
+    head.profiled(run)
     findings.causes(found, run)
     findings.remarks(found, run)
-
-
-def profiled(run: Run) -> None:
-    """The pages that show what a profiler saw of the run."""
-    with st.container(horizontal=True):
-        for table, file, label in PROFILED:
-            if run.table(table).num_rows:
-                st.page_link(file, label=label, icon=":material/query_stats:")
 
 
 def of_training(run: Run, entry: Entry) -> None:
@@ -70,7 +59,7 @@ def of_training(run: Run, entry: Entry) -> None:
     tour.show(entry)
     glance.show(run, view, findings.to_tell(found, run))
     if view.loss_first is None:  # an imported trace has steps and nothing else of a training
-        profiled(run)
+        head.profiled(run)
     findings.causes(found, run)
     cards.show(run, view)
     findings.remarks(found, run)

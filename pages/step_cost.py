@@ -11,14 +11,15 @@ from pages.parts.hardware import profiled
 
 COLUMNS = {
     "label": st.column_config.TextColumn("Part", pinned=True),
-    "frac": st.column_config.ProgressColumn("Share", **profiled.SHARE),
-    "ms": st.column_config.NumberColumn("Time (ms)", format="%.3f", width="small"),
+    "frac": tables.share("Share"),
+    "ms": tables.measured("Time (ms)", width=90),
 }
 
 SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
 
 GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is told apart."
 
+LEAST_US = 1e-3  # less is what subtraction leaves of nothing
 SMALL = 0.01  # shares of the time below this are not worth a clause
 
 
@@ -96,7 +97,7 @@ def per(cost: StepCost) -> str:
 
 def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
-    shown = parts[parts["us"] != 0].assign(ms=parts["us"] / 1e3)
+    shown = parts[~(parts["us"].abs() < LEAST_US)].assign(ms=parts["us"] / 1e3)
     alt = "Parts of a step with their share and time."
     tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
 
@@ -118,6 +119,6 @@ unit = "step" if cost.steps else "window"
 figure = step_cost_figure(cost.parts.assign(per=unit), charts.dark(), f"Where the time of a {unit} goes")
 charts.show(figure, "step_cost.parts")
 if bound is not None:
-    st.caption(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes]))
+    st.caption(words.unbroken(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes])))
 show_parts(cost.parts)
 beside.show(run)

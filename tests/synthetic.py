@@ -19,6 +19,7 @@ import numpy as np
 
 from amp_core.formats import FORMATS
 from amp_core.runlog import RunWriter
+from tests.places import SAMPLE_RUNS
 from tests.synthetic_kernels import GPU, add_window
 from tests.synthetic_memory import memory_rows
 from tests.synthetic_ops import add_trace
@@ -34,7 +35,7 @@ LAYERS = {
 """Typical log2 of the gradient's magnitude, unscaled."""
 
 ELEMENTS = 1500
-SAMPLES = {p.parent.name: p.parent for p in sorted(Path(__file__).parent.parent.glob("sample_runs/*/run.json"))}
+SAMPLES = {p.parent.name: p.parent for p in sorted(SAMPLE_RUNS.glob("*/run.json"))}
 """Recorded runs that come with the project, by name."""
 _STORED = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 

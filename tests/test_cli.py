@@ -1,21 +1,23 @@
 """The command line: exit codes, one-line sentences, one JSON document, and what each command leaves behind."""
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from amp_core import load_run
+from amp_core import diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.cli import train as train_command
+from amp_core.cli.diagnose import in_words
 from amp_core.cli.settings import flags
 from amp_core.train import RECIPES, TrainConfig
+from tests.places import SAMPLE_RUNS
 
 
 def train(folder, *more):
@@ -176,7 +178,7 @@ def test_a_comparison_as_text_shows_what_was_measured_and_no_other_column():
     from amp_core.analysis import compare, gradient_agreement
     from amp_core.cli.comparison_text import in_full
 
-    runs = [load_run(SAMPLES / name) for name in ("fp32", "fp16-underflow")]
+    runs = [load_run(SAMPLE_RUNS / name) for name in ("fp32", "fp16-underflow")]
     found = compare(runs)
     text = in_full(found, gradient_agreement(runs))
     assert text.startswith("differs") and "J/sample" not in text and "tensor cores" not in text
@@ -204,9 +206,6 @@ sys.exit(3 if "torch" in sys.modules else 0)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
-SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
-
-
 @pytest.mark.parametrize(
     ("sample", "level", "code"),
     [
@@ -219,27 +218,27 @@ SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
     ],
 )
 def test_diagnose_fails_on_findings_at_or_above_the_level(sample, level, code, capsys):
-    assert main(["diagnose", str(SAMPLES / sample), *(["--fail-on", level] if level else [])]) == code
+    assert main(["diagnose", str(SAMPLE_RUNS / sample), *(["--fail-on", level] if level else [])]) == code
     assert "[" in capsys.readouterr().out
 
 
 def test_diagnose_prints_one_json_document(capsys):
-    assert main(["diagnose", str(SAMPLES / "fp16-underflow"), "--json"]) == 0
+    assert main(["diagnose", str(SAMPLE_RUNS / "fp16-underflow"), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["run"] == "fp16-underflow" and record["findings"][0]["code"] == "fp16-without-scaler"
     assert "GradScaler" in record["findings"][0]["snippet"]
 
 
 def test_diagnose_holds_a_run_against_another(capsys):
-    against = ["--against", str(SAMPLES / "fp32")]
-    assert main(["diagnose", str(SAMPLES / "fp16-healthy"), *against, "--fail-on", "warning"]) == 0
-    assert main(["diagnose", str(SAMPLES / "fp16-healthy"), "--against", "nowhere"]) == 2
+    against = ["--against", str(SAMPLE_RUNS / "fp32")]
+    assert main(["diagnose", str(SAMPLE_RUNS / "fp16-healthy"), *against, "--fail-on", "warning"]) == 0
+    assert main(["diagnose", str(SAMPLE_RUNS / "fp16-healthy"), "--against", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
 def test_a_muted_finding_is_not_heard_of_and_fails_nothing(tmp_path, capsys):
     folder = tmp_path / "run"
-    shutil.copytree(SAMPLES / "fp16-underflow", folder)
+    shutil.copytree(SAMPLE_RUNS / "fp16-underflow", folder)
     assert main(["diagnose", str(folder), "--fail-on", "error", "--mute", "fp16-without-scaler"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0] == "nothing wrong was found" and "muted: fp16-without-scaler" in out
@@ -249,8 +248,17 @@ def test_a_muted_finding_is_not_heard_of_and_fails_nothing(tmp_path, capsys):
     assert main(["diagnose", str(folder), "--mute", "oops"]) == 2
 
 
+def test_a_finding_that_follows_from_another_points_there_and_repeats_no_advice():
+    first = diagnose(load_run(SAMPLE_RUNS / "fp16-underflow"))[0]
+    cause, effect = in_words([first, dataclasses.replace(first, code="effect", follows=first.code)]).split(
+        "\n\nerror: "
+    )
+    assert first.advice[:60] in cause and first.snippet.splitlines()[0] in cause and "follows" not in cause
+    assert effect.splitlines()[-1] == f"  follows from {first.code}: see there" and first.advice[:60] not in effect
+
+
 def test_diagnose_says_when_all_is_well_and_when_there_is_no_run(tmp_path, capsys):
-    assert main(["diagnose", str(SAMPLES / "fp32")]) == 0
+    assert main(["diagnose", str(SAMPLE_RUNS / "fp32")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "nothing wrong was found"
     assert main(["diagnose", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err

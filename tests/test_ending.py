@@ -16,23 +16,24 @@ import pytest
 from amp_core import _ending, load_run
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
+from tests.places import ROOT
 
-ROOT = Path(_ending.__file__).parent.parent
+OPENED = "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
+
+
+def begin(body: str, folder: Path) -> "subprocess.Popen[str]":
+    """Begin `body` in a process of its own; where it opens no run itself, `writer` is one, with a step in it."""
+    before = "import os, signal, sys, threading, time\nfrom amp_core.runlog import RunWriter\n"
+    opened = "" if "RunWriter(" in body else OPENED
+    line = [sys.executable, "-u", "-c", before + opened + textwrap.dedent(body), str(folder)]
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_program(
     body: str, folder: Path, signal_after: str | None = None, number: int = signal.SIGTERM
 ) -> tuple[int, Run]:
-    """Run `body`, in which `writer` is an open run, in a process of its own; signal it once `signal_after` is out."""
-    before = "import os, signal, sys, threading, time\nfrom amp_core.runlog import RunWriter\n"
-    opened = "" if "RunWriter(" in body else "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
-    child = subprocess.Popen(
-        [sys.executable, "-u", "-c", before + opened + textwrap.dedent(body), str(folder)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Run `body` as `begin` does, to its end; signal it once `signal_after` is out."""
+    child = begin(body, folder)
     if signal_after is not None:
         assert child.stdout is not None
         for line in child.stdout:
@@ -122,21 +123,14 @@ def test_signals_at_any_moment_leave_a_whole_run(tmp_path: Path) -> None:
             os.write(1, b"%d\\n" % step)
     """
     for i, pause in enumerate((0.0, 0.002, 0.005, 0.011, 0.02, 0.05)):
-        before = "import os, signal, sys, threading, time\nfrom amp_core.runlog import RunWriter\n"
-        opened = "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
-        folder = tmp_path / str(i)
-        child = subprocess.Popen(
-            [sys.executable, "-u", "-c", before + opened + textwrap.dedent(body), str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        time.sleep(pause)
+        child = begin(body, tmp_path / str(i))
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        time.sleep(pause)  # any moment will do
         child.terminate()
         printed = child.stdout.read().split()
-        assert child.wait(timeout=20) == -signal.SIGTERM
-        child.stdout.close()
-        run = load_run(folder)
+        child.communicate(timeout=20)
+        assert child.returncode == -signal.SIGTERM
+        run = load_run(tmp_path / str(i))
         assert run.head.status == "stopped"
         assert len(run.steps) in (len(printed) + 1, len(printed) + 2)
 
@@ -224,8 +218,7 @@ def test_forked_child_may_have_a_run_of_its_own(tmp_path: Path, way: str) -> Non
             os.waitpid(pid, 0)
             writer.close("finished", "by the parent")
     """
-    opened = "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
-    code, run = run_program(opened + textwrap.dedent(body), tmp_path / "a")
+    code, run = run_program(OPENED + textwrap.dedent(body), tmp_path / "a")
     assert (code, run.end_reason, run.steps["step"].tolist()) == (0, "by the parent", [0])
     child = load_run(tmp_path / "a-child")
     wanted = {"r": ("failed", "ValueError: of the child"), "o": ("stopped", "stopped by SIGTERM")}[way[0]]

@@ -166,8 +166,6 @@ def test_sampled_steps_that_are_left_out_later_are_given_back(tmp_path: Path) ->
 
 
 def test_a_damaged_segment_is_one_sentence(long: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = shutil.copytree(long, tmp_path / "run")
     victim = sorted((folder / "tensors").glob("*.parquet"))[3]
     data = victim.read_bytes()

@@ -19,6 +19,7 @@ from amp_core.packing import pack, unpack
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
+from tests.places import ROOT
 
 
 def fill(writer: RunWriter) -> None:
@@ -70,8 +71,7 @@ def test_lost_run_is_packed_and_says_so(tmp_path: Path) -> None:
         "import os, sys; from amp_core.runlog import RunWriter\n"
         "w = RunWriter(sys.argv[1]); w.append('steps', {'step': [0]}); os.kill(os.getpid(), 9)"
     )
-    root = Path(packing.__file__).parent.parent
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], cwd=root).returncode == -9
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], cwd=ROOT).returncode == -9
     out = unpack(pack(tmp_path / "a"), tmp_path / "b")
     assert load_run(out).status == "lost" and load_run(out).steps["step"].tolist() == [0]
 
@@ -261,6 +261,18 @@ def test_too_many_members_are_refused(finished: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(packing, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(RunError, match=r"would unpack to 0\.0 GiB"):
         unpack(file, tmp_path / "b")
+
+
+def test_what_it_would_unpack_to_is_told_before_any_of_it_is(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "large.zip"
+    make, _ = HOSTILE["huge-by-its-own-word"]
+    file.write_bytes(make(members(pack(finished))))
+    monkeypatch.setattr(packing, "MAX_UNPACKED_BYTES", 2**30)
+    with pytest.raises(RunError, match=r"would unpack to 2\.0 GiB; a packed run has at most 1 GiB"):
+        unpack(file, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 def test_rows_of_many_files_together_are_limited(

@@ -5,26 +5,24 @@
 
 import re
 import shlex
-from pathlib import Path
 
 from amp_core import Run, load_run
 from amp_core.__main__ import parser
 from amp_core.analysis import compare
 from amp_core.analysis._counts import true_counts
+from tests.places import ROOT, SAMPLE_RUNS
 
-ROOT = Path(__file__).resolve().parent.parent
-SAMPLES = ROOT / "sample_runs"
 NOT_YET = "not measured yet"
 ABLATION = ("fp32", "fp16-unscaled", "fp16-static-128", "fp16-dynamic")
 
 
 def sample(name: str) -> Run:
-    return load_run(SAMPLES / name)
+    return load_run(SAMPLE_RUNS / name)
 
 
 def on_gpu() -> list[str]:
     """Samples that were trained on a GPU."""
-    folders = [file.parent for file in SAMPLES.rglob("run.json")]
+    folders = [file.parent for file in SAMPLE_RUNS.rglob("run.json")]
     return [f.name for f in folders if str(load_run(f).head.config.get("device")).startswith("cuda")]
 
 

@@ -21,7 +21,8 @@ from amp_core._files import replace_file
 from amp_core._machine import process_alive, this_process
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
-from tests.written import ROOT, files, write_steps
+from tests.places import ROOT
+from tests.written import files, write_steps
 
 NAN, INF = math.nan, math.inf
 

@@ -1,14 +1,13 @@
 """The sample runs are what their README says, and small."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from amp_core import diagnose, load_run
+from tests.places import SAMPLE_RUNS
 
-SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
 GPT = ("fp32", "bf16", "fp16-healthy", "fp16-overflow", "fp16-underflow")
 LSTM = ("ablation/fp32", "ablation/fp16-unscaled", "ablation/fp16-static-128", "ablation/fp16-dynamic")
 NAMES = (*GPT, *LSTM)
@@ -16,7 +15,7 @@ NAMES = (*GPT, *LSTM)
 
 @pytest.fixture(scope="module")
 def runs():
-    return {name: load_run(SAMPLES / name) for name in NAMES}
+    return {name: load_run(SAMPLE_RUNS / name) for name in NAMES}
 
 
 def small_shares(run):
@@ -30,7 +29,7 @@ def faults(run):
 
 
 def test_there_are_no_others():
-    assert sorted(str(p.parent.relative_to(SAMPLES)) for p in SAMPLES.rglob("run.json")) == sorted(NAMES)
+    assert sorted(str(p.parent.relative_to(SAMPLE_RUNS)) for p in SAMPLE_RUNS.rglob("run.json")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,10 +37,10 @@ def test_each_is_whole_sealed_and_small(runs, name):
     run = runs[name]
     run.validate(full=True)
     assert run.status == "finished" and len(run.steps) == (400 if name in GPT else 120)
-    files = [p for p in (SAMPLES / name).rglob("*") if p.is_file()]
+    files = [p for p in (SAMPLE_RUNS / name).rglob("*") if p.is_file()]
     assert {p.suffix for p in files} == {".json", ".parquet"}
     assert sum(p.stat().st_size for p in files) < 2**20
-    head = json.loads((SAMPLES / name / "run.json").read_text(encoding="utf-8"))
+    head = json.loads((SAMPLE_RUNS / name / "run.json").read_text(encoding="utf-8"))
     assert head["process"] == {} and head["schema"] == 1
 
 

@@ -1,15 +1,15 @@
 """Segments: sealed while writing goes on, each thread's and rank's rows kept, a failed write its own row's loss."""
 
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import load_run
+from amp_core import _sealing, load_run
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
 from tests.written import files, write_steps
@@ -25,12 +25,14 @@ def test_full_segments_are_sealed_while_writing_goes_on(tmp_path: Path) -> None:
     assert load_run(tmp_path / "a").steps["loss"].tolist() == [float(i) for i in range(100)]
 
 
-def test_old_segment_is_sealed(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "a", seal_age_s=0.05) as writer:
-        write_steps(writer, 0, 1)
-        time.sleep(0.06)
-        write_steps(writer, 1, 2)
-    assert [f for f in files(tmp_path / "a") if "steps" in f] == ["steps/00000.parquet", "steps/00001.parquet"]
+def test_old_segment_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(_sealing, "time", SimpleNamespace(monotonic=lambda: now))
+    with RunWriter(tmp_path / "a", seal_age_s=60.0) as writer:
+        for now in (0.0, 59.0, 60.0, 61.0):
+            write_steps(writer, int(now), int(now) + 1)
+    rows = [pq.read_table(f).column("step").to_pylist() for f in sorted((tmp_path / "a" / "steps").iterdir())]
+    assert rows == [[0, 59], [60, 61]]
 
 
 def test_sealed_parquet_is_readable_by_other_tools(tmp_path: Path) -> None:

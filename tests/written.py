@@ -4,9 +4,6 @@ from pathlib import Path
 
 from amp_core.runlog import RunWriter
 
-ROOT = Path(__file__).parent.parent
-"""Where `amp_core` is imported from by a process of a test's own."""
-
 HEAD = {"schema": 1, "run_id": "x", "name": "theirs", "created_at": "2026-01-01T00:00:00Z", "status": "finished"}
 """The head of a run that another program writes, as its `run.json` has it."""
 

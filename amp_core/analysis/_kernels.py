@@ -34,7 +34,6 @@ _WINDOW_NUMBERS = (
     "cast_us",
     "communication_us",
     "communication_alone_us",
-    "sync_us",
     "syncs",
     "rank",
 )

@@ -38,12 +38,10 @@ class LayerHealth:
     nonfinite_samples: int
     first_subnormal: int | None
     """First with more than `SUBNORMAL_LIMIT` of its nonzero values subnormal in its own dtype."""
-    subnormal_samples: int
     worst_subnormal_frac: float
     """Largest such share (0–1)."""
     first_all_zero: int | None
     """First at which every value was zero."""
-    all_zero_samples: int
 
 
 def tensor_names(run: Run, kind: str) -> list[str]:
@@ -93,10 +91,8 @@ def layer_health(trace: pd.DataFrame) -> LayerHealth:
         first_nonfinite=first(nonfinite),
         nonfinite_samples=int(nonfinite.sum()),
         first_subnormal=first(subnormal > SUBNORMAL_LIMIT),
-        subnormal_samples=int((subnormal > SUBNORMAL_LIMIT).sum()),
         worst_subnormal_frac=float(subnormal.max()) if len(trace) else 0.0,
         first_all_zero=first(all_zero),
-        all_zero_samples=int(all_zero.sum()),
     )
 
 

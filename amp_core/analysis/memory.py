@@ -21,7 +21,6 @@ class MemorySummary:
 
     what: str
     """What was measured, in words."""
-    last_bytes: int | None
     peak_bytes: int | None
     device_peak_bytes: int | None
     """Highest use of the device by all processes (NVML)."""
@@ -38,14 +37,12 @@ def memory_trace(run: Run) -> pd.DataFrame:
 
 
 def memory_summary(run: Run) -> MemorySummary:
-    """Peak and last value, and what they mean."""
+    """The peaks, and what they are of."""
     trace = memory_trace(run)
     used = run.device["memory_used_bytes"].dropna()
-    allocated = trace["allocated_bytes"].dropna()
     peak = trace[["allocated_bytes", "peak_bytes"]].max().max() if len(trace) else None
     return MemorySummary(
         what=what_memory(run),
-        last_bytes=int(allocated.to_numpy()[-1]) if len(allocated) else None,
         peak_bytes=int(peak) if peak is not None else None,
         device_peak_bytes=int(used.max()) if len(used) else None,
     )

@@ -79,10 +79,8 @@ class StepCost:
     device_name: str
     launches: float | None
     """Kernels, copies and fills per step; None on a CPU and without a profile."""
-    sync_us: float | None
-    """Host time per step spent waiting for the device in calls that synchronize."""
     syncs: float | None
-    """Such calls per step."""
+    """Calls per step in which the host waits for the device; None where they were not recorded."""
     overlap_us: float
     """Kernel time per step that ran beside other kernels, and is not counted twice."""
     tf32_us: float
@@ -138,7 +136,6 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
         on_cpu=cpu,
         device_name=str(windows["device_name"].iloc[0]) if cpu else gpu.name,
         launches=_per(windows["launches"], per),
-        sync_us=_per(windows["sync_us"], per),
         syncs=_per(windows["syncs"], per),
         overlap_us=overlap / per,
         tf32_us=float(totals["tensor"]) / per * _tf32_share(rows),
@@ -173,7 +170,6 @@ def phase_cost(run: Run) -> StepCost:
         on_cpu=device.startswith("cpu"),
         device_name="",
         launches=None,
-        sync_us=None,
         syncs=None,
         overlap_us=0.0,
         tf32_us=0.0,

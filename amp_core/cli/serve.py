@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import amp_core
+from amp_core._children import python_path
 from amp_core.schema import RunError
 from amp_core.serving import HEAP, LOOPBACK, Rules, has_sign_in, host_name
 
@@ -118,7 +119,7 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     hosts = [f"--server.allowedHosts={name}" for name in rules.hosts]
     command = [sys.executable, "-m", "streamlit", "run", str(app_folder() / "server.py"), *flags, *hosts]
     places = "\n".join([str(runs), *arguments.also, ""])  # one a line: a folder's name may hold a colon
-    return command, rules.environment() | {"AMPSCOPE_RUNS": places} | _python_path()
+    return command, rules.environment() | {"AMPSCOPE_RUNS": places} | python_path()
 
 
 def rules_of(arguments: argparse.Namespace) -> Rules:
@@ -200,12 +201,3 @@ def _secrets() -> Sequence[dict[str, object]]:
 
 def _is_wildcard(address: str) -> bool:
     return address in ("0.0.0.0", "::")
-
-
-def _python_path() -> dict[str, str]:
-    """So that the server finds this amp_core where it is not installed: `python -m amp_core` in a checkout."""
-    root = str(Path(amp_core.__file__).parent.parent)
-    known = os.environ.get("PYTHONPATH", "")
-    if root in known.split(os.pathsep) or Path(root).name in ("site-packages", "dist-packages"):
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, known)))}

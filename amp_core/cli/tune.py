@@ -30,6 +30,10 @@ from amp_core.train.max_batch import (
     limit_of,
 )
 
+OF_RECIPE = ("task", "budget", "code")
+OF_BATCH = ("precision", "memory_limit", "most", "timeout")
+"""Flags of one of the two searches alone: given with the other they are refused, or their value would be waited for."""
+
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -56,12 +60,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
         f"{100 * SHARE_OF_FREE:.0f} %% of what is free)",
     )
-    batch.add_argument(
-        "--most", type=number, default=MOST, metavar="N", help="try no larger batch (default %(default)s)"
-    )
-    batch.add_argument(
-        "--timeout", type=number, default=TIMEOUT_S, metavar="S", help="seconds for one trial (default %(default)g)"
-    )
+    batch.add_argument("--most", type=number, metavar="N", help=f"try no larger batch (default {MOST})")
+    batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds for one trial (default {TIMEOUT_S:g})")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
     command.set_defaults(run=run)
@@ -69,20 +69,25 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, telling each trial on standard error, and print the answer; 1 where not even a batch of 1 fits."""
+    for name in OF_BATCH if not arguments.max_batch else OF_RECIPE:
+        if getattr(arguments, name, None) is not None:
+            what = "FILE.py:FUNCTION" if name == "task" else f"--{name.replace('_', '-')}"
+            raise RunError(f"max_batch={arguments.max_batch} makes nothing of {what}; leave {what} out")
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
-    if arguments.task is not None:
-        raise RunError("max_batch=True takes --workload; leave FILE.py:FUNCTION out")
     config = _with_device(TrainConfig.from_dict(settings(arguments)))
     limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
-    options = {"limit_bytes": limit, "most": arguments.most, "timeout_s": arguments.timeout}
-    check(config, **options)
+    most: int = MOST if arguments.most is None else arguments.most
+    timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
+    check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)
     bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
     size = config.resolved().size or ""
     tell(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
     before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: the trial that is under way ends with us
     try:
-        found = largest_batch(config, **options, tell=lambda trial: tell(in_words(trial)))
+        found = largest_batch(
+            config, limit_bytes=limit, most=most, timeout_s=timeout_s, tell=lambda trial: tell(in_words(trial))
+        )
     finally:
         signal.signal(signal.SIGTERM, before)
     document = json.dumps(as_json(config, found), indent=1, allow_nan=False)

@@ -26,19 +26,16 @@ BUDGET_S = 300
 def add_flags(command: argparse.ArgumentParser) -> None:
     """Declare what this search takes beside the settings."""
     command.add_argument("task", metavar="FILE.py:FUNCTION", nargs="?", help="workload to tune, instead of --workload")
-    command.add_argument(
-        "--budget", metavar="S", default=str(BUDGET_S), help="seconds that the search may take (default %(default)s)"
-    )
+    command.add_argument("--budget", metavar="S", help=f"seconds that the search may take (default {BUDGET_S})")
     command.add_argument("--out", metavar="DIR", help="new folder for its runs (default: runs/tune-1, -2, …)")
-    command.add_argument(
-        "--code", metavar="NAME", default="plain", help=f"{', '.join(FRAMEWORKS)}, all (default %(default)s)"
-    )
+    command.add_argument("--code", metavar="NAME", help=f"{', '.join(FRAMEWORKS)}, all (default {FRAMEWORKS[0]})")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, telling each stage on standard error, then print evidence, answer and code."""
-    if arguments.code not in (*FRAMEWORKS, "all"):
-        raise unknown("code", arguments.code, [*FRAMEWORKS, "all"])
+    code = FRAMEWORKS[0] if arguments.code is None else arguments.code
+    if code not in (*FRAMEWORKS, "all"):
+        raise unknown("code", code, [*FRAMEWORKS, "all"])
     given = settings(arguments)
     if arguments.task is not None:
         if "workload" in given:
@@ -48,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
     before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: what was found so far stays
     try:
-        found = tune(config, out, _seconds(arguments.budget), tell=tell)
+        found = tune(config, out, _seconds(str(BUDGET_S) if arguments.budget is None else arguments.budget), tell=tell)
     except Ended as ended:
         return ended.code
     finally:
@@ -57,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     (out / "code").mkdir(exist_ok=True)
     for name, text in texts.items():
         (out / "code" / f"train_{name}.py").write_text(text, encoding="utf-8")
-    shown = FRAMEWORKS if arguments.code == "all" else (arguments.code,)
+    shown = FRAMEWORKS if code == "all" else (code,)
     if arguments.json:
         record = found.to_json() | {"out": str(out), "code": {name: texts[name] for name in shown}}
         print(json.dumps(record, indent=1, allow_nan=False))

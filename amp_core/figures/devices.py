@@ -39,4 +39,5 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
     figure.update_xaxes(title="time since the start (s)")
     figure.update_yaxes(title="share of time (%)", range=[0, 104])
     means = ", ".join(f"{NAMES[c]} {percent(float(samples[c].mean()))}" for c in told)
-    return finished(figure, title, f"{title}, mean of {len(samples)} samples: {means}.", hovermode="x unified")
+    alt = f"{title}, mean of {len(samples)} samples: {means}."
+    return finished(figure, title, alt, hovermode="x unified", showlegend=True)  # of one line too: which share it is

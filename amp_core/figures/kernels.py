@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, percent
+from amp_core.figures.style import colour, empty, finished, percent, shortened
 
 MOST = 15
 """Kernels that are drawn; the table has them all."""
@@ -117,7 +117,7 @@ def short_kernel(name: str, most: int = 46) -> str:
     text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     text = text or name
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return shortened(text, most)
 
 
 def _milliseconds(us: float) -> str:

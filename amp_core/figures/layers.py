@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.lines import first_to_last, outer_edges
 from amp_core.figures.style import (
     PAGE,
     SHARES,
@@ -89,7 +90,7 @@ def exponents_over_time(
     )
     drawn = [pair for row, fmt in enumerate(limits) for pair in _limit_lines(fmt, low, high, row, dark)]
     put(figure, shapes=[line for line, _ in drawn], annotations=[label for _, label in drawn])
-    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False})
+    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": outer_edges(steps)})
     put(figure, yaxis=exponent_axis(f"magnitude ({values})", low, high))
     alt = (
         f"Heatmap of the exponents of one tensor over {len(steps):,} sampled steps, from 2^{lowest} to "
@@ -130,7 +131,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             name="∞ or NaN",
             hoverinfo="skip",
         )
-    put(figure, xaxis={"title": "step"})
+    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
     put(figure, yaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1.08], "fixedrange": True})
     alt = f"Classes of values {_over(trace)}; {len(bad):,} of them with infinities or not-a-number."
     return finished(
@@ -193,7 +194,7 @@ def magnitude_figure(
                 lines.append(level(value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash}))
                 labels.append(_beside(math.log10(value), f"{fmt.label} {label}", dark, right=True))
     put(figure, shapes=lines, annotations=labels)
-    put(figure, xaxis={"title": "step"})
+    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
     put(figure, yaxis={"title": f"magnitude ({values})", **log2_axis(low - room, high + 2 * room)})
     alt = f"Magnitudes {_over(trace)}, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
     return finished(figure, title, alt, 340, hovermode="x unified")

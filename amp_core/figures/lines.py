@@ -92,7 +92,7 @@ def loss_figure(
             said.append(f"the loss of {run} is not finite from {x} {at:g} on")
         else:
             said.append(f"{run} goes from {curve['loss'].iloc[0]:.3g} to {curve['loss'].iloc[-1]:.3g}")
-    put(figure, xaxis={"title": _X_TITLES[x]})
+    put(figure, xaxis={"title": _X_TITLES[x], "range": first_to_last(curves[x])})
     put(figure, yaxis={"title": "loss", "type": "log" if log else "linear"})
     return finished(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(said)}.", hovermode="x unified")
 
@@ -131,7 +131,7 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     top = high + 1.5 * room
     if bad.any():
         on_the_edge(figure, trace["step"][bad], high + room, top, "not finite: step skipped", dark)
-    put(figure, xaxis={"title": "step", "range": steps_shown(trace)})
+    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
     put(figure, yaxis={"title": "2-norm of all gradients, unscaled", **log2_axis(low - room, top)})
     alt = f"Gradient norm over {len(trace):,} steps, from 2^{low:.0f} to 2^{high:.0f}; {bad.sum():,} not finite."
     return finished(figure, title, alt)
@@ -163,7 +163,7 @@ def memory_figure(
             name=name,
             hovertemplate=f"%{{y:.3g}} {unit} held",
         )
-    put(figure, xaxis={"title": "step", "range": steps_shown(trace)})
+    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
     put(figure, yaxis={"title": f"memory ({unit})", "range": [0, 1.1 * top / size]})
     alt = f"Memory, {what}, over {len(trace):,} steps; highest {top / size:.3g} {unit}."
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
@@ -186,8 +186,16 @@ def on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: floa
     )
 
 
-def steps_shown(trace: pd.DataFrame) -> list[float]:
-    """The axis from the first step to the last, without the room that plotly adds for markers."""
-    first, last = float(trace["step"].iloc[0]), float(trace["step"].iloc[-1])
-    room = max(0.5, 0.01 * (last - first))
+def outer_edges(steps: np.ndarray) -> list[float]:
+    """The axis from the left edge of a heatmap's first cell to the right one of its last; `steps` rise."""
+    if len(steps) < 2:
+        return [float(steps[0]) - 0.5, float(steps[0]) + 0.5]
+    return [1.5 * steps[0] - 0.5 * steps[1], 1.5 * steps[-1] - 0.5 * steps[-2]]
+
+
+def first_to_last(x: "pd.Series[Any]") -> list[float]:
+    """The axis from the first step to the last, without the room that plotly adds for markers: so figures below each
+    other have their steps below each other."""
+    first, last = float(x.min()), float(x.max())
+    room = 0.01 * (last - first) if last > first else 0.5
     return [first - room, last + room]

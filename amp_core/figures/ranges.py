@@ -85,7 +85,10 @@ def exponent_heatmap(
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
         colorbar={
-            "title": {"text": "of nonzero<br>values", "side": "right"},
+            "title": {
+                "text": "of nonzero&nbsp;<br>values&nbsp;&nbsp;&nbsp;&nbsp;&nbsp;",
+                "side": "right",
+            },  # room for the first tick
             "tickvals": ticks,
             "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
             "thickness": 12,
@@ -116,8 +119,9 @@ def exponent_heatmap(
         shapes=[line for lines, _ in drawn for line in lines] + _zones(limits, low, high, dark),
         annotations=[label for _, labels in drawn for label in labels],
     )
+    room = 24
     if classes is not None and len(names) == rows:
-        _tell_nonfinite(figure, classes, high, dark)
+        room = _tell_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
     put(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
     shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
@@ -128,7 +132,9 @@ def exponent_heatmap(
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(figure, title, alt, height, margin={"l": 96, "r": 24, "t": 46 + 2 * _LABEL * len(limits), "b": 48})
+    return finished(
+        figure, title, alt, height, margin={"l": 96, "r": room, "t": 46 + 2 * _LABEL * len(limits), "b": 48}
+    )
 
 
 def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str], np.ndarray, int]:
@@ -181,23 +187,27 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
     )
 
 
-def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: bool) -> None:
-    """What has no place on an axis of exponents: how much of a tensor is infinite or NaN."""
+def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: bool) -> int:
+    """What has no place on an axis of exponents: how much of a tensor is infinite or NaN, beside the plot. Gives the
+    pixels that it takes there."""
     share = classes["inf_frac"].fillna(0.0) + classes["nan_frac"].fillna(0.0)
     found = classes[share > 0]
-    if len(found):
-        figure.add_scatter(
-            x=np.full(len(found), high, dtype=np.float32),
-            y=found["name"].tolist(),
-            mode="text",
-            text=[f"∞ {percent(s)} " for s in share[share > 0]],
-            textposition="middle left",
-            textfont={"size": 11, "color": colour("overflow", dark)},
-            customdata=found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
-            hovertemplate="%{y}: %{customdata[0]:.3%} infinite, %{customdata[1]:.3%} NaN<extra></extra>",
-            showlegend=False,
-            name="not finite",
-        )
+    if not len(found):
+        return 24
+    figure.add_scatter(
+        x=np.full(len(found), high, dtype=np.float32),
+        y=found["name"].tolist(),
+        mode="text",
+        text=[f" ∞ {percent(s)}" for s in share[share > 0]],
+        textposition="middle right",
+        cliponaxis=False,
+        textfont={"size": 11, "color": colour("overflow", dark)},
+        customdata=found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
+        hovertemplate="%{y}: %{customdata[0]:.3%} infinite, %{customdata[1]:.3%} NaN<extra></extra>",
+        showlegend=False,
+        name="not finite",
+    )
+    return 84
 
 
 def _draw_limits(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.speed import PHASE_NAMES
 from amp_core.figures.style import (
     DASHES,
     PAGE,
@@ -49,7 +50,7 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
             x=known[f"{phase}_ms"].to_numpy(dtype=np.float32),
             y=names,
             orientation="h",
-            name=phase,
+            name=PHASE_NAMES[f"{phase}_ms"],
             marker={
                 "color": PHASES[phase][dark],
                 "line": {"width": 1, "color": PAGE[dark]},

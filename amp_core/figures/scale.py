@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.lines import on_the_edge, steps_shown
+from amp_core.figures.lines import first_to_last, on_the_edge
 from amp_core.figures.marks import MANY
 from amp_core.figures.style import (
     ORNAMENT,
@@ -76,7 +76,7 @@ def scale_figure(
             customdata=_stories(skipped["step"].to_numpy(), episodes),
             hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
         )
-    put(figure, xaxis={"title": "step", "range": steps_shown(trace)})
+    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
     put(figure, yaxis={"title": "loss scale", **log2_axis(low - room, high + room)})
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."

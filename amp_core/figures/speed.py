@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.lines import first_to_last
 from amp_core.figures.style import (
     colour,
     empty,
@@ -23,11 +24,12 @@ from amp_core.figures.style import (
     span,
 )
 from amp_core.schema import RunError
+from amp_core.words import number, scale
 
 PEAK = 4.0
 """A step that takes so many times the median is cut off, and it is said."""
 
-_PHASES = {
+PHASE_NAMES = {
     "data_ms": "waiting for data",
     "forward_ms": "forward",
     "backward_ms": "backward",
@@ -35,11 +37,12 @@ _PHASES = {
     "watch_ms": "watching",
     "other_ms": "other",
 }
+"""What the phases of a step are called."""
 
 
 def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of a step") -> go.Figure:
     """The phases of a step stacked to its time in milliseconds, from `phase_times`."""
-    known = [c for c in _PHASES if c in times and times[c].notna().any() and times[c].max() > 0]
+    known = [c for c in PHASE_NAMES if c in times and times[c].notna().any() and times[c].max() > 0]
     if not known:
         return empty(title, "No step times were recorded yet.")
     figure = go.Figure()
@@ -54,10 +57,10 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             fillcolor=faded(hue, 0.85),
             fillpattern=hatched(column.removesuffix("_ms"), dark),
             stackgroup="phases",
-            name=_PHASES[column],
+            name=PHASE_NAMES[column],
             hovertemplate="%{y:.3g} ms of the step",
         )
-    figure.update_xaxes(title="step")
+    figure.update_xaxes(title="step", range=first_to_last(times["step"]))
     figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
     total = times[known].sum(axis=1)
     usual, top = float(total.median()), float(total.max())
@@ -67,7 +70,7 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
             x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
         )  # fmt: skip
-    middle = ", ".join(f"{_PHASES[c]} {times[c].median():.3g} ms" for c in known)
+    middle = ", ".join(f"{PHASE_NAMES[c]} {times[c].median():.3g} ms" for c in known)
     return finished(
         figure,
         title,
@@ -84,25 +87,26 @@ class _Bar:
     title: str
     axis: str
     text: str
-    """Format of the number beside the bar, `{:.3g} ms` for one."""
+    """What stands beside the bar, with a place for the number: `{} ms` for one."""
     divisor: float = 1.0
     reference: float | None = None
     log2: bool = False
+    digits: int = 3
 
 
 _BARS = {
-    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{:.3g} ×", reference=1.0),
-    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{:.3g} ×", reference=1.0),
-    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{:.4g} ×", reference=1.0),
-    "step_ms": _Bar("Time of a step", "median (ms)", "{:.3g} ms"),
-    "samples_per_s": _Bar("Throughput", "samples per second", "{:,.4g} /s"),
-    "memory_peak_bytes": _Bar("Peak memory", "GiB", "{:.3g} GiB", divisor=2.0**30),
-    "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{:.4g}"),
-    "energy_j": _Bar("Energy", "J per sample", "{:.3g} J"),
-    "tensor_frac": _Bar("Tensor cores", "% of GPU time, profiled", "{:.3g} %", divisor=0.01),
-    "eval_loss": _Bar("Loss on held-out data", "loss", "{:.4g}"),
-    "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{:.2g} %", divisor=0.01),
-    "scale_last": _Bar("Last loss scale", "loss scale", "{:,.6g}", log2=True),
+    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{} ×", reference=1.0),
+    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{} ×", reference=1.0),
+    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{} ×", reference=1.0, digits=4),
+    "step_ms": _Bar("Time of a step", "median (ms)", "{} ms"),
+    "samples_per_s": _Bar("Throughput", "samples per second", "{} /s"),
+    "memory_peak_bytes": _Bar("Peak memory", "GiB", "{} GiB", divisor=2.0**30),
+    "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{}", digits=4),
+    "energy_j": _Bar("Energy", "J per sample", "{} J"),
+    "tensor_frac": _Bar("Tensor cores", "% of GPU time, profiled", "{} %", divisor=0.01),
+    "eval_loss": _Bar("Loss on held-out data", "loss", "{}", digits=4),
+    "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{} %", divisor=0.01),
+    "scale_last": _Bar("Last loss scale", "loss scale", "{}", log2=True),
 }
 
 
@@ -122,7 +126,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     spread = bool((high > low).any())
     hues = [recipe_colour(p, dark) for p in known["precision"]]
     names = known["run"].astype(str).tolist()
-    words = [_words(bar.text, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
+    words = [_words(bar, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
     error = {
         "type": "data",
         "symmetric": False,
@@ -150,7 +154,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         x=np.where(under, bar.reference or 0.0, high).astype(np.float32),  # no number under the reference's line
         y=names,
         mode="text",
-        text=[f"  {bar.text.format(v)}" for v in value],  # the spread is drawn, and told when pointed at
+        text=[f"  {bar.text.format(_said(bar, v))}" for v in value],  # the spread is drawn, and told when pointed at
         textposition="middle right",
         cliponaxis=False,
         hoverinfo="skip",
@@ -186,6 +190,10 @@ def _side(table: pd.DataFrame, column: str, value: np.ndarray, divisor: float) -
     return np.where(np.isfinite(end), end, value)
 
 
-def _words(text: str, value: float, low: float, high: float) -> str:
-    said = text.format(value)
-    return f"{said} ({low:.3g} – {high:.3g})" if high > low else said
+def _words(bar: _Bar, value: float, low: float, high: float) -> str:
+    said = bar.text.format(_said(bar, value))
+    return f"{said} ({_said(bar, low)}–{_said(bar, high)})" if high > low else said
+
+
+def _said(bar: _Bar, value: float) -> str:
+    return scale(value) if bar.log2 else number(value, digits=bar.digits)

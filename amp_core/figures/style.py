@@ -284,7 +284,7 @@ def finished(figure: go.Figure, title: str, alt: str, height: int = 360, **layou
     return figure
 
 
-def empty(title: str, sentence: str, height: int = 240) -> go.Figure:
+def empty(title: str, sentence: str, height: int = 150) -> go.Figure:
     """A figure with nothing to draw: it says why."""
     figure = go.Figure()
     figure.add_annotation(text=sentence, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})

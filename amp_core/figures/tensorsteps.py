@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.lines import outer_edges
 from amp_core.figures.style import SHARES, UNSEEN, colour, empty, finished, numbers, percent, put, raised, tick_names
 from amp_core.schema import RunError
 
@@ -28,9 +29,9 @@ class _Shown:
 
 
 _COLUMNS = {
-    "subnormal_frac": _Shown("subnormal, of nonzero values", "of its nonzero values subnormal"),
-    "zero_frac": _Shown("exactly zero, of all elements", "of its elements exactly zero"),
-    "absmax": _Shown("largest magnitude, as stored", ""),
+    "subnormal_frac": _Shown("subnormal,<br>of nonzero values", "of its nonzero values subnormal"),
+    "zero_frac": _Shown("exactly zero,<br>of all elements", "of its elements exactly zero"),
+    "absmax": _Shown("largest magnitude,<br>as stored", ""),
 }
 
 
@@ -88,14 +89,16 @@ def step_heatmap(
             name="cells",
         )
     every = max(1, -(-len(names) // 45))
-    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False})
+    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": outer_edges(steps)})
     shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
     put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
+    what = _COLUMNS[column].bar.replace("<br>", " ")
     alt = (
-        f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {_COLUMNS[column].bar}; "
+        f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}; "
         f"{len(bad):,} cells hold infinities or not-a-number."
     )
-    return finished(figure, title, alt, min(800, max(260, 150 + 20 * len(names))), margin={"l": 96, "r": 24, "t": 52})
+    # On a narrow page the legend takes three lines: rows of few tensors must not run into each other for it.
+    return finished(figure, title, alt, min(800, max(260, 210 + 20 * len(names))), margin={"l": 96, "r": 24, "t": 52})
 
 
 def _heights(values: np.ndarray, column: str) -> np.ndarray:

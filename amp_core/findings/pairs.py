@@ -53,7 +53,7 @@ def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
     return [
         found(
             "amp-loss-gap",
-            f"The run learns worse than {baseline.name}: {comparison.parity[label]}",
+            f"The run learns worse than {baseline.name}{comparison.parity[label].removeprefix('worse')}",
             "loss",
             value=float(row["loss_ratio"]),
             limit=1.0,

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import torch
 
+from amp_core.record._aside import Aside
 from amp_core.record._guard import TrainingWriter
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
@@ -39,11 +40,11 @@ class Seen:
     names: list[str]
     """Of the variables that have gradients, as `variable.path`."""
     grads: list[torch.Tensor]
-    loss: torch.Tensor | None
-    scale: torch.Tensor | None
+    loss: torch.Tensor | float | None
+    scale: torch.Tensor | float | None
     """None where the optimizer scales nothing."""
-    tracker: torch.Tensor | None
-    iterations: torch.Tensor
+    tracker: torch.Tensor | float | None
+    iterations: torch.Tensor | int
     rate: Callable[[], float]
     samples: int = 0
     """0 where the step does not tell."""
@@ -61,7 +62,10 @@ class KerasRun:
         optimizers: Sequence[Any],
         every: int,
         config: Mapping[str, Any],
+        *,
+        aside: bool = False,
     ) -> None:
+        """With `aside` rows are written beside the training, by a thread: for steps that are not made in Python."""
         scalers = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
         scaled = bool(scalers)
         dtype = _compute_dtype(model)
@@ -91,7 +95,8 @@ class KerasRun:
         self._phases.failed = self._stumbled
         self._sampling = Sampling(every)
         self._outbox = Outbox(self._writer, self._phases, self._sampling)
-        self._open: tuple[Attempt, torch.Tensor] | None = None
+        self._aside = Aside(self._outbox.send, self._stumbled) if aside else None
+        self._open: tuple[Attempt, torch.Tensor | int] | None = None
         self._made: list[Attempt] = []
         self._seen: set[str] = set()
         self._step = 0
@@ -116,19 +121,20 @@ class KerasRun:
     def enter(self, phase: str) -> None:
         """The step is in `phase` now: one of `clock.PHASES`."""
         if phase == "forward":
-            self._send()
+            self.send()
             self._sees_forward = True
         self._seen.add(phase)
         self._phases.enter(phase)
 
-    def began(self, look: Callable[[], Seen]) -> None:
-        """The optimizer is about to apply the gradients that `look` finds."""
+    def began(self, look: Callable[[], Seen], ago_s: float = 0.0) -> None:
+        """The optimizer is about to apply the gradients that `look` finds, or was so many seconds ago."""
         if self._given_up:
             return
-        self._phases.enter("optimizer")
+        self._phases.enter("optimizer", ago_s)
         with self._phases.watching():
             seen = look()
-            self._send()
+            if self._aside is None:
+                self.send()
             if seen.optimizer in self._stepped:
                 self._next_number()
             due = self._sampling.due(self._step) and not self._stumbles.paused(self._step)
@@ -137,10 +143,10 @@ class KerasRun:
             attempt.put("loss", seen.loss)
             attempt.put("loss_scale", seen.scale)
             attempt.put("growth_tracker", seen.tracker)
-            grads = [grad for grad in seen.grads if measurable(grad)]
-            if attempt.sampled and grads:
-                named = [(n, dtype_name(g.dtype)) for n, g in zip(seen.names, seen.grads, strict=True) if measurable(g)]
-                attempt.add("weight_grad", named, measure_together(grads))
+            pairs = [(n, g) for n, g in zip(seen.names, seen.grads, strict=True) if measurable(g)] if due else []
+            if pairs:
+                named = [(name, dtype_name(grad.dtype)) for name, grad in pairs]
+                attempt.add("weight_grad", named, measure_together([grad for _, grad in pairs]))
             if seen.grads and not attempt.all_measured:
                 found, attempt.norm_order = norms(seen.grads)
                 attempt.put("norms", found)
@@ -148,13 +154,23 @@ class KerasRun:
             attempt.samples = seen.samples
             self._open = (attempt, seen.iterations)
 
-    def made(self, iterations: torch.Tensor) -> None:
+    def send(self) -> None:
+        """The steps made are complete: have their rows written."""
+        made, self._made = self._made, []
+        if made and self._aside is not None:
+            self._aside.take(made)
+        elif made:
+            with self._phases.watching():
+                self._outbox.send(made)
+
+    def made(self, iterations: torch.Tensor | int) -> None:
         """The optimizer has counted `iterations`: as many as before where it skipped the step."""
-        if self._open is None:
+        opened, self._open = self._open, None
+        if opened is None:
             return
-        (attempt, before), self._open = self._open, None
+        attempt, before = opened
         with self._phases.watching():
-            attempt.put("found_inf", (iterations.detach().to(before.device) == before).double())
+            attempt.put("found_inf", _alike(iterations, before))
             attempt.memory = memory_bytes(self._device)
             attempt.time_s = self._writer.time_s()
             attempt.seen = frozenset(self._seen)
@@ -201,15 +217,18 @@ class KerasRun:
         self._step += 1
         self._stepped.clear()
 
-    def _send(self) -> None:
-        made, self._made = self._made, []
-        if made:
-            with self._phases.watching():
-                self._outbox.send(made)
-
     def _empty(self) -> None:
+        if self._aside is not None:
+            self._aside.finish()
         made, self._made = self._made, []
         self._outbox.empty(made)
+
+
+def _alike(one: torch.Tensor | int, other: torch.Tensor | int) -> torch.Tensor | float:
+    """1 where two counts are the same, else 0; on the device where they are."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (one.detach().to(other.device) == other).double()
+    return float(one == other)
 
 
 def _on_cpu(model: Any) -> bool:

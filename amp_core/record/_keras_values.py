@@ -33,10 +33,7 @@ def rows(data: Any) -> Any:
 
 
 def as_torch(array: Any) -> torch.Tensor:
-    """NumPy's array as a tensor on the same memory, which TensorFlow leaves alone as long as the array lives; a number
-    as a tensor of its own."""
-    if not array.shape:
-        return torch.tensor(array.item(), dtype=torch.float64 if array.dtype.kind == "f" else torch.int64)
+    """NumPy's array as a tensor on the same memory, which TensorFlow leaves alone as long as the array lives."""
     if array.dtype.kind == "V":  # BF16, which NumPy itself does not have
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)

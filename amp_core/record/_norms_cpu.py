@@ -33,7 +33,7 @@ def norms_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         _add_squares(job.ctypes.data)
     else:
         together(_add_squares, job.ctypes.data, parts)
-    return torch.from_numpy(np.sqrt(sums.sum(0)))
+    return torch.from_numpy(np.sqrt(sums[0] if parts == 1 else sums.sum(0)))
 
 
 @kept

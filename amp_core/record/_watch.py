@@ -61,7 +61,8 @@ def watch(
             Accelerate and Lightning are seen through.
         scaler: the `torch.amp.GradScaler` of the loop, or what holds it as timm's `NativeScaler` does. Left out, that
             of Accelerate or Fabric is taken, or else the one that stands where `watch` is called: a variable there or
-            in the functions that called it, or an attribute of their `self`.
+            in the functions that called it, or an attribute of their `self`. One that is made later is found by the
+            losses that it scales.
         into: folder of the run; it must not hold a run yet, unless it is resumed.
         every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
             as a whole is recorded on each.
@@ -181,7 +182,7 @@ def _observers(
     if writer.rank:
         observers.append(ranks.HeadIfAlone(writer))
     if scaler is None:
-        observers.append(ScalerUnseen(writer))
+        observers.append(ScalerUnseen(writer, optimizers))
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
     if window is not None:

@@ -48,11 +48,13 @@ class Attempt:
     samples: int = 0
     memory: tuple[int, int] = (0, 0)
     time_s: float = 0.0
+    _grad_norm: tuple[float | None] | None = None
+    """Once it was asked for."""
 
-    def put(self, key: str, tensor: torch.Tensor | None) -> None:
-        """Keep a tensor of the step; None is kept as nothing."""
-        if tensor is not None:
-            self.parcel.put(key, tensor)
+    def put(self, key: str, value: torch.Tensor | float | None) -> None:
+        """Keep a tensor or a number of the step; None is kept as nothing."""
+        if value is not None:
+            self.parcel.put(key, value)
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
@@ -75,7 +77,7 @@ class Attempt:
         named = [(name, kind) for name, kind, _ in self.measured[: len(self.gradients)]]
         return len(named) > 0 and named == [(name, "weight_grad") for name in self.gradients]
 
-    @functools.cached_property
+    @property
     def norms(self) -> tuple[list[int], npt.NDArray[np.float64]]:
         """2-norms of gradients as they were looked at, and which of `gradients` each is of."""
         if self.parcel.has("norms"):
@@ -90,6 +92,22 @@ class Attempt:
         found[packed[starts + NANS] > 0] = np.nan
         return list(range(len(starts))), found
 
+    @property
+    def grad_norm(self) -> float | None:
+        """The 2-norm of all gradients together, without the loss scale; None where it is not known."""
+        if self._grad_norm is None:  # what functools has for this takes a lock, which each step would pay for
+            self._grad_norm = (self._norm_of_all(),)
+        return self._grad_norm[0]
+
+    def _norm_of_all(self) -> float | None:
+        _, norms = self.norms
+        scale = self.multiplied_by("weight_grad")
+        if not len(norms) or not scale:  # multiplied by 0, nothing is left to tell it from
+            return None
+        if scale != 1.0:
+            norms = norms / scale
+        return math.sqrt(norms.dot(norms))
+
     def packed(self, what: str) -> npt.NDArray[np.float64]:
         """The packed vectors of all `measured`, or all `capped`."""
         return self.parcel.joined(self.vectors[what])
@@ -103,8 +121,10 @@ class Attempt:
 
     def given(self, key: str) -> float | None:
         """What the loop logged under `key`."""
+        if key not in self.logged:
+            return None
         value = self.parcel.value(f"logged:{key}")
-        return value if value is not None else self.logged.get(key)
+        return value if value is not None else self.logged[key]
 
     @property
     def loss_scale(self) -> float:
@@ -178,7 +198,7 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
         "loss_scale": [attempt.loss_scale],
         "skipped": [attempt.skipped],
         "growth_tracker": [int(tracker) if tracker is not None else None],
-        "grad_norm": [norm if norm is not None else _grad_norm(attempt)],
+        "grad_norm": [norm if norm is not None else attempt.grad_norm],
         "lr": [rate if rate is not None else attempt.lr],
         "samples": [int(samples) if samples is not None and math.isfinite(samples) else attempt.samples or None],
         "step_ms": [sum(times.values())],
@@ -252,12 +272,15 @@ def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
-    """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients."""
+    """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients; mostly none."""
     bad = _nonfinite(attempt)
+    scaled = list(_logged_scaled(attempt))
+    if not (bad or scaled or attempt.skipped):
+        return {}
     rows: dict[str, list[Any]] = {
         column: [] for column in ("step", "time_s", "kind", "name", "detail", "value", "limit")
     }
-    for name, ratio in _logged_scaled(attempt):
+    for name, ratio in scaled:
         rows["step"].append(attempt.step)
         rows["time_s"].append(attempt.time_s)
         rows["kind"].append("logged scaled")
@@ -283,7 +306,7 @@ def _logged_scaled(attempt: Attempt) -> Iterator[tuple[str, float]]:
     """What the loop logged is the true value times the loss scale, within 1 %: its name, and logged over true."""
     if attempt.loss_scale < 2 or attempt.skipped:
         return
-    for name, true in (("loss", attempt.parcel.value("loss")), ("grad_norm", _grad_norm(attempt))):
+    for name, true in (("loss", attempt.parcel.value("loss")), ("grad_norm", attempt.grad_norm)):
         logged = attempt.given(name)
         if logged is None or not true or not math.isfinite(ratio := logged / true):
             continue
@@ -293,18 +316,9 @@ def _logged_scaled(attempt: Attempt) -> Iterator[tuple[str, float]]:
 
 def _nonfinite(attempt: Attempt) -> list[str]:
     """Names of gradients that hold an infinity or a NaN, in the model's order."""
-    order, norms = attempt.norms
-    if np.isfinite(norms).all():
+    if attempt.grad_norm is not None and math.isfinite(attempt.grad_norm):
         return []
+    order, norms = attempt.norms
     return [
         attempt.gradients[i] for i in sorted(i for i, norm in zip(order, norms, strict=True) if not np.isfinite(norm))
     ]
-
-
-def _grad_norm(attempt: Attempt) -> float | None:
-    _, norms = attempt.norms
-    scale = attempt.multiplied_by("weight_grad")
-    if not len(norms) or not scale:  # multiplied by 0, nothing is left to tell it from
-        return None
-    norms = norms / scale
-    return float(math.sqrt(float((norms * norms).sum())))

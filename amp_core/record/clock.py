@@ -59,11 +59,13 @@ class Phases:
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
 
-    def enter(self, phase: str) -> None:
-        """From now on the step is in `phase`."""
+    def enter(self, phase: str, ago_s: float = 0.0) -> None:
+        """From now on the step is in `phase`, or, by the host's clock, from so many seconds ago."""
         if phase == self.present:
             return
         now = self.clock.mark()
+        if ago_s:
+            now = max(self._since, now - ago_s)
         if self.present == "after_backward":
             self.present = "data" if phase == "forward" else "optimizer"
         self._spans.append((self.present, self._since, now))

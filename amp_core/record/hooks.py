@@ -53,7 +53,8 @@ class Hooks:
 
     def __init__(self, model: torch.nn.Module, scaler: Any, steps: Steps) -> None:
         self._steps = steps
-        self._scaler = scaler
+        self.scaler = scaler
+        """Of whose steps is being told."""
         self._writer = steps.writer
         self._phases = steps.phases
         self._gathered = steps.gathered
@@ -63,6 +64,7 @@ class Hooks:
         self._inside_scaler_step = False
         self._repeating = False  # a closure is called again within its step
         self._met_capture = False
+        self._stood_in: set[int] = set()  # whose scaler.step was given something else, so that its own step comes later
         self._patches = Patches()
         self._handles: list[Any] = []
         self._install(model)
@@ -78,17 +80,29 @@ class Hooks:
                 optimizer.register_step_pre_hook(functools.partial(self._before_optimizer, index)),
                 optimizer.register_step_post_hook(functools.partial(self._after_optimizer, index)),
             ]
-        if self._scaler is not None:
-            for name, around in (
-                ("scale", self._around_scale),
-                ("unscale_", self._around_unscale),
-                ("step", self._around_step),
-                ("update", self._around_update),
-            ):
-                self._patches.wrap(self._scaler, name, around)
+        if self.scaler is not None:
+            self._wrap(self.scaler)
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def _wrap(self, scaler: Any) -> None:
+        for name, around in (
+            ("scale", functools.partial(self._around_scale, scaler)),
+            ("unscale_", self._around_unscale),
+            ("step", self._around_step),
+            ("update", self._around_update),
+        ):
+            self._patches.wrap(scaler, name, around)
+
+    def adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
+        """The loop turned out to use `scaler`, which is in the middle of `scale`: what is returned is to be told what
+        it was given and what it made of that."""
+        self.scaler = scaler
+        self._steps.adopt(scaler)
+        self._wrap(scaler)
+        self._before_scale()
+        return self._after_scale
 
     def _on_capture(self) -> None:
         if not self._met_capture:
@@ -200,6 +214,9 @@ class Hooks:
         if self._inside_scaler_step:
             self._steps.tell("called", "optimizer.step", index)
             return None
+        if index in self._stood_in:
+            self._phases.enter("optimizer")
+            return None
         self._repeating = False
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
@@ -232,11 +249,14 @@ class Hooks:
     def _after_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._repeating = False
         self._steps.stepping.discard(index)
-        if not self._inside_scaler_step:
+        if not self._inside_scaler_step and index not in self._stood_in:
             self._steps.attempted(index, None)
 
-    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_scale(self, scaler: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(outputs: Any) -> Any:
+            if scaler is not self.scaler:  # of several that take turns the last to have scaled counts
+                self.scaler = scaler
+                self._steps.use(scaler)
             self._before_scale()
             result = original(outputs)
             self._after_scale(outputs, result)
@@ -261,14 +281,14 @@ class Hooks:
                     leaf.register_hook(functools.partial(self._on_backward, None))
 
     def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def unscale_(optimizer: torch.optim.Optimizer) -> Any:
+        def unscale_(optimizer: Any) -> Any:
             self._before_unscale(optimizer)
             return original(optimizer)
 
         return unscale_
 
     @listening
-    def _before_unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_unscale(self, optimizer: Any) -> None:
         index = self._steps.index(optimizer)
         if index is not None:
             self._phases.enter("optimizer")
@@ -277,7 +297,7 @@ class Hooks:
                 self._steps.observe(index)
 
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._before_scaler_step(optimizer)
             try:
                 result = original(optimizer, *args, **kwargs)
@@ -290,7 +310,7 @@ class Hooks:
         return step
 
     @listening
-    def _before_scaler_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_scaler_step(self, optimizer: Any) -> None:
         index = self._steps.index(optimizer)
         if index is None:
             return
@@ -302,7 +322,7 @@ class Hooks:
         self._steps.stepping.add(index)
 
     @listening
-    def _after_scaler_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_scaler_step(self, optimizer: Any) -> None:
         self._inside_scaler_step = False
         index = self._steps.index(optimizer)
         if index is None:
@@ -310,8 +330,10 @@ class Hooks:
         self._steps.stepping.discard(index)
         found = None
         with self._phases.watching():
-            found = scaling.found_inf(self._scaler, optimizer) if scaling.is_active(self._scaler) else None
+            found = scaling.found_inf(self.scaler, optimizer) if scaling.is_active(self.scaler) else None
         self._steps.attempted(index, found)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            self._stood_in.add(index)
 
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(*args: Any, **kwargs: Any) -> Any:
@@ -329,4 +351,5 @@ class Hooks:
 
     @listening
     def _after_update(self) -> None:
+        self._stood_in.clear()
         self._steps.updated()

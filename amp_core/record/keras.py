@@ -15,6 +15,7 @@ default), only the scale and the skipped steps are recorded, and the run says so
 
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,7 +72,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._trainings += 1
         into = self._into if self._trainings == 1 else f"{self._into}-{self._trainings}"
         self._optimizers = _optimizers(self.model)
-        self._run = KerasRun(into, self.model, self._optimizers, self._every, self._config)
+        self._run = KerasRun(into, self.model, self._optimizers, self._every, self._config, aside=self._on_tensorflow)
         for tracker in self._trackers:
             self._run.mirror(tracker)
         self._before = self._loss = self._samples = None
@@ -94,20 +95,12 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Data is loaded on torch; on TensorFlow it is loaded within the step."""
-        if self._run is not None and not self._on_tensorflow:
+        if self._run is not None and self._on_tensorflow:
+            self._run.send()  # now, since the step that begins is at work outside of Python
+        elif self._run is not None:
             self._run.enter("forward")
         if self._unseen:
             self._before = self._outside()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Where the step itself is not seen: what it left behind."""
-        if self._run is None:
-            return
-        self._run.batch_ended()
-        if self._before is not None:
-            before = self._before
-            self._run.began(lambda: before)
-            self._run.made(self._outside().iterations)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Keep what an evaluation gave."""
@@ -142,15 +135,27 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
     def _guarded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def train_function(*args: Any, **kwargs: Any) -> Any:
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             except (StopIteration, GeneratorExit):
                 raise
             except BaseException as error:
                 if type(error).__name__ != "OutOfRangeError":  # TensorFlow's word for the end of the data
                     self._end(error)
                 raise
+            self._batch_ended()
+            return result
 
         return train_function
+
+    def _batch_ended(self) -> None:
+        """Not `on_train_batch_end`: with a callback that has one, Keras waits for each step's numbers."""
+        if self._run is None:
+            return
+        self._run.batch_ended()
+        if self._before is not None:  # the step itself is not seen: what it left behind
+            before = self._before
+            self._run.began(lambda: before)
+            self._run.made(self._outside().iterations)
 
     def _around_scale_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -199,17 +204,18 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
             variables = list(trainable_variables) if trainable_variables is not None else None
             if run is None:
                 return original(grads, variables)
+            seen: Callable[[], None] | None = None
             if self._on_tensorflow:
                 with run.watching():
-                    self._see_in_graph(with_gradients(optimizer, grads, variables), optimizer, index)
+                    seen = self._see_in_graph(with_gradients(optimizer, grads, variables), optimizer, index)
             else:
                 run.began(lambda: self._seen(with_gradients(optimizer, grads, variables), optimizer, index))
             self._loss = None
             result = original(grads, variables)
-            if self._on_tensorflow:
+            if seen is not None:
                 with run.watching():
-                    self._made_in_graph(optimizer)
-            else:
+                    seen()
+            elif not self._on_tensorflow:
                 run.made(optimizer.iterations.value)
             return result
 
@@ -237,44 +243,49 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
             optimizer=index,
         )
 
-    def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> None:
-        """The same where this is traced once: what arrives with each step goes through a function of NumPy."""
+    def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> Callable[[], None]:
+        """The same where this is traced once; what is returned is to be called after the optimizer, in the graph too.
+
+        What arrives with each step goes through a function of NumPy, one for all of it: the graph waits for Python.
+        """
         import tensorflow as tf
 
-        names = [name for name, _ in given]
-        scaled = hasattr(optimizer, "dynamic_scale")
-        with_loss = self._loss is not None
+        dense = [tf.convert_to_tensor(g.values if isinstance(g, tf.IndexedSlices) else g) for _, g in given]
+        with tf.control_dependencies(dense):
+            values = {"at": tf.timestamp(), "rate": optimizer.learning_rate, "iterations": optimizer.iterations}
+        if hasattr(optimizer, "dynamic_scale"):
+            values |= {"scale": optimizer.dynamic_scale, "tracker": optimizer.step_counter}
+        values |= {"loss": self._loss} if self._loss is not None else {}
+        fixed = self._samples if isinstance(self._samples, int) else 0
+        values |= {"samples": self._samples} if tf.is_tensor(self._samples) else {}
+        names, keys = [name for name, _ in given], list(values)
+        before = [tf.convert_to_tensor(value) for value in values.values()]
 
-        def arrived(rate: Any, iterations: Any, samples: Any, loss: Any, scale: Any, tracker: Any, *grads: Any) -> None:
-            if self._run is not None:
-                self._run.began(
-                    lambda: Seen(
-                        names=names,
-                        grads=[as_torch(grad) for grad in grads],
-                        loss=as_torch(loss).reshape(()) if with_loss else None,
-                        scale=as_torch(scale) if scaled else None,
-                        tracker=as_torch(tracker) if scaled else None,
-                        iterations=as_torch(iterations),
-                        rate=lambda: float(rate),
-                        samples=int(samples),
-                        optimizer=index,
-                    )
-                )
+        def arrived(after: Any, *arrays: Any) -> None:
+            run = self._run
+            if run is None:
+                return
+            told = dict(zip(keys, arrays, strict=False))
+            run.began(
+                lambda: Seen(
+                    names=names,
+                    grads=[as_torch(grad) for grad in arrays[len(keys) :]],
+                    loss=float(told["loss"]) if "loss" in told else None,
+                    scale=float(told["scale"]) if "scale" in told else None,
+                    tracker=int(told["tracker"]) if "tracker" in told else None,
+                    iterations=int(told["iterations"]),
+                    rate=lambda: float(told["rate"]),
+                    samples=int(told.get("samples", fixed)),
+                    optimizer=index,
+                ),
+                max(0.0, time.time() - float(told["at"])),
+            )
+            run.made(int(after))
 
-        dense = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for _, grad in given]
-        own = [optimizer.dynamic_scale, optimizer.step_counter] if scaled else [1.0, 0]
-        samples = self._samples if self._samples is not None else 0
-        values = [optimizer.learning_rate, optimizer.iterations, samples, self._loss if with_loss else 0.0, *own]
-        tf.numpy_function(arrived, [tf.convert_to_tensor(v) for v in [*values, *dense]], [])
+        def seen() -> None:
+            tf.numpy_function(arrived, [tf.convert_to_tensor(optimizer.iterations), *before, *dense], [])
 
-    def _made_in_graph(self, optimizer: Any) -> None:
-        import tensorflow as tf
-
-        def made(iterations: Any) -> None:
-            if self._run is not None:
-                self._run.made(as_torch(iterations))
-
-        tf.numpy_function(made, [tf.convert_to_tensor(optimizer.iterations)], [])
+        return seen
 
 
 def _optimizers(model: Any) -> list[Any]:

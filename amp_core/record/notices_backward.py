@@ -54,13 +54,16 @@ class BackwardState(Observer):
         self._asked_before: int | None = None  # when scaled gradients were made that are to be differentiated again
         self._patches = Patches()
         if scaling.is_active(scaler):
-            self._patches.wrap(scaler, "scale", self._around_scale)
+            self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
         notices_patch.grad.listen(self._on_grad)
 
     def step_began(self, step: int) -> None:
         self._step = step
         self._scaled = []
+
+    def scaler_found(self, scaler: Any) -> None:
+        self._patches.wrap(scaler, "scale", self._around_scale)
 
     def step_ended(self, step: int) -> None:
         self._step = step + 1

@@ -40,12 +40,15 @@ class CallOrder(Observer):
         for index, optimizer in enumerate(self._optimizers):
             self._patches.wrap(optimizer, "zero_grad", self._noting(self._numbered("zero_grad", index)))
         if scaling.is_active(scaler):
-            self._patches.wrap(scaler, "step", self._around_scaler_step)
-            self._patches.wrap(scaler, "get_scale", self._noting("get_scale"))
+            self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
         notices_patch.scheduled.listen(self._on_scheduler)
         notices_patch.scheduled_on_plateau.listen(self._on_scheduler)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def scaler_found(self, scaler: Any) -> None:
+        self._patches.wrap(scaler, "step", self._around_scaler_step)
+        self._patches.wrap(scaler, "get_scale", self._noting("get_scale"))
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself

@@ -54,7 +54,7 @@ class KeptGradients(Observer):
             for index, optimizer in enumerate(optimizers)
         }
         notices_patch.backward.listen(self._before)
-        notices_patch.backward.listen(self._after, after=True)
+        notices_patch.backward.listen_after(self._after)
 
     def step_began(self, step: int) -> None:
         self._step = step
@@ -100,7 +100,7 @@ class KeptGradients(Observer):
                 kept.parcel.put("any", torch.stack([(grad != 0).any() for grad in grads]))
                 kept.parcel.send()
 
-    def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if self.at_own_work() or in_backward() or capturing():
             return
         for index, kept in list(self._kept.items()):

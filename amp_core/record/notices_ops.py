@@ -58,7 +58,7 @@ class FirstOperators(Observer):
         self._mode = _Looking(self._writer, self._model, step, self.at_own_work)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         # Gone before the optimizer steps: if that is compiled, an older torch would not do so under a mode.
-        notices_patch.backward.listen(self._after_backward, after=True)
+        notices_patch.backward.listen_after(self._after_backward)
 
     def called(self, what: str, optimizer: int | None) -> None:
         self._stop()
@@ -67,7 +67,7 @@ class FirstOperators(Observer):
         if self._mode is not None:
             self._mode.rest()
 
-    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._stop()
 
     def step_ended(self, step: int) -> None:

@@ -23,6 +23,7 @@ from amp_core.record._patch import Patches
 from amp_core.record.compiling import untraced
 
 Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
+Afterwards = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class Shared:
@@ -32,18 +33,27 @@ class Shared:
         self._owner = owner
         self._name = name
         self._listeners: list[Listener] = []
-        self._afterwards: list[Listener] = []
+        self._afterwards: list[Afterwards] = []
         self._patches = Patches()
 
-    def listen(self, listener: Listener, *, after: bool = False) -> None:
-        """Call `listener(args, kwargs)` before each call from now on, or after each that raised nothing."""
-        (self._afterwards if after else self._listeners).append(listener)
+    def listen(self, listener: Listener) -> None:
+        """Call `listener(args, kwargs)` before each call from now on."""
+        self._listeners.append(listener)
+        self._wrap()
+
+    def listen_after(self, listener: Afterwards) -> None:
+        """Call `listener(args, kwargs, result)` after each call that raised nothing."""
+        self._afterwards.append(listener)
+        self._wrap()
+
+    def _wrap(self) -> None:
         if len(self._patches) == 0 and hasattr(self._owner, self._name):
             self._patches.wrap(self._owner, self._name, self._around)
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: Listener | Afterwards) -> None:
         """Stop calling `listener`; the last one to go restores torch."""
-        for listeners in (self._listeners, self._afterwards):
+        lists: tuple[list[Any], ...] = (self._listeners, self._afterwards)
+        for listeners in lists:
             if listener in listeners:
                 listeners.remove(listener)
         if not self._listeners and not self._afterwards:
@@ -54,16 +64,16 @@ class Shared:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._tell(self._listeners, args, kwargs)
             result = original(*args, **kwargs)
-            self._tell(self._afterwards, args, kwargs)
+            self._tell(self._afterwards, args, kwargs, result)
             return result
 
         return call
 
     @untraced
-    def _tell(self, listeners: list[Listener], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _tell(self, listeners: list[Any], *of: Any) -> None:
         for listener in tuple(listeners):
             try:
-                listener(args, kwargs)
+                listener(*of)
             except Exception as error:
                 listeners.remove(listener)
                 said = f"AMPscope no longer listens to {self._name}: {error!r}"

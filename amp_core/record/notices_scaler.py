@@ -1,14 +1,20 @@
 """A GradScaler that is at work although `watch` knows of none: it was made after `watch`, or somewhere else.
 
-    ScalerUnseen(writer)
+    unseen = ScalerUnseen(writer, optimizers)
+    unseen.adopt = …                  # takes the scaler, returns what wants to know what its `scale` gave
 
-The run then holds scaled losses and gradients without their scale, and says so: an event, and `scaler_unseen` in
+One that scales a loss of parameters that are trained here becomes the run's, from that moment on, and so does each that
+follows it: fastai makes one for every `fit`. Where that cannot be
+told, the run holds scaled losses and gradients without their scale, and says so: an event, and `scaler_unseen` in
 `config`. Otherwise a training that is in order would look like FP16 without a scaler.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.amp.grad_scaler import GradScaler
+from torch.utils._pytree import tree_leaves
 
 from amp_core.record.notices_patch import Shared
 from amp_core.record.observers import Observer
@@ -16,26 +22,68 @@ from amp_core.runlog import RunWriter
 
 scales = Shared(GradScaler, "scale")
 """`scaler.scale(loss)`, of whatever scaler."""
+TRIES = 20
+"""Losses of which none leads to a parameter that is trained here: then no more are looked at."""
 
 
 class ScalerUnseen(Observer):
-    """Looks on until a scaler that is enabled scales anything. For runs that were given none."""
+    """Looks out for scalers that are enabled and scale a loss of ours. For runs that were given none."""
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.adopt: Callable[[Any], Callable[[Any, Any], None]] | None = None
         self._writer = writer
+        self._optimizers = optimizers
         self._step = 0
+        self._tries = 0
+        self._adopted: dict[int, Any] = {}
+        self._after: Callable[[Any, Any], None] | None = None  # of the present call, if it is the scaler's first
         scales.listen(self._on_scale)
+        scales.listen_after(self._after_scale)
 
     def step_began(self, step: int) -> None:
         self._step = step
 
     def close(self) -> None:
         scales.unlisten(self._on_scale)
+        scales.unlisten(self._after_scale)
 
     def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not args[0].is_enabled():
+        scaler, outputs = args[0], _outputs(args, kwargs)
+        self._after = None
+        if id(scaler) in self._adopted or not scaler.is_enabled():
             return
-        scales.unlisten(self._on_scale)
-        detail = "loss scale and skipped steps: a GradScaler is at work that watch was not given"
-        self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
-        self._writer.update_head(config=dict(self._writer.head.config) | {"scaler_unseen": True})
+        if self.adopt is not None and _leads_to(outputs, self._optimizers):
+            self._adopted[id(scaler)] = scaler
+            self._after = self.adopt(scaler)
+            return
+        self._tries += 1
+        if self._tries == 1 and not self._adopted:
+            detail = "loss scale and skipped steps: a GradScaler is at work that watch was not given"
+            self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
+            self._writer.update_head(config=dict(self._writer.head.config) | {"scaler_unseen": True})
+        elif self._tries == TRIES:
+            self.close()
+
+    def _after_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        after, self._after = self._after, None
+        if after is not None:
+            after(_outputs(args, kwargs), result)
+
+
+def _outputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("outputs")
+
+
+def _leads_to(outputs: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether backward from these would add to the gradient of a parameter of one of the optimizers."""
+    ours = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    waiting = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if id(getattr(node, "variable", None)) in ours:
+            return True
+        following = {function for function, _ in node.next_functions if function is not None} - seen
+        seen |= following
+        waiting += following
+    return False

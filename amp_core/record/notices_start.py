@@ -58,6 +58,13 @@ class StartFacts(Observer):
             self._tell_resumed(step)
         self._send()
 
+    def scaler_found(self, scaler: Any) -> None:
+        self._scaler = scaler
+        if self._done:
+            config = dict(self._writer.head.config)
+            before = config["resumed"]["optimizer"]  # by now it may have made steps of its own
+            self._writer.update_head(config=config | {"resumed": _resumed((), scaler) | {"optimizer": before}})
+
     def _tell_resumed(self, step: int) -> None:
         brought = max((steps_made(o) for o in self._optimizers), default=0)
         if not any(_has_stepped(o) for o in self._optimizers):

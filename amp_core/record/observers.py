@@ -22,11 +22,12 @@ MOMENTS = (
     "backward_began",
     "backward_ended",
     "called",
+    "scaler_found",
     "step_ended",
     "close",
 )
 
-_ALWAYS = ("step_began", "close")
+_ALWAYS = ("step_began", "scaler_found", "close")
 
 
 class Observer:
@@ -34,7 +35,7 @@ class Observer:
 
     awake = True
     """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
-    that is not awake is told `step_began` and `close` alone, so it costs next to nothing."""
+    that is not awake is told `step_began`, `scaler_found` and `close` alone, so it costs next to nothing."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
 
@@ -62,6 +63,9 @@ class Observer:
         One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
         where `scaler.step` makes the call. `optimizer` is None for `scale`, `update` and `clip`.
         """
+
+    def scaler_found(self, scaler: Any) -> None:
+        """A scaler that nobody knew of is about to scale the loss for the first time."""
 
     def step_ended(self, step: int) -> None:
         """The step is made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""

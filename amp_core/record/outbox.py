@@ -67,7 +67,7 @@ class Outbox:
             if attempt.measured:
                 self._writer.append("tensors", tensor_rows(attempt))
             events = event_rows(attempt)
-            if events["kind"]:
+            if events:
                 self._writer.append("events", events)
             before = self._sampling.interval
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:

@@ -6,7 +6,7 @@
     >>> parcel.ready() and parcel.value("loss")
 
 On CUDA the copy goes to pinned memory on the current stream and nobody waits for it: a parcel is opened when its
-event has passed. On the CPU it is ready at once.
+event has passed. What is on the host already is kept there as it is, and is ready at once.
 """
 
 from collections.abc import Sequence
@@ -21,29 +21,39 @@ class Parcel:
     """Named tensors, gathered into one float64 vector and copied to the host together."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, torch.Tensor] = {}
+        self._here: dict[str, float | npt.NDArray[np.float64]] = {}
+        self._parts: dict[str, torch.Tensor] = {}  # elsewhere, until they are sent
         self._slices: dict[str, slice] = {}
         self._host: torch.Tensor | None = None
         self._numbers: npt.NDArray[np.float64] | None = None
         self._event: torch.cuda.Event | None = None
 
-    def put(self, key: str, tensor: torch.Tensor) -> None:
-        """Add a tensor of any shape. It must not change any more: clone what the training goes on using."""
-        self._parts[key] = tensor
+    def put(self, key: str, value: torch.Tensor | float) -> None:
+        """Add a number, or a tensor of any shape that must not change any more: clone what training goes on using."""
+        if not isinstance(value, torch.Tensor):
+            self._here[key] = value
+        elif not value.is_cpu:
+            self._parts[key] = value
+        elif value.numel() == 1:
+            self._here[key] = float(value.item())
+        else:
+            as_it_is = value.dtype is torch.float64 and value.dim() == 1
+            self._here[key] = (value if as_it_is else value.reshape(-1).to(torch.float64)).detach().numpy()
 
     def send(self) -> None:
-        """Start the copy. Tensors of several devices meet on the first CUDA device among them."""
+        """Start the copy. Tensors of several devices meet on the first of them."""
         position = 0
         for key, tensor in self._parts.items():
             self._slices[key] = slice(position, position + tensor.numel())
             position += tensor.numel()
         parts = [t.reshape(-1).to(torch.float64) for t in self._parts.values()]
         self._parts = {}
-        device = next((p.device for p in parts if p.device.type == "cuda"), torch.device("cpu"))
-        if device.type == "cpu":
-            self._host = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+        if not parts:
             return
-        whole = torch.cat([p.to(device, non_blocking=True) for p in parts])
+        whole = torch.cat([p.to(parts[0].device, non_blocking=True) for p in parts])
+        if not whole.is_cuda:
+            self._host = whole.cpu()
+            return
         self._host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
         self._host.copy_(whole, non_blocking=True)
         self._event = torch.cuda.Event()
@@ -59,25 +69,31 @@ class Parcel:
 
     def has(self, key: str) -> bool:
         """Whether anything was put in under `key`."""
-        return key in self._slices
+        return key in self._here or key in self._slices
 
     def values(self, key: str) -> npt.NDArray[np.float64]:
         """The tensor of that name, flat."""
-        return self._all()[self._slices[key]]
+        here = self._here.get(key)
+        if here is None:
+            return self._arrived()[self._slices[key]]
+        return here if isinstance(here, np.ndarray) else np.array([here], np.float64)
 
     def joined(self, keys: Sequence[str]) -> npt.NDArray[np.float64]:
         """The tensors of those names, flat, one after another."""
-        parts = [self._slices[key] for key in keys]
-        if all(one.stop == two.start for one, two in pairwise(parts)):  # put in one after another: nothing to copy
-            return self._all()[parts[0].start : parts[-1].stop]
-        return np.concatenate([self._all()[part] for part in parts])
+        parts = [self._slices[key] for key in keys if key in self._slices]
+        if len(parts) == len(keys) and all(one.stop == two.start for one, two in pairwise(parts)):
+            return self._arrived()[parts[0].start : parts[-1].stop]  # put in one after another: nothing to copy
+        return np.concatenate([self.values(key) for key in keys])
 
-    def _all(self) -> npt.NDArray[np.float64]:
+    def value(self, key: str) -> float | None:
+        """The one number of that name; None where nothing was put in."""
+        here = self._here.get(key)
+        if here is None and key not in self._slices:
+            return None
+        return float(here if isinstance(here, int | float) else self.values(key)[0])
+
+    def _arrived(self) -> npt.NDArray[np.float64]:
         if self._numbers is None:
             assert self._host is not None, "send() comes before values()"
             self._numbers = self._host.numpy()
         return self._numbers
-
-    def value(self, key: str) -> float | None:
-        """The one number of that name; None where nothing was put in."""
-        return float(self.values(key)[0]) if self.has(key) else None

@@ -16,6 +16,7 @@ from amp_core.record.audit import Replay, audit
 from amp_core.record.gradients import unwrapped, written_class
 from amp_core.record.hooks import Hooks
 from amp_core.record.measure import measure_together
+from amp_core.record.notices_scaler import ScalerUnseen
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
 from amp_core.record.sampling import Sampling
@@ -47,7 +48,6 @@ class Recorder:
         unseen = kinds & {"output_grad", "activation"} if is_compiled(model) else set()
         self.writer = writer
         self._model = model
-        self._scaler = scaler
         self._steps = Steps(
             model,
             optimizers,
@@ -63,6 +63,8 @@ class Recorder:
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._steps.device)])
         self._hooks = Hooks(model, scaler, self._steps)
+        for unseen_scaler in (o for o in observers if isinstance(o, ScalerUnseen)):
+            unseen_scaler.adopt = self._adopt
         writer.before_end = self._end
         watching = f"watching {written_class(unwrapped(model)).__name__}"
         writer.event("started", name=writer.head.name, detail=watching, value=time.time())
@@ -128,8 +130,9 @@ class Recorder:
                 id(p): p for o in self._steps.optimizers for g in o.param_groups for p in g["params"] if p.requires_grad
             }
             named = [(self._steps.names[key], p) for key, p in given.items() if key in self._steps.names]
-            scaled = scaling.is_active(self._scaler)
-            scales = loss_scales if loss_scales is not None else [self._scaler.get_scale() if scaled else 1.0]
+            scaler = self._hooks.scaler
+            present = scaler.get_scale() if scaling.is_active(scaler) else 1.0
+            scales = loss_scales if loss_scales is not None else [present]
             dtype = AUTOCAST[precision] if precision is not None else self._steps.precision.autocast_dtype
             replay = Replay(self._model, [p for _, p in named], closure, self._steps.device, dtype)
             self._steps.auditing = True
@@ -167,6 +170,14 @@ class Recorder:
         """The run is ending, perhaps in the middle of anything."""
         self._hooks.remove()
         self._steps.end()
+
+    def _adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
+        """A scaler that `watch` was not given scales the loss: it is the run's from now on."""
+        config = dict(self.writer.head.config)
+        if self._hooks.scaler is None:  # a later one mostly begins as the first did, and each row has its own scale
+            config["scaler"] = scaling.settings(scaler)
+        self.writer.update_head(config={k: v for k, v in config.items() if k != "scaler_unseen"})
+        return self._hooks.adopt(scaler)
 
     def _stumbled(self, error: Exception) -> None:
         """Watching went wrong, and the training goes on."""

@@ -63,6 +63,12 @@ class PrecisionSeen:
         """Whether the first forward has begun."""
         self.autocast_dtype: torch.dtype | None = None
 
+    def adopt(self, scaler: Any) -> None:
+        """The loop turned out to use `scaler`."""
+        self._scaler = scaler
+        if self.known:
+            self._tell(self.autocast_dtype)
+
     def forward_began(self) -> None:
         """Look at the first forward: at what is on as it begins, or else at the regions within it."""
         if self.known:

@@ -106,9 +106,28 @@ class Steps:
         self._first = self.number
         self._sees_forward: bool | None = None  # not known yet
 
-    def index(self, optimizer: torch.optim.Optimizer) -> int | None:
-        """The place of an optimizer; None for one that is not watched."""
-        return next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+    def index(self, optimizer: Any) -> int | None:
+        """The place of an optimizer, or of that for which something else stands in; None for one that is not watched.
+
+        fastai gives its scaler an object that is no optimizer, but has the `param_groups` of one.
+        """
+        place = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
+        if place is not None or isinstance(optimizer, torch.optim.Optimizer):
+            return place
+        held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        groups = ((i, group) for i, o in enumerate(self.optimizers) for group in o.param_groups)
+        return next((i for i, group in groups if any(id(p) in held for p in group["params"])), None)
+
+    def use(self, scaler: Any) -> None:
+        """From now on losses are scaled by `scaler`."""
+        self._scaler = scaler
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop turned out to use `scaler`, which is about to scale the loss of the present step."""
+        self.use(scaler)
+        self.precision.adopt(scaler)
+        with self.phases.watching():
+            self._observers.tell("scaler_found", scaler)
 
     def has_gradients(self, index: int) -> bool:
         """Whether any parameter of the optimizer has one."""

@@ -19,6 +19,7 @@ import sys
 from contextlib import suppress
 from types import TracebackType
 
+from amp_core._children import python_path
 from amp_core.train.config import TrainConfig
 from amp_core.train.member import Member
 
@@ -36,6 +37,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            env=os.environ | python_path(),
         )
         self.code: int | None = None
         """How its last training ended; None while it trains."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from amp_core._children import python_path
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 
@@ -190,7 +191,7 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=os.environ | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
+                env=os.environ | python_path() | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
             ) as child,
         ):
             try:

@@ -40,7 +40,7 @@ def show(run: Run, view: Overview) -> None:
     cards = [_loss(run, view), *_scaling(run, view), *_speed(run, view), _memory(run, view)]
     shown = cards if view.status == "running" else [one for one in cards if one.known]
     for first in range(0, len(shown), ACROSS):
-        with st.container(horizontal=True):  # fewer in a row on a narrow page
+        with st.container(horizontal=True, gap="xsmall"):  # on a narrow page each pixel is needed: 4.00 GiB
             for one in shown[first : first + ACROSS]:
                 card(one.label, one.value, one.beside, one.course, one.help)
     if missing := [one.label.lower() for one in cards if one not in shown]:
@@ -62,7 +62,7 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     if view.scale.has_scaler:
         moved = view.scale.growths or view.scale.backoffs
         value = words.scale(view.scale.last)
-        beside = f"{view.scale.growths} × up, {view.scale.backoffs} × down" if moved else "has not moved"
+        beside = f"{view.scale.growths:,} up, {view.scale.backoffs:,} down" if moved else "has not moved"
     elif view.scale.last is None:
         value, beside, course = words.NONE, "not recorded", None
     scale = Card("Loss scale", value, beside, course, glossary.tip("loss scaling"))
@@ -92,14 +92,18 @@ def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
 def _memory(run: Run, view: Overview) -> Card:
     memory = loaders.analysed(memory_trace, run)
     held = sparkline(memory["allocated_bytes"] / 2**20, weights=memory["stands_for"])
-    beside = "not recorded" if view.memory.peak_bytes is None else view.memory.what.partition(" of ")[0]
+    beside = (
+        "not recorded"
+        if view.memory.peak_bytes is None
+        else view.memory.what.partition(" of ")[0].removeprefix("allocated by torch ")
+    )
     return Card(
         "Peak memory", words.size(view.memory.peak_bytes), beside, held, f"Highest at any step: {view.memory.what}."
     )
 
 
 def pairs() -> list[DeltaGenerator]:
-    """Two places for two cards each: four in a row, and two below two on a narrow page, so that no value is cut off."""
+    """Two places for two or three cards each: side by side, one below the other on a narrow page; no value is cut."""
     row = st.container(horizontal=True)
     return [row.container(horizontal=True) for _ in range(2)]
 

@@ -5,6 +5,7 @@ from typing import NoReturn
 import streamlit as st
 
 from pages.parts import picker, words
+from pages.parts.verdict import tour
 
 START = "pages/start_run.py"
 LIBRARY = "pages/run_library.py"
@@ -14,11 +15,9 @@ SAMPLE = "sample/fp16-healthy"
 def no_runs() -> None:
     """An empty library; ends the page."""
     with st.container(border=True):
-        st.subheader("No runs yet")
-        st.write(
-            "Start one here, upload a run folder, or add one line to your own training loop: "
-            '`watch(model, optimizer, scaler=scaler, into="runs/a")`.'
-        )
+        st.header("No runs yet")
+        st.write("Start one here, upload a run, or add this to your own training loop: its run appears here by itself.")
+        st.code(tour.code(), language="python", wrap_lines=True)
         with st.container(horizontal=True):
             st.page_link(START, label="Start a run", icon=":material/play_circle:")
             st.page_link(LIBRARY, label="Upload a run", icon=":material/upload:")

@@ -7,6 +7,13 @@ from amp_core import Run
 from pages.parts import empty, loaders, picker, words
 from pages.parts.shelf.library import Entry
 
+# What a run without steps may hold, and the pages that show it.
+PROFILED = (
+    ("kernels", "pages/tensor_cores.py", "Tensor cores"),
+    ("windows", "pages/step_cost.py", "Step cost"),
+    ("ops", "pages/precision_map.py", "Precision map"),
+)
+
 
 def title(text: str) -> None:
     """The page's title."""
@@ -15,7 +22,7 @@ def title(text: str) -> None:
 
 def verdict(text: str) -> None:
     """The page's answer, before anything else."""
-    st.markdown(f"##### {text}")
+    st.markdown(f"## {words.unbroken(text)}")
 
 
 def entry() -> Entry:
@@ -48,8 +55,22 @@ def run(found: Entry | None = None, table: str = "steps") -> Run:
             )
     if opened.steps.empty and not opened.table(table).num_rows:
         ending(opened)
-        empty.nothing("This run has recorded no step yet." if opened.is_live else "This run has no steps.")
+        if opened.is_live:
+            empty.nothing("This run has recorded no step yet.")
+        if any(opened.table(name).num_rows for name, *_ in PROFILED):
+            st.info("This run has no steps, which this page is about. A profiler's trace of it is here:")
+            profiled(opened)
+            st.stop()
+        empty.nothing("This run has no steps.", sample=True)
     return opened
+
+
+def profiled(run: Run) -> None:
+    """The pages that show what a profiler saw of the run."""
+    with st.container(horizontal=True):
+        for table, file, label in PROFILED:
+            if run.table(table).num_rows:
+                st.page_link(file, label=label, icon=":material/query_stats:")
 
 
 def ending(opened: Run) -> None:

@@ -71,7 +71,7 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -
             _charts(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
-    memory_back.now()
+    memory_back.soon()
 
 
 def _numbers(entry: Entry, paused: bool) -> Run | None:

@@ -31,6 +31,9 @@ T = TypeVar("T")
 KEPT = 6
 """Runs that a session keeps open."""
 
+MOST_REMEMBERED = 1024
+"""What is remembered of runs that have ended: some 35 answers and 0.1 to 2 MB a run, so all pages of thirty runs."""
+
 FRESH_S = 0.9
 """So old may what a session is shown be, where another session has read it. Each session's own looks read anew."""
 
@@ -144,7 +147,7 @@ def _files(run: Run) -> str:
     return hashlib.blake2b(repr((str(run.path), run.fingerprint())).encode()).hexdigest()
 
 
-@st.cache_data(max_entries=512, show_spinner=False)
+@st.cache_data(max_entries=MOST_REMEMBERED, show_spinner=False)
 def _remembered(
     _function: Callable[..., Any],
     _of: Run | Sequence[Run],

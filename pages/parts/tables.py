@@ -5,13 +5,19 @@
 `show` is `st.dataframe` and remembers what it showed, as `charts.show` does of charts; at the end of a page `offer`
 puts one button below it: each table as CSV and Parquet, the numbers of each chart as CSV, and what kind of picture a
 chart's camera saves. A table is named by its text alternative, a chart by its title.
+
+Shares, counts and measured numbers have a column of one kind on all pages, `share`, `percent`, `count` and `measured`:
+the same digits, and the same sign behind them as in the sentences above. Files hold what was computed, shares as 0–1.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.elements.lib.column_types import ColumnConfig
 
 from amp_core.figures.data import chart_csv
 from amp_core.spreadsheet import as_csv, as_parquet, file_name
@@ -19,6 +25,54 @@ from amp_core.words import NONE
 
 _SHOWN = "tables.shown"
 _CHARTS = "charts.shown"
+
+
+_PERCENT = "%.3g %%"
+"""Streamlit's own format writes two decimals and no space: 0.01% where a sentence says 0.0123 %."""
+_COUNT = "localized"
+
+
+def share(label: str, *, help_: str | None = None, width: int = 110) -> ColumnConfig:
+    """A column of shares 0–1 as bars with their percentage."""
+    return st.column_config.ProgressColumn(
+        label, help=help_, width=width, format=_PERCENT, min_value=0.0, max_value=100.0
+    )
+
+
+def percent(label: str, *, help_: str | None = None, width: int = 110) -> ColumnConfig:
+    """A column of ratios in percent, without bars: they may be above 1 or below 0."""
+    return st.column_config.NumberColumn(label, help=help_, width=width, format=_PERCENT)
+
+
+def count(label: str, *, help_: str | None = None, width: int | None = None, pinned: bool = False) -> ColumnConfig:
+    """A column of whole numbers with thousands set apart."""
+    return st.column_config.NumberColumn(label, help=help_, width=width, format=_COUNT, pinned=pinned)
+
+
+def measured(label: str | None = None, *, help_: str | None = None, width: int | None = None) -> ColumnConfig:
+    """A column of what was measured, to three significant digits with thousands set apart."""
+    return _Measured(st.column_config.NumberColumn(label, help=help_, width=width, format=_COUNT))
+
+
+class _Measured(dict[str, Any]):
+    """Tells these columns from those of counts."""
+
+
+def _as_written(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """The frame with its shares in percent, and what was measured rounded as `words.number` does."""
+    changed = {}
+    for name, column in columns.items():
+        kind = dict(column.get("type_config") or {}) if isinstance(column, dict) else {}
+        if name in frame and kind.get("format") == _PERCENT:
+            changed[name] = 100.0 * frame[name]
+        elif name in frame and isinstance(column, _Measured):
+            changed[name] = frame[name].map(_rounded, na_action="ignore")
+    return frame.assign(**changed)
+
+
+def _rounded(value: float) -> float:
+    """To three digits; whole from 100 on."""
+    return round(value, max(0, 2 - math.floor(math.log10(abs(value))))) if value and math.isfinite(value) else value
 
 
 def begin() -> None:
@@ -41,7 +95,8 @@ def remember(frame: pd.DataFrame, alt: str) -> pd.DataFrame:
 def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
     """Show `frame` and remember it; `options` are those of `st.dataframe`, whose answer is given back."""
     remember(frame, alt)
-    return st.dataframe(frame, alt=alt, **({"placeholder": NONE} | options))
+    shown = _as_written(frame, options.get("column_config") or {})
+    return st.dataframe(shown, alt=alt, **({"placeholder": NONE} | options))
 
 
 def offer() -> None:

@@ -5,8 +5,8 @@
     warm.further(run)      # when Overview is drawn
 
 pandas, pyarrow, plotly and the pages' own parts take half a second. They make some hundred thousand objects that stay
-as long as the server; Streamlit collects garbage after every pass of a page, and looking through those took 80 ms each
-time, in which no page was sent. They are set aside here: collecting goes on, over what pages make.
+as long as the server; a collection of garbage looks through those for 80 ms, in which no page is sent. They are set
+aside here: collecting goes on (`memory_back`), over what pages make.
 
 The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
 verdicts the Library shows. While somebody reads the Overview of a run, its loss scales are judged for the next page.

@@ -4,6 +4,7 @@
 ('2¹⁶', '3.24 MiB', 'a\\\\_b')
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ __all__ = [
     "scale",
     "sentence",
     "size",
+    "unbroken",
     "workload",
 ]
 
@@ -76,6 +78,11 @@ def workload(config: Mapping[str, Any]) -> str:
     name = str(config.get("workload") or "")
     own = Path(name).name if ".py:" in name else name
     return " ".join(part for part in (own, str(config.get("size") or "")) if part)
+
+
+def unbroken(text: str) -> str:
+    """`text` whose numbers stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=(?:%|×|s|ms|min|h|W|°C|bytes|[KMG]iB)(?!\w))", "\u00a0", text)
 
 
 def escape(text: object) -> str:

@@ -28,6 +28,7 @@ def test_steady_runs_have_the_exact_ratio(tmp_path: Path) -> None:
     assert ratio.tolist() == pytest.approx([3.0] * 3)
     assert table.loc["fast", "speed_verdict"] == "faster"
     assert table.loc["slow", "speed_verdict"] == "reference"
+    assert table.loc["slow", ["speed_ratio", "speed_ratio_low", "speed_ratio_high"]].tolist() == [1.0] * 3
     assert compare([fast, slow]).table["speed_verdict"].tolist() == ["reference", "slower"]
     assert table.loc["fast", "warmup_steps"] == 10 and table.loc["fast", "timed_steps"] == 50
 

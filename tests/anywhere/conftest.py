@@ -1,7 +1,6 @@
 """Stores for runs that are not on this machine's disks: fsspec's own in memory, and an S3 server of moto's."""
 
 import importlib.util
-import os
 import socket
 import subprocess
 import sys
@@ -9,12 +8,10 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = ROOT / "sample_runs"
+from amp_core._children import python_path
 
 
 @pytest.fixture
@@ -65,7 +62,7 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
         ("AWS_DEFAULT_REGION", "us-east-1"),
         ("AWS_ENDPOINT_URL", s3_server),
         ("NO_PROXY", "127.0.0.1"),
-        ("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"),
+        *python_path().items(),
     ):
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pandas as pd
@@ -12,11 +13,11 @@ from amp_core import RunError, load_run
 from amp_core.__main__ import main
 from amp_core.interop import export, import_tensorboard
 from amp_core.runlog import RunWriter
-from tests.anywhere.conftest import SAMPLES
+from tests.places import SAMPLE_RUNS
 
 
 def test_parquet_is_itself_a_run(tmp_path: Path) -> None:
-    run = load_run(SAMPLES / "fp16-overflow")
+    run = load_run(SAMPLE_RUNS / "fp16-overflow")
     files = export(run, "parquet", tmp_path / "out")
     assert {f.name for f in files} >= {"run.json", "steps.parquet", "tensors.parquet", "events.parquet"}
     again = load_run(tmp_path / "out")
@@ -51,7 +52,7 @@ def test_csv_holds_no_formulas_and_tells_null_from_nan(tmp_path: Path) -> None:
 
 
 def test_csv_reads_back_as_the_same_numbers(tmp_path: Path) -> None:
-    run = load_run(SAMPLES / "bf16")
+    run = load_run(SAMPLE_RUNS / "bf16")
     export(run, "csv", tmp_path / "out")
     steps = pd.read_csv(tmp_path / "out" / "steps.csv")
     pd.testing.assert_series_equal(steps.loss, run.steps.loss)
@@ -61,7 +62,7 @@ def test_tensorboard_shows_what_the_run_holds(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = load_run(SAMPLES / "fp16-overflow")
+    run = load_run(SAMPLE_RUNS / "fp16-overflow")
     (file,) = export(run, "tensorboard", tmp_path / "log")
     assert "tfevents" in file.name
     log = EventAccumulator(str(tmp_path / "log"), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0}).Reload()
@@ -76,9 +77,28 @@ def test_tensorboard_shows_what_the_run_holds(tmp_path: Path) -> None:
     assert drawn.histogram_value.max == math.floor(math.log2(row["absmax"])) + 1
 
 
+def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    """Rows as Python objects take ten times the memory that they take as a table."""
+    pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
+    peaks = []
+    for samples in (100, 1000):
+        with RunWriter(tmp_path / f"run-{samples}") as writer:
+            names = [f"w{i}" for i in range(10)]
+            for step in range(samples):
+                rows = {"step": [step] * 10, "name": names, "kind": ["weight_grad"] * 10, "exp_min": [-20] * 10}
+                writer.append("tensors", rows | {"exp_counts": [list(range(1000, 1030))] * 10})
+        run = load_run(tmp_path / f"run-{samples}")
+        assert run.table("tensors").num_rows == 10 * samples
+        tracemalloc.start()
+        export(run, "tensorboard", tmp_path / f"log-{samples}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+
+
 def test_scalars_survive_the_way_there_and_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard's package")
-    run = load_run(SAMPLES / "fp16-overflow")
+    run = load_run(SAMPLE_RUNS / "fp16-overflow")
     export(run, "tensorboard", tmp_path / "log")
     made = import_tensorboard(tmp_path / "log", tmp_path / "back")
     assert set(made.understood) == {
@@ -93,12 +113,12 @@ def test_scalars_survive_the_way_there_and_back(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert main(["export", str(SAMPLES / "fp32"), "--to", "csv", "--out", str(out)]) == 0
+    assert main(["export", str(SAMPLE_RUNS / "fp32"), "--to", "csv", "--out", str(out)]) == 0
     assert f"{out / 'steps.csv'}" in capsys.readouterr().out
-    assert main(["export", str(SAMPLES / "fp32"), "--to", "csv", "--out", str(out)]) == 2
+    assert main(["export", str(SAMPLE_RUNS / "fp32"), "--to", "csv", "--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["export", str(SAMPLES / "fp32"), "--to", "excel", "--out", str(tmp_path / "x")]) == 2
+    assert main(["export", str(SAMPLE_RUNS / "fp32"), "--to", "excel", "--out", str(tmp_path / "x")]) == 2
     assert main(["export", str(tmp_path / "none"), "--to", "csv", "--out", str(tmp_path / "x")]) == 2
     assert not (tmp_path / "x").exists()
     with pytest.raises(RunError, match=r"^to='excel' is unknown; choose one of tensorboard, parquet, csv"):
-        export(load_run(SAMPLES / "fp32"), "excel", tmp_path / "x")
+        export(load_run(SAMPLE_RUNS / "fp32"), "excel", tmp_path / "x")

@@ -9,7 +9,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.runlog import RunWriter
-from tests.anywhere.conftest import ROOT, SAMPLES
+from tests.places import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder `runs` with three samples and a run of several segments, of fewer facts in its head."""
     for name in ("fp32", "fp16-healthy", "fp16-overflow"):
-        shutil.copytree(SAMPLES / name, tmp_path / "runs" / name)
+        shutil.copytree(SAMPLE_RUNS / name, tmp_path / "runs" / name)
     with RunWriter(tmp_path / "runs" / "made", config={"precision": "bf16"}, seal_age_s=0.0) as writer:
         for step in range(5):
             writer.append("steps", {"step": [step], "loss": [1.0], "loss_scale": [1.0]})

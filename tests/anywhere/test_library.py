@@ -10,8 +10,8 @@ import pytest
 from amp_core import RunError
 from amp_core._remote import runs_below
 from amp_core.addresses import Address
-from tests.anywhere.conftest import SAMPLES
 from tests.anywhere.test_remote_runs import filesystem, uploaded
+from tests.places import ROOT, SAMPLE_RUNS
 
 pytest.importorskip("streamlit", reason="the app needs streamlit")
 
@@ -28,7 +28,7 @@ def nothing_known() -> None:
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own folder with one run, and another folder, `team`, with two, one of them a level deeper."""
     for name, into in (("fp32", "own/a"), ("bf16", "team/b"), ("fp16-healthy", "team/cmp/c")):
-        shutil.copytree(SAMPLES / name, tmp_path / into)
+        shutil.copytree(SAMPLE_RUNS / name, tmp_path / into)
     monkeypatch.setattr(library, "SAMPLES", tmp_path / "no samples")
     return tmp_path
 
@@ -107,7 +107,7 @@ def test_pages_open_a_run_at_an_address(places: Path, memory: str, monkeypatch: 
 
     uploaded("fp16-overflow", f"{memory}/fleet")
     monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\n{memory}/fleet")
-    app = AppTest.from_file(str(Path(library.__file__).parents[3] / "app.py"), default_timeout=60)
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
     app.query_params["run"] = "fleet/fp16-overflow"
     app.run()
     assert not app.exception and app.session_state["run"] == "fleet/fp16-overflow"

@@ -14,7 +14,7 @@ from amp_core import Finding, Run, RunError, diagnose, load_run
 from amp_core.analysis import compare
 from amp_core.notebook import PLOTS
 from amp_core.runlog import RunWriter
-from tests.anywhere.conftest import ROOT, SAMPLES
+from tests.places import ROOT, SAMPLE_RUNS
 
 NASTY = '<script>alert(1)</script><img src=x onerror="x">'
 
@@ -35,13 +35,13 @@ def points(html: str) -> list[list[str]]:
 
 
 def test_a_run_shows_its_facts_and_its_curves() -> None:
-    html = load_run(SAMPLES / "fp16-overflow")._repr_html_()
+    html = load_run(SAMPLE_RUNS / "fp16-overflow")._repr_html_()
     said = text(html)
     assert "fp16-overflow" in said and "finished" in said and "400" in said and "skipped steps" in said
     loss, scale = points(html)
     assert 100 < len(loss) <= 240 and len(scale) <= 240
     assert all(0 <= float(x) <= 240 and 0 <= float(y) <= 48 for x, y in (p.split(",") for p in loss))
-    assert len(points(load_run(SAMPLES / "fp32")._repr_html_())) == 1  # no scaler, no loss scale
+    assert len(points(load_run(SAMPLE_RUNS / "fp32")._repr_html_())) == 1  # no scaler, no loss scale
     assert "style" not in {e.tag for e in parsed(html).iter()} and "currentColor" in html
 
 
@@ -67,7 +67,7 @@ def test_names_from_a_stranger_stay_text(tmp_path: Path) -> None:
 
 
 def test_a_finding_shows_its_evidence_beside_its_limit() -> None:
-    finding = next(f for f in diagnose(load_run(SAMPLES / "fp16-overflow")) if f.limit and f.value)
+    finding = next(f for f in diagnose(load_run(SAMPLE_RUNS / "fp16-overflow")) if f.limit and f.value)
     html = finding._repr_html_()
     assert finding.title in text(html) and finding.advice in text(html) and f"[{finding.code}]" in text(html)
     value, limit = [float(bar.get("width", "0")) for bar in parsed(html).iter("rect")]
@@ -77,7 +77,7 @@ def test_a_finding_shows_its_evidence_beside_its_limit() -> None:
 
 
 def test_a_comparison_shows_a_row_for_each_run() -> None:
-    html = compare([load_run(SAMPLES / name) for name in ("fp32", "bf16", "fp16-healthy")])._repr_html_()
+    html = compare([load_run(SAMPLE_RUNS / name) for name in ("fp32", "bf16", "fp16-healthy")])._repr_html_()
     rows = list(parsed(html).iter("tr"))
     assert len(rows) == 4 and len(list(parsed(html).iter("rect"))) == 3
     assert [("".join(row[0].itertext())) for row in rows[1:]] == ["fp32", "bf16", "fp16-healthy"]
@@ -119,7 +119,7 @@ def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_plots_are_the_figures_of_the_pages(name: str, drawn_by_pages: dict[str, list[dict[str, Any]]]) -> None:
-    ours = json.loads(load_run(SAMPLES / "fp16-overflow").plot(name).to_json())
+    ours = json.loads(load_run(SAMPLE_RUNS / "fp16-overflow").plot(name).to_json())
     title = ours["layout"]["title"]["text"]
     theirs = next((f for f in drawn_by_pages[PAGES[name]] if f["layout"]["title"]["text"] == title), None)
     assert theirs is not None, f"no figure of that page is called {title!r}"
@@ -129,7 +129,7 @@ def test_plots_are_the_figures_of_the_pages(name: str, drawn_by_pages: dict[str,
 @pytest.mark.parametrize("name", PLOTS)
 @pytest.mark.parametrize("sample", ["fp32", "fp16-underflow"])
 def test_every_plot_of_every_run_is_a_figure(name: str, sample: str) -> None:
-    run = load_run(SAMPLES / sample)
+    run = load_run(SAMPLE_RUNS / sample)
     light, dark = run.plot(name), run.plot(name, dark=True)
     assert light.layout.title.text and len(light.layout.meta["alt"]) > 20
     assert len(light.data) == len(dark.data)
@@ -145,13 +145,13 @@ def test_what_was_not_recorded_gives_a_figure_that_says_so(name: str, tmp_path: 
 
 def test_an_unknown_plot_is_refused_with_those_there_are() -> None:
     with pytest.raises(RunError, match=r"^name='accuracy' is no plot; choose one of loss, loss_scale, grad_norm"):
-        load_run(SAMPLES / "fp32").plot("accuracy")
+        load_run(SAMPLE_RUNS / "fp32").plot("accuracy")
 
 
 def test_without_plotly_one_sentence_says_so_and_tables_still_show(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    run: Run = load_run(SAMPLES / "fp32")
+    run: Run = load_run(SAMPLE_RUNS / "fp32")
     for name in [n for n in sys.modules if re.match(r"plotly|amp_core\.figures", n)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("amp_core.figures", raising=False)

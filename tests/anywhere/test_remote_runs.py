@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from amp_core import RunError, _shipping, diagnose, load_run
 from amp_core.packing import pack
 from amp_core.runlog import RunWriter
-from tests.anywhere.conftest import SAMPLES
+from tests.places import SAMPLE_RUNS
+from tests.waiting import wait_for
 
 
 def filesystem(address: str) -> tuple[Any, str]:
@@ -28,15 +28,15 @@ def files(address: str) -> list[str]:
 
 def uploaded(name: str, address: str) -> str:
     fs, root = filesystem(address)
-    for file in (SAMPLES / name).rglob("*"):
+    for file in (SAMPLE_RUNS / name).rglob("*"):
         if file.is_file():
-            fs.pipe_file(f"{root}/{name}/{file.relative_to(SAMPLES / name).as_posix()}", file.read_bytes())
+            fs.pipe_file(f"{root}/{name}/{file.relative_to(SAMPLE_RUNS / name).as_posix()}", file.read_bytes())
     return f"{address}/{name}"
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
 def test_a_run_is_the_same_wherever_it_lies(store: str, request: pytest.FixtureRequest) -> None:
-    here = load_run(SAMPLES / "fp16-overflow")
+    here = load_run(SAMPLE_RUNS / "fp16-overflow")
     there = load_run(uploaded("fp16-overflow", request.getfixturevalue(store)))
     assert there.name == here.name and there.status == here.status and str(there.path).endswith("/fp16-overflow")
     for table in ("steps", "tensors", "events"):
@@ -50,9 +50,9 @@ def test_a_run_is_the_same_wherever_it_lies(store: str, request: pytest.FixtureR
 @pytest.mark.parametrize("store", ["memory", "s3"])
 def test_a_packed_run_is_read_where_it_lies(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     fs, root = filesystem(request.getfixturevalue(store))
-    fs.pipe_file(f"{root}/a.zip", pack(SAMPLES / "bf16", tmp_path / "a.zip").read_bytes())
+    fs.pipe_file(f"{root}/a.zip", pack(SAMPLE_RUNS / "bf16", tmp_path / "a.zip").read_bytes())
     run = load_run(f"{request.getfixturevalue(store)}/a.zip")
-    assert run.steps.equals(load_run(SAMPLES / "bf16").steps) and len(run.fingerprint()) == 1
+    assert run.steps.equals(load_run(SAMPLE_RUNS / "bf16").steps) and len(run.fingerprint()) == 1
 
 
 @pytest.mark.parametrize("store", ["memory", "s3"])
@@ -115,10 +115,12 @@ def test_segments_arrive_while_the_run_goes_on(memory: str) -> None:
     run = load_run(f"{memory}/a")
     for step in range(5):
         writer.append("steps", {"step": [step]})
-    give_up = time.monotonic() + 30
-    while len(run.steps) < 5 and time.monotonic() < give_up:
-        time.sleep(0.01)
+
+    def all_there() -> bool:
         run.refresh()
+        return len(run.steps) == 5
+
+    wait_for(all_there)
     assert run.is_live and run.steps.step.tolist() == [0, 1, 2, 3, 4]
     writer.close()
     assert run.refresh() and run.status == "finished"

@@ -1,5 +1,6 @@
 """What only a browser shows: a run that moves, files that are handed over, themes, deep links on a fresh server."""
 
+import itertools
 import re
 
 import pytest
@@ -195,5 +196,7 @@ def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
         lightness = sum(int(n) for n in re.findall(r"\d+", background)[:3]) / 3
         assert (lightness > 200) == (theme == "light"), (address, background)
         assert not tab.exceptions(), address
+        levels = tab.page.evaluate("() => [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(h => +h.tagName[1])")
+        assert levels[0] == 1 and all(b <= a + 1 for a, b in itertools.pairwise(levels)), (address, levels)
         assert not tab.page.locator("text=Failed to fetch").count()
     assert not tab.wrong

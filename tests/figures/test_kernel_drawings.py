@@ -64,7 +64,7 @@ def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
     ("name", "shown"),
     [
         ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)",
-         "vectorized_elementwise_kernel<4, CUDAFunctor_…"),
+         "vectorized_element…<4, CUDAFunctor_add<float>>"),
         ("void (anonymous namespace)::softmax_warp_forward<float>(float*, int)", "softmax_warp_forward<float>"),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
         ("void ", "void "),

@@ -36,6 +36,17 @@ def test_forward_comes_before_the_gradients_that_it_spoils(tmp_path: Path) -> No
     assert {found[c].where for c in ("activation-overflow", "loss-nonfinite", "scale-collapse")} == {"blocks.1.up"}
     assert found["loss-nonfinite"].follows == found["scale-collapse"].follows == "activation-overflow"
     assert found["activation-overflow"].follows == ""
+    assert found["activation-overflow"].title.endswith("(Linear) overflows float16 from input of up to 300")
+
+
+def test_an_input_whose_size_was_not_recorded_is_not_spoken_of(tmp_path: Path) -> None:
+    events = [OUTPUT | {"name": "blocks.1.up", "step": 0, "count": 9}]
+    (finding,) = [
+        f
+        for f in diagnose(run_of(tmp_path / "run", events, [float("nan")] * 8, [True] * 8))
+        if f.code == "activation-overflow"
+    ]
+    assert finding.title.endswith("(Linear) overflows float16") and finding.value is None
 
 
 def test_a_finite_loss_leaves_only_backward(tmp_path: Path) -> None:

@@ -45,6 +45,18 @@ def test_a_branch_that_is_skipped_whenever_it_comes_is_named_by_what_it_gained(t
     assert (finding.where, finding.steps, finding.value) == ("rare.weight", (30, 60), 4.0)
 
 
+@pytest.mark.parametrize(("every", "found"), [(1, True), (10, False)])
+def test_a_schedule_that_moves_with_every_step_should_not_at_a_skipped_one(
+    every: int, found: bool, tmp_path: Path
+) -> None:
+    """One that moves now and then, by epochs say, does so whether the step was skipped or not."""
+    rates = [0.1 * 0.9 ** (step // every) for step in range(60)]
+    steps = {"step": range(60), "lr": rates, "loss_scale": [2.0**10] * 60}
+    steps["skipped"] = [step in (29, 39) for step in range(60)]
+    run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
+    assert ("scheduler-steps-on-skip" in {f.code for f in diagnose(run)}) is found
+
+
 @pytest.mark.parametrize("begin", [0, 5000])
 def test_skips_of_one_optimizer_while_the_scale_is_found_are_no_shared_backoff(tmp_path: Path, begin: int) -> None:
     """A run that goes on from a checkpoint begins at its step, and calibrates there."""

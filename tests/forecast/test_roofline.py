@@ -1,5 +1,6 @@
 """The roofline against closed forms, and what a range, a memory and a batch must obey."""
 
+import dataclasses
 import math
 
 import pandas as pd
@@ -77,6 +78,8 @@ def test_the_table_of_parts_is_consistent():
 def test_the_largest_batch_fits_and_the_next_does_not():
     memory = StepMemory(parameters=1e9, gradients=1e9, optimizer=2e9, activations=8e9)
     step = trace(memory=memory, samples=8)
+    untold = trace(memory=dataclasses.replace(memory, gradients=None), samples=8)
+    assert memory_needed(untold) == memory_needed(step)  # gradients are as large as what they are of
     low, high = largest_batch(step, A100)
     room = 0.95 * 80e9
     assert 0 < low < high

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from tests.gpu.checks import Check, Place, Row
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 MARGIN_S = 3.0
 """A check is told of so much less than it has, and so can end by itself."""

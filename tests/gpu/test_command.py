@@ -11,13 +11,14 @@ import torch
 from tests.gpu import __main__ as command
 from tests.gpu import checks, runner
 from tests.gpu.checks import Check, Place, Row
+from tests.places import ROOT
 
 CPU = torch.device("cpu")
 
 
 def run_command(*arguments, **options):
     line = [sys.executable, "-m", "tests.gpu", *arguments]
-    return subprocess.run(line, cwd=runner.ROOT, capture_output=True, text=True, check=False, **options)
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, **options)
 
 
 def test_it_runs_on_a_cpu_and_writes_its_table_and_a_run(tmp_path):

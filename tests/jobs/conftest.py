@@ -1,7 +1,6 @@
 """A stand-in for `ampscope train`, and a folder whose jobs are ended after each test."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from amp_core import jobs
 from amp_core.jobs import listing
+from tests.waiting import wait_for
 
 # Stands in for `ampscope train`: a run of a step every 20 ms, without torch. The mode says how it behaves.
 STAND_IN = """
@@ -57,8 +57,9 @@ def runs(tmp_path: Path) -> Iterator[Path]:
     for job in listing(folder):
         if job.alive:
             job.stop(grace_s=0)
-    end = time.monotonic() + 20
-    while [f for f in jobs._children if f.parent == folder]:
-        assert time.monotonic() < end, "a child was not waited for"
-        assert [j.name for j in listing(folder) if j.alive] == []
-        time.sleep(0.02)
+
+    def waited_for() -> bool:
+        assert [j.name for j in listing(folder) if j.alive] == []  # to look at jobs is to wait for those that ended
+        return not [f for f in jobs._children if f.parent == folder]
+
+    wait_for(waited_for)

@@ -13,7 +13,8 @@ import pytest
 
 from amp_core import _jobfile, jobs, load_run
 from amp_core.jobs import find, listing, start
-from tests.jobs.waiting import CPU, gone, steps_recorded, until, wait_for
+from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.waiting import wait_for
 
 
 def test_ended_child_whose_folder_was_removed_is_waited_for(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
@@ -29,7 +30,7 @@ def test_job_that_waits_can_be_stopped(runs: Path, stand_in: Callable[[str], lis
     first = start(CPU, runs, command=stand_in("endless"))
     second = start(CPU, runs, command=stand_in("endless"))
     third = start(CPU, runs, command=stand_in("short"))
-    time.sleep(0.5)
+    wait_for(lambda: second.console() and third.console())  # both have found that another was first
     stopped = second.stop()
     assert stopped.state == "stopped" and stopped.queue_position is None
     assert load_run(second.folder).status == "stopped" and len(load_run(second.folder).steps) == 0
@@ -42,8 +43,7 @@ def test_waiting_job_told_by_someone_else_says_so(runs: Path, stand_in: Callable
     first = start(CPU, runs, command=stand_in("endless"))
     until(first.folder, "running")
     second = start(CPU, runs, command=stand_in("endless"))
-    while not second.console():
-        time.sleep(0.02)
+    wait_for(second.console)
     assert second.pid is not None
     os.kill(second.pid, signal.SIGTERM)
     job = until(second.folder, "stopped")
@@ -53,7 +53,7 @@ def test_waiting_job_told_by_someone_else_says_so(runs: Path, stand_in: Callable
 def test_stop_ends_the_step_and_the_run_says_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("endless"))
     until(job.folder, "running")
-    time.sleep(0.2)
+    wait_for(lambda: steps_recorded(job.folder) > 3)
     job = job.stop()
     assert job.state == "stopped" and job.stop_requested and job.reason == "stopped by SIGTERM"
     assert job.pid is not None and gone(job.pid)
@@ -79,8 +79,7 @@ def test_deaf_job_is_killed_after_its_grace_time(runs: Path, stand_in: Callable[
 def test_what_a_job_started_ends_with_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("with-child"))
     until(job.folder, "running")
-    while not any(line.startswith("step") for line in job.console()):
-        time.sleep(0.02)
+    wait_for(lambda: any(line.startswith("step") for line in job.console()))
     (line,) = (line for line in job.console(100) if line.startswith("child"))
     child = int(line.split()[1])
     assert not gone(child)

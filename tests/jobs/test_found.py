@@ -13,8 +13,13 @@ import psutil
 import pytest
 
 from amp_core import RunError, _jobfile, jobs, load_run
+from amp_core._children import python_path
 from amp_core.jobs import find, listing, start
-from tests.jobs.waiting import CPU, gone, steps_recorded, until, wait_for
+from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.waiting import wait_for
+
+HERE = os.environ | python_path()
+"""The environment of a program of its own that finds this amp_core."""
 
 
 def test_job_is_one_whatever_way_leads_to_it(runs: Path, stand_in: Callable[[str], list[str]], tmp_path: Path) -> None:
@@ -35,7 +40,7 @@ def test_jobs_are_found_again_by_another_program(runs: Path, stand_in: Callable[
         "print(listing(sys.argv[1])[-1].stop().state)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", look, str(runs)], env=jobs._environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", look, str(runs)], env=HERE, capture_output=True, text=True, check=True
     ).stdout
     assert out.split("\n")[:3] == [f"{waiting.name} queued 1", f"{running.name} running None", "stopped"]
     until(waiting.folder, "finished")
@@ -47,9 +52,7 @@ def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable
         "start(TrainConfig(workload='digits-cnn', device='cpu'), sys.argv[1], command=json.loads(sys.argv[2]))"
     )
     for mode in ("endless", "dies"):
-        subprocess.run(
-            [sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))], env=jobs._environment(), check=True
-        )
+        subprocess.run([sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))], env=HERE, check=True)
     dies, endless = listing(runs)
     until(endless.folder, "running")
     assert find(dies.folder).state == "queued"
@@ -112,7 +115,7 @@ def test_job_whose_starter_died_records_itself(runs: Path, stand_in: Callable[[s
     record = _jobfile.Record((*stand_in("short"), "--config", "-", "--out", str(folder)), "cpu", time.time_ns())
     _jobfile.write(folder, record)
     assert find(folder).state == "starting"  # alive for a while without a process in the record
-    child = subprocess.Popen([sys.executable, "-m", "amp_core._job_child", str(folder)], env=jobs._environment())
+    child = subprocess.Popen([sys.executable, "-m", "amp_core._job_child", str(folder)], env=HERE)
     assert child.wait() == 0
     assert _jobfile.read(folder).pid == child.pid
     assert find(folder).state == "finished"

@@ -12,7 +12,8 @@ import pytest
 from amp_core import RunError, jobs, load_run
 from amp_core.jobs import find, listing, start
 from amp_core.train.config import TrainConfig
-from tests.jobs.waiting import CPU, gone, steps_recorded, until, wait_for
+from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.waiting import wait_for
 
 
 def test_job_runs_to_its_end(runs: Path, stand_in: Callable[[str], list[str]]) -> None:

@@ -1,7 +1,6 @@
 """What tests of jobs wait for and look at."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,14 +19,6 @@ def until(folder: Path, *states: str, timeout_s: float = 20.0) -> Job:
         assert time.monotonic() < end, f"{job.state} ({job.reason}) never became {states}: {job.console()}"
         time.sleep(0.02)
     return job
-
-
-def wait_for(happens: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Come back once it happens."""
-    end = time.monotonic() + timeout_s
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def steps_recorded(folder: Path) -> int:

@@ -68,9 +68,9 @@ def open_app(home: Home) -> Callable[..., AppTest]:
 
 def words(app: AppTest) -> str:
     """Everything that a page says in words, for assertions; Markdown's escapes taken out."""
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "header")
     said = [element.value for kind in kinds for element in app.get(kind)]
-    return "\n".join(said).replace("\\", "")
+    return "\n".join(said).replace("\\", "").replace("\u00a0", " ")
 
 
 def metric(app: AppTest, label: str) -> Any:

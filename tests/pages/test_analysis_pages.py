@@ -1,7 +1,9 @@
 """Loss scale, Number ranges, Compare: each answers its question first, then shows the evidence."""
 
 import json
+import re
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from amp_core import load_run
 from amp_core.analysis import class_shares, safe_window, scale_summary, what_if, whole_model
 from amp_core.figures.style import percent
+from pages.parts.numbers import ranges
 from pages.parts.words import percent as percent_
 from pages.parts.words import scale
 from tests.pages.conftest import metric, titles, words
@@ -46,6 +49,7 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     shares = class_shares(load_run(home.runs / "a"), "output_grad")
     worst = shares.loc[(shares["inf_frac"] + shares["nan_frac"]).idxmax(), "name"]
     assert f"most of all {worst}" in words(app)
+    assert re.search(r"of its elements, at \d of \d+ sampled steps; the scaler skipped each of them\.", words(app))
     assert titles(app)[:3] == [
         "Output gradients by tensor and exponent",
         "Output gradients by tensor and step: subnormal",
@@ -53,7 +57,16 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     ]
     assert list(app.dataframe[0].value["name"]) == list(shares["name"])
     heatmap = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
-    assert any(t.get("name") == "not finite" and f"∞ {percent(0.069)} " in t["text"] for t in heatmap)
+    assert any(t.get("name") == "not finite" and f" ∞ {percent(0.069)}" in t["text"] for t in heatmap)
+
+
+def test_ranges_say_when_a_tensor_was_not_finite_as_the_overview_says_it():
+    trace = pd.DataFrame({"step": [0, 10, 20], "inf_frac": [0.5, 0.0, 0.1], "nan_frac": [0.0, 0.0, 0.1]})
+    assert ranges.not_finite_at(trace, [0, 7, 20]) == ", at 2 of 3 sampled steps; the scaler skipped each of them"
+    assert ranges.not_finite_at(trace, [0]) == ", at 2 of 3 sampled steps"
+    assert ranges.not_finite_at(trace.head(2), [0]) == ", at step 0 alone; the scaler skipped it"
+    assert ranges.not_finite_at(trace.head(2), []) == ", at step 0 alone"
+    assert ranges.not_finite_at(trace[1:2], [0]) == ""
 
 
 def test_ranges_of_another_kind_and_one_step(home, open_app):
@@ -131,7 +144,7 @@ def test_a_copied_link_opens_the_same_ranges(home, open_app):
     assert "weight gradients" in words(app) and app.select_slider[0].value == 50
     assert (app.query_params["format"], app.query_params["step"]) == ("bf16,fp8-e4m3", "50")
     more = open_app("pages/number_ranges.py", run="run/a", over="zero_frac", scale="-3", true="1")
-    assert more.slider[0].value == -3 and more.toggle[0].value
+    assert next(s for s in more.select_slider if s.label == "Loss scale").value == -3 and more.toggle[0].value
     assert "Output gradients by tensor and step: exactly zero" in titles(more)
     assert [more.query_params[k] for k in ("over", "scale", "true")] == ["zero_frac", "-3", "1"]
     odd = open_app(
@@ -170,7 +183,7 @@ def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
     app = open_app("pages/number_ranges.py", run="run/a")
     found = what_if(load_run(home.runs / "a"), ("fp16",), (-10, 30), ("output_grad",))
     total = whole_model(found).set_index("log2_scale")
-    slider = next(s for s in app.slider if s.label.startswith("Loss scale"))
+    slider = next(s for s in app.select_slider if s.label == "Loss scale")
     assert slider.value == 0 and "Predicted: at 2⁰, FP16 would turn" in words(app)
     slider.set_value(-10).run()
     worst = found.loc[found["underflow_frac"].idxmax()]
@@ -178,7 +191,7 @@ def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
     assert f"would turn {percent_(total.loc[-10, 'underflow_frac'])} of all nonzero output gradients to 0" in words(app)
     assert f"carrying {percent_(total.loc[-10, 'underflow_mass_frac'])} of their mass" in words(app)
     assert f"most becomes 0 in {worst['name']}, {percent_(worst['underflow_frac'])}" in words(app)
-    next(s for s in app.slider if s.label.startswith("Loss scale")).set_value(30).run()
+    next(s for s in app.select_slider if s.label == "Loss scale").set_value(30).run()
     assert "tensors would overflow" in words(app)
 
 
@@ -191,7 +204,7 @@ def test_a_run_that_lost_values_itself_makes_predictions_doubtful(home, open_app
 def test_the_slider_begins_at_the_runs_own_scale(home, open_app):
     write(home.runs / "a", "static")
     app = open_app("pages/number_ranges.py", run="run/a")
-    assert next(s for s in app.slider if s.label.startswith("Loss scale")).value == 7
+    assert next(s for s in app.select_slider if s.label == "Loss scale").value == 7
 
 
 def test_audits_stand_beside_predictions(home, open_app):
@@ -205,7 +218,7 @@ def test_audits_stand_beside_predictions(home, open_app):
     assert not app.exception and "Prediction beside measurement" in words(app)
     row = app.dataframe[-1].value.iloc[0]
     assert (row["name"], row["scale"], row["cosine"]) == ("head.weight", "2⁸", 0.5)
-    assert row["predicted_frac"] == row["predicted_frac"] and 0 <= row["audited_frac"] <= 1
+    assert row["predicted_frac"] == row["predicted_frac"] and row["audited_frac"] == pytest.approx(100 * 15 / 1350)
 
 
 @pytest.mark.parametrize("scenario", ["overflowing", "fp32", "underflowing"])

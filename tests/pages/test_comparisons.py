@@ -1,7 +1,5 @@
 """A comparison in turns, started from the app: one job, its runs below its folder, and the way to Compare."""
 
-import time
-
 import pytest
 
 from amp_core import jobs, load_run
@@ -13,6 +11,7 @@ from pages.parts.start import asked as form
 from pages.parts.start import comparisons
 from tests.pages.conftest import words
 from tests.pages.test_start_run import field
+from tests.waiting import wait_for
 
 START = "pages/start_run.py"
 QUICK = {"workload": "digits-cnn", "device": "cpu", "steps": 4, "evaluate": False}
@@ -56,9 +55,7 @@ def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home,
     job = jobs.find(home.runs / name)
     form.label(job.folder / "bf16", {"tags": "turns", "note": "before it began"})
     assert job.state in ("running", "queued")
-    until = time.monotonic() + 180
-    while jobs.find(job.folder).alive and time.monotonic() < until:
-        time.sleep(0.2)
+    wait_for(lambda: not jobs.find(job.folder).alive, 180)
     done = jobs.find(job.folder)
     assert done.state == "finished", done.console()
     runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]

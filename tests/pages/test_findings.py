@@ -23,6 +23,13 @@ def test_what_follows_from_a_cause_has_no_card_of_its_own(home, open_app):
     assert "1 error found, and 1 that follow" in said and "Follows from it: 70 steps in a row were skipped" in said
 
 
+def test_the_proof_of_a_cause_without_a_page_is_the_tensor_that_follows_from_it(home, open_app):
+    write(home.runs / "a", "collapsing")
+    links = [link.proto for link in open_app(run="run/a").get("page_link") if link.proto.label.startswith("Open ")]
+    assert [(link.label, link.page) for link in links] == [("Open embed\\.weight", "layer-detail")]
+    assert "kind=weight_grad&layer=embed.weight" in links[0].query_string
+
+
 def test_a_muted_finding_stays_away_until_it_is_asked_for(home, open_app):
     write(home.runs / "a", "underflowing")
     before = {p: p.read_bytes() for p in (home.runs / "a").rglob("*") if p.is_file()}

@@ -99,11 +99,11 @@ def test_a_loss_scale_saves_or_ruins_it(open_app):
         f"{back * 1e9:.4f} × 10⁻⁹",
         f"off by {abs(back - 1e-8) / 1e-8:.4%}".replace("%", " %"),
     )
-    app.slider[0].set_value(40).run()
+    app.select_slider[0].set_value(40).run()
     assert stations(app)[2][:2] == ("Rounded to FP16", "10,992")  # 1e-8 × 2^40, to a multiple of 8
     field(app, "number").set_value("1").run()
     assert "it overflows" in words(app).replace("*", "") and stations(app)[3][1:] == ("∞", "lost")
-    app.slider[0].set_value(0).run()
+    app.select_slider[0].set_value(0).run()
     assert "It needs no scale" in words(app)
 
 

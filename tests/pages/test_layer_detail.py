@@ -73,8 +73,8 @@ def test_predictions_are_those_of_what_if(home, open_app):
     expected = what_if(load_run(home.runs / "a"), ("fp16",), (0, 8), ("output_grad",)).query("name == 'embed'")
     shown = table[table["format"] == "FP16"].set_index("scale")
     for row, scale in zip(expected.itertuples(), ("2⁰", "2⁸"), strict=True):
-        assert shown.loc[scale, "underflow_frac"] == pytest.approx(row.underflow_frac)
-        assert shown.loc[scale, "underflow_mass_frac"] == pytest.approx(row.underflow_mass_frac)
+        assert shown.loc[scale, "underflow_frac"] == pytest.approx(100 * row.underflow_frac)
+        assert shown.loc[scale, "underflow_mass_frac"] == pytest.approx(100 * row.underflow_mass_frac)
     assert shown.loc["2⁰", "underflow_frac"] >= 0 and len(table) == 16
     assert table["scale"].str.startswith("its own, 2").sum() == 2
     assert "Predicted from the recorded histograms" in words(app)

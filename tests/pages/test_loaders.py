@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,11 +18,12 @@ import streamlit as st
 from amp_core.analysis import overview, scale_trace
 from amp_core.extract import Extract, open_extract
 from amp_core.serving import HEAP
-from pages.parts import loaders
+from pages.parts import loaders, memory_back
 from pages.parts.shelf.library import Entry
 from tests.synthetic import SyntheticRun, live, write
 
 T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -167,6 +170,43 @@ print((before - psutil.Process().memory_info().rss) >> 20)
 def test_holes_between_what_is_kept_go_back_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 90  # of 186 MiB
+
+
+def test_garbage_of_many_passes_is_collected_in_one_go_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = threading.Semaphore(0)
+    finish = threading.Event()
+    now = memory_back.now
+
+    def slowly() -> None:
+        now()
+        collected.release()
+        finish.wait(30)
+
+    monkeypatch.setattr(memory_back, "now", slowly)
+    figure = Cycle()
+    gone = weakref.ref(figure)
+    del figure
+    try:
+        memory_back.soon()
+        assert collected.acquire(timeout=30) and gone() is None
+        for _ in range(50):
+            memory_back.soon()  # returns, although the first collection is still under way
+    finally:
+        finish.set()
+    assert collected.acquire(timeout=30)
+    assert not memory_back._asked.is_set(), "the second collection served them all"
+
+
+class Cycle:
+    """What only the collector frees."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_streamlit_leaves_collecting_to_us() -> None:
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert config["runner"]["postScriptGC"] is False
 
 
 def test_trainings_do_not_inherit_the_server_s_heap() -> None:

@@ -24,7 +24,7 @@ def test_a_gpu_run_tells_its_peak_and_what_it_was(home, open_app):
     assert titles(app)[:2] == ["Memory at the peak", "Memory through step 64"]
     assert "`ampscope tune --max-batch --workload text-gpt --size tiny --precision bf16 --device cuda:0`" in words(app)
     table = app.dataframe[0].value
-    assert table["Share"].sum() == pytest.approx(1.0)
+    assert table["Share"].sum() == pytest.approx(100.0)
     assert "autocast's copies of weights" in table["Part"].tolist()
 
 
@@ -39,7 +39,7 @@ def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
     assert metric(app, "Peak of forward").value == held and metric(app, "Peak of forward").delta == "in tensors"
     assert metric(app, "Process").value == size(found.total_bytes)
     assert metric(app, "Process").delta == "resident set"
-    assert app.dataframe[0].value["Share"].sum() == pytest.approx(1.0)
+    assert app.dataframe[0].value["Share"].sum() == pytest.approx(100.0)
     assert app.dataframe[0].value["Share"].isna().tolist()[-1]
     assert titles(app)[0] == "Held in tensors, at most"
     assert app.dataframe[0].value["Part"].tolist()[-1] == "other"

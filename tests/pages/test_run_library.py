@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
+from amp_core.labels import label_of
 from amp_core.muting import mute
 from amp_core.packing import pack
 from amp_core.runlog import RunWriter
@@ -365,6 +366,18 @@ def test_ticks_stay_with_their_runs_when_others_come(home, open_app):
     app.run()
     key, numbers = app.session_state["library.ticks"]
     assert key != before and [app.session_state["library.shown"][n] for n in numbers] == ["run/a"]
+
+
+def test_a_run_can_be_called_as_its_folder_and_its_recorded_name_come_back(home, open_app):
+    write(home.runs / "recorded", "healthy", steps=5).rename(home.runs / "folder")
+    app = open_app(LIBRARY, run="run/folder")
+    names = []
+    for typed in ("recorded", "folder", "folder", ""):  # as it is called, another one, the same again, none
+        next(t for t in app.text_input if t.label == "Name").set_value(typed)
+        app = button(app, "Save").click().run()
+        assert not app.exception and not app.error
+        names.append((app.session_state["entries"]["run/folder"].name, label_of(home.runs / "folder").name))
+    assert names == [("recorded", ""), ("folder", "folder"), ("folder", "folder"), ("recorded", "")]
 
 
 def test_a_failed_run_is_not_called_well(home, open_app):

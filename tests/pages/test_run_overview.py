@@ -1,5 +1,7 @@
 """Overview: the verdict, the cards, the charts, and the end of a run that did not finish."""
 
+import shutil
+
 from amp_core import load_run
 from amp_core.runlog import RunWriter
 from tests.pages.conftest import metric, titles, words
@@ -14,7 +16,7 @@ def test_healthy_run_says_so_with_its_numbers(home, open_app):
     assert "Nothing wrong was found" in words(app) and "120 of 120 steps" in words(app)
     assert metric(app, "Loss").value == f"{last:.2f}"
     assert metric(app, "Loss scale").value == "2¹⁸"  # grown twice: after 40 and after 80 clean steps
-    assert metric(app, "Loss scale").delta == "2 × up, 0 × down"
+    assert metric(app, "Loss scale").delta == "2 up, 0 down"
     assert metric(app, "Skipped steps").value == "0"
     assert metric(app, "Step time").value.endswith(" ms")
     assert metric(app, "Samples per s").value == "805"
@@ -105,3 +107,10 @@ def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open
     app.run()
     assert any('"precision": "fp16"' in shown.value for shown in app.json)
     assert not app.exception
+
+
+def test_a_training_whose_steps_are_gone_is_not_called_well(home, open_app):
+    shutil.rmtree(write(home.runs / "a", "profiled-cpu") / "steps")
+    app = open_app(run="run/a")
+    assert not app.exception and not app.success
+    assert "60 steps were planned and none is here" in words(app) and "No training steps were recorded." in words(app)

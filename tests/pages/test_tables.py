@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from amp_core import load_run
+from amp_core.analysis import compare
 from pages.parts import tables
+from pages.parts.compare import comparison
 from tests.synthetic import write
 
 ROOT = Path(tables.__file__).resolve().parents[1]
@@ -37,6 +41,23 @@ def test_no_page_shows_a_table_that_cannot_be_had():
         assert not direct or file.name == "tables.py", file
 
 
+def test_shares_are_shown_in_percent_and_kept_as_they_were(home, open_app):
+    write(home.runs / "a", "profiled")
+    app = open_app("pages/step_cost.py", run="run/a")
+    shown = next(table.value for table in app.dataframe if "frac" in table.value)
+    kept = app.session_state["tables.shown"]["Parts of a step with their share and time."]
+    assert shown["frac"].sum() == pytest.approx(100) and kept["frac"].sum() == pytest.approx(1)
+
+
+def test_no_page_has_a_way_of_its_own_to_write_shares_and_counts():
+    for file in ROOT.rglob("*.py"):
+        calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
+        named = {
+            k.value.value for c in calls for k in c.keywords if k.arg == "format" and isinstance(k.value, ast.Constant)
+        }
+        assert file.name == "tables.py" or not named & {"percent", "localized"}, file
+
+
 def test_both_files_hold_what_was_shown():
     frame = pd.DataFrame({"a": [1.5, np.nan], "b": ["x", None], "c": ["–", 3], "d": [True, False]}, index=[7, 9])
     back = pd.read_parquet(io.BytesIO(tables.as_parquet(frame)))
@@ -45,3 +66,21 @@ def test_both_files_hold_what_was_shown():
     text = pd.read_csv(io.BytesIO(tables.as_csv(frame)))
     assert text["a"].isna().tolist() == [False, True] and text["c"].tolist() == ["–", "3"]
     assert tables.file_name("Memory by category.") == "memory-by-category"
+
+
+def test_measured_numbers_are_rounded_as_in_words():
+    values = [2245.3, 335.8, 23.84, 0.01234567, 0.0, -1234.6, np.nan, None]
+    frame = pd.DataFrame({"a": pd.Series(values, dtype=object), "b": 0.12345, "c": 7})
+    shown = tables._as_written(frame, {"a": tables.measured("A"), "b": tables.share("B"), "c": tables.count("C")})
+    assert (
+        shown["a"].tolist()[:6] == [2245, 336, 23.8, 0.0123, 0.0, -1235]
+        and shown["a"].isna().tolist()[6:] == [True] * 2
+    )
+    assert shown["b"].iloc[0] == pytest.approx(12.345) and shown["c"].iloc[0] == 7 and frame["b"].iloc[0] == 0.12345
+
+
+def test_a_comparison_of_different_tasks_has_no_column_for_losses_that_cannot_be_compared(home):
+    found = compare([load_run(write(home.runs / name, name)) for name in ("fp32", "healthy")]).recipes
+    assert "Loss change" in comparison.recipes(found)
+    apart = comparison.recipes(found.assign(loss_change_frac=float("nan")))
+    assert "Loss change" not in apart and "Final loss" in apart

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import time
 
 from amp_core import jobs
 from amp_core.train.config import TrainConfig
 from amp_core.train.tune_result import Tried, Tuned
 from tests.pages.conftest import words
+from tests.waiting import wait_for
 
 PAGE = "pages/tune_recipe.py"
 BF16 = Tried(
@@ -135,9 +135,7 @@ def test_a_job_that_makes_runs_is_no_damaged_run(home, open_app):
 
     command = [sys.executable, "-c", "import sys; print('searching'); sys.exit(0)"]
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
-    until = time.monotonic() + 60
-    while jobs.find(job.folder).alive and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_for(lambda: not jobs.find(job.folder).alive, 60)
     assert jobs.find(job.folder).state == "finished"
     assert not (job.folder / "run.json").exists()
     app = open_app("pages/run_library.py")

@@ -97,6 +97,12 @@ def test_stored_values_keep_all_digits(value, said):
     assert words.exactly(value) == said
 
 
+def test_numbers_stay_with_their_units():
+    said = words.unbroken("1 step of 400 (0.25 %) in 10 s, 3 MiB, 4.5 × as fast; 4 steps, 2 samples, 5 min 20 s")
+    together = "1 step of 400 (0.25_%) in 10_s, 3_MiB, 4.5_× as fast; 4 steps, 2 samples, 5_min 20_s"
+    assert said.replace("\u00a0", "_") == together
+
+
 def test_powers_in_a_text_are_raised():
     assert words.raised("from 2^−24 to 2^15, 1e-8") == "from 2⁻²⁴ to 2¹⁵, 1e-8"
 

@@ -68,10 +68,13 @@ def test_replicas_have_the_whole_gradient_each(trained):
     assert first.groupby(["name", "rank"])["numel"].sum().to_dict() == {(n, r): NAMES[n] for n in NAMES for r in (0, 1)}
 
 
-def test_ranks_agree_where_gradients_are_shared_and_do_not_where_they_are_not(trained):
-    for how in ("ddp", "fsdp-clip", "ddp-no_sync"):
-        assert rank_scales(trained(how).run).empty
-        assert "rank-scale-desync" not in {f.code for f in diagnose(trained(how).run)}
+@pytest.mark.parametrize("how", ["ddp", "fsdp-clip", "ddp-no_sync"])
+def test_ranks_agree_on_the_scale_where_gradients_are_shared(trained, how):
+    assert rank_scales(trained(how).run).empty
+    assert "rank-scale-desync" not in {f.code for f in diagnose(trained(how).run)}
+
+
+def test_ranks_whose_gradients_are_their_own_come_to_scales_of_their_own(trained):
     apart = trained("ddp-local").run
     found = rank_scales(apart)
     assert found["step"].iloc[0] == SPOILED and found[found.step == SPOILED].skipped.tolist() == [False, True]
@@ -105,7 +108,8 @@ def test_a_healthy_run_has_no_cause_and_a_spread(trained):
     assert spread.slowest in (0, 1) and spread.frac >= 0 and set(spread.phases) == {"data", "forward", "optimizer"}
 
 
-def test_four_processes(trained):
+def test_of_four_processes_each_has_all_of_its_rows(trained):
     done = trained("ddp", 4)
+    assert len(done.truth) == 4
     assert done.run.steps.groupby("step")["rank"].apply(list).tolist() == [[0, 1, 2, 3]] * STEPS
     assert len(done.run.tensors(kind="weight_grad")) == len(NAMES) * SAMPLED * 4

@@ -81,28 +81,6 @@ def test_which_of_two_scalers_is_meant_is_not_guessed(tmp_path):
     assert one is not other and load_run(tmp_path / "run").head.config["scaler"] is None and len(scalers) == 2
 
 
-def test_a_scaler_that_is_made_after_watch_is_told(tmp_path):
-    torch.manual_seed(0)
-    model = small_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with watch(model, optimizer, into=tmp_path / "run"):
-        scaler = torch.amp.GradScaler("cpu")
-        scale = torch.amp.GradScaler.scale
-        for _ in range(3):
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = model(torch.randn(16, 24)).square().mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        assert torch.amp.GradScaler.scale is not scale  # what looked on has seen enough
-    run = load_run(tmp_path / "run")
-    told = run.events[run.events["detail"].str.contains("GradScaler", na=False)]
-    assert told["kind"].tolist() == ["warning"] and told["step"].tolist() == [0]
-    found = {finding.code: finding.severity for finding in diagnose(run)}
-    assert found["fp16-without-scaler"] == "warning"
-
-
 @pytest.mark.parametrize(
     ("dtype", "scaled", "recipe"),
     [

@@ -53,6 +53,7 @@ def test_several_runs_are_compared_with_the_first():
     page = report_html(runs)
     said = text(page)
     assert "Comparison" in said and "What differs" in said
+    assert re.search(r"fp16-healthy\s+fp16\s+[\d.]+ ms", said)  # of each run its precision, and its step
     for answer in compare(runs).answers.values():
         assert answer in said
     assert len(page.encode()) < 5_000_000

@@ -169,6 +169,24 @@ def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_pa
     assert rows["op"].fillna("").tolist() == ["aten::mm", ""] and rows["phase"].fillna("").tolist() == ["forward", ""]
 
 
+def test_an_operators_own_time_on_a_cpu_is_without_those_inside_it_and_without_watching(tmp_path):
+    cpu = Made()
+    cpu.op("aten::linear", 0, 100)
+    cpu.op("aten::addmm", 20, 60)
+    cpu.event("mark", "ampscope.phase:watch", 40, 1, 1)
+    cpu.event("mark", "ampscope.phase:forward", 55, 1, 1)
+    _, rows = read(tmp_path, cpu.document())
+    assert rows.set_index("op")["total_us"].to_dict() == {"aten::linear": 100 - 60, "aten::addmm": 60 - (55 - 40)}
+
+
+def test_a_copy_between_types_is_a_cast_where_both_are_known(tmp_path):
+    copies = Made()
+    for at, types in ((0, ["c10::Half", "float"]), (20, ["c10::Half", "Mystery"]), (40, ["float", "float"])):
+        copies.op("aten::copy_", at, 10, **{"Input Dims": [[16, 4], [16, 4]], "Input type": types})
+    trace = read_trace(write(tmp_path / "t.json", copies.document()))
+    assert sum(trace.ops["cast_bytes"]) == 16 * 4 * 2
+
+
 def test_several_devices_have_a_window_each(tmp_path):
     document = training()
     for event in document["traceEvents"]:

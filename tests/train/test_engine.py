@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pandas as pd
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 from amp_core import RunError, load_run
 from amp_core.train import RECIPES, WORKLOADS, TrainConfig, engine, train
+from tests.waiting import wait_for
 
 
 def run_of(folder, **settings):
@@ -225,13 +225,10 @@ def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
     settings.write_text(json.dumps(TrainConfig(workload="digits-cnn", steps=10**6, device="cpu").to_dict()))
     command = [sys.executable, "-m", "amp_core", "train", "--config", os.fspath(settings), "--out", os.fspath(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (
-            folder.is_dir() and (folder / "run.json").exists() and _steps(folder) > 5
-        ):
-            assert child.poll() is None, child.communicate()
-            time.sleep(0.05)
-        child.send_signal(number)
+        try:
+            wait_for(lambda: child.poll() is not None or ((folder / "run.json").exists() and _steps(folder) > 5), 60)
+        finally:
+            child.send_signal(number)
         said, errors = child.communicate(timeout=30)
     assert child.returncode == 130, errors
     run = load_run(folder)

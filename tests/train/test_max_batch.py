@@ -273,6 +273,12 @@ def test_the_command_says_with_its_exit_code_that_nothing_fits(monkeypatch, caps
     ("argv", "said"),
     [
         (["tune", "--max-batch", "own.py:f"], "leave FILE.py:FUNCTION out"),
+        (["tune", "--max-batch", "--budget", "60"], "max_batch=True makes nothing of --budget; leave --budget out"),
+        (["tune", "--max-batch", "--code", "plain"], "leave --code out"),
+        (["tune", "--precision", "bf16"], "max_batch=False makes nothing of --precision"),
+        (["tune", "--memory-limit", "2GiB"], "max_batch=False makes nothing of --memory-limit"),
+        (["tune", "--most", "8"], "max_batch=False makes nothing of --most"),
+        (["tune", "--timeout", "8"], "max_batch=False makes nothing of --timeout"),
         (["tune", "--max-batch", "--memory-limit", "much"], "memory_limit='much' is no size; give one such as 2GiB"),
         (["tune", "--max-batch", "--device", "cpu", "--most", "none"], "most='none' is not possible"),
         (["tune", "--max-batch", "--device", "cpu", "--timeout", "soon"], "timeout='soon' is not possible"),

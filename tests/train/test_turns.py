@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from amp_core import load_run
 from amp_core.train import TrainConfig, train
 from amp_core.train.interleave import Member, default_block, interleave, order_of, turns_of
 from amp_core.train.turns import Turns
+from tests.waiting import wait_for
 
 OWN = """
 import torch
@@ -124,12 +124,10 @@ def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
     command += ["--precisions", "fp32,bf16", "--device", "cpu", "--block", "5", "--out", os.fspath(tmp_path / "cmp")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         folders = [tmp_path / "cmp" / name for name in ("fp32", "bf16")]
-        until = time.monotonic() + 120
-        while time.monotonic() < until:
-            if all((f / "run.json").exists() and len(load_run(f).steps) >= 10 for f in folders):
-                break
-            time.sleep(0.2)
-        process.send_signal(number)
+        try:
+            wait_for(lambda: all((f / "run.json").exists() and len(load_run(f).steps) >= 10 for f in folders), 120)
+        finally:
+            process.send_signal(number)
         assert process.wait(60) == 130
     for folder in folders:
         run = load_run(folder)

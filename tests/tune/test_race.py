@@ -42,6 +42,14 @@ def test_who_is_slower_than_the_first_by_more_than_the_margin_leaves_and_fp32_st
     assert race.out == {3: "slower than bf16: 0.962 × its speed"}
 
 
+def test_in_training_over_seeds_all_go_on_whose_numbers_are_not_broken(tmp_path):
+    made(tmp_path, "slow", 10.0), made(tmp_path, "fast", 1.0)
+    write_rows(tmp_path / "broken", steps={"step": range(STEPS), "loss": np.full(STEPS, np.nan)})
+    race = Race(["a"] * 4, [tmp_path / name for name in ("slow", "broken", "none", "fast")], over=lambda: False)
+    assert race.unbroken(STEPS) == {0, 3}
+    assert Race(["a"], [tmp_path / "slow"], over=lambda: True).unbroken(STEPS) == set()
+
+
 def test_a_recipe_without_a_time_comes_last(tmp_path):
     untimed = load_run(write_rows(tmp_path / "none", steps={"step": range(5), "loss": [1.0] * 5}))
     assert ranked([[made(tmp_path, "fp32", 10.0)], [untimed], [made(tmp_path, "bf16", 5.0)]]) == [2, 0, 1]

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,8 +198,6 @@ def test_rows_that_find_no_room_are_counted(disk: Disk, tmp_path: Path, monkeypa
 
 
 def test_network_file_systems_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     def mounts(all: bool) -> list[Any]:  # noqa: A002 - psutil's name
         return [SimpleNamespace(mountpoint=p, fstype=t) for p, t in (("/", "ext4"), (str(tmp_path), "nfs4"))]
 

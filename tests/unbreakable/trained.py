@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ import torch
 from amp_core import _sealing, load_run
 from amp_core.record import _guard
 from amp_core.run import Run
+from tests.places import ROOT
 from tests.record.loops import train
 
-ROOT = Path(_sealing.__file__).parent.parent
 STEPS = 30
 
 
@@ -81,14 +80,6 @@ class Disk:
 
     def works(self) -> None:
         self.befall = lambda: None
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    """Wait until something has happened, for half a minute at most."""
-    until = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def program_said(body: str, *arguments: str) -> str:

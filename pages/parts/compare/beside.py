@@ -10,10 +10,10 @@ from pages.parts import charts, empty, loaders, picker, tables, words
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
     "verdict": st.column_config.TextColumn("It"),
-    "first_ms": st.column_config.NumberColumn("First run (ms)", format="%.3f"),
-    "ms": st.column_config.NumberColumn("This run (ms)", format="%.3f"),
-    "change_ms": st.column_config.NumberColumn("Change (ms)", format="%+.3f"),
-    "change_frac": st.column_config.NumberColumn("Of the first run's time", format="percent"),
+    "first_ms": tables.measured("First run (ms)"),
+    "ms": tables.measured("This run (ms)"),
+    "change_ms": st.column_config.NumberColumn("Change (ms)", format="%+.3g"),
+    "change_frac": tables.percent("Of the first run's time", width=150),
 }
 
 
@@ -22,7 +22,7 @@ def show(run: Run) -> None:
     entries = {
         key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
     }
-    st.subheader("Beside another run", anchor=False)
+    st.header("Beside another run", anchor=False)
     key = st.selectbox(
         "First run, which this one is held against",
         list(entries),

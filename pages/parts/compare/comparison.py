@@ -5,6 +5,7 @@ import streamlit as st
 
 from amp_core.analysis import Comparison
 from pages.parts import words
+from pages.parts.tables import measured
 from pages.parts.tables import show as show_table
 
 RECIPES = {
@@ -13,13 +14,13 @@ RECIPES = {
     "step_ms": "Step time (ms)",
     "samples_per_s": "Samples/s",
     "speed": "Speed ×",
-    "speed_verdict": "Speed verdict",
-    "memory_mib": "Peak memory (MiB)",
+    "speed_verdict": "Speed is",
+    "memory_mib": "Peak (MiB)",
     "memory_ratio": "Memory ×",
     "energy_j": "Energy (J/sample)",
     "tensor": "On tensor cores",
     "loss_final": "Final loss",
-    "loss_change": "Loss against the first",
+    "loss_change": "Loss change",
     "eval_loss": "Held-out loss",
     "skipped": "Skipped",
     "parity": "Learning",
@@ -32,8 +33,8 @@ RUNS = {
     "spread": "Half of steps (ms)",
     "samples_per_s": "Samples/s",
     "speed": "Speed ×",
-    "speed_verdict": "Speed verdict",
-    "memory_mib": "Peak memory (MiB)",
+    "speed_verdict": "Speed is",
+    "memory_mib": "Peak (MiB)",
     "memory_ratio": "Memory ×",
     "loss_final": "Final loss",
     "skipped": "Skipped",
@@ -41,19 +42,22 @@ RUNS = {
     "eval_loss": "Held-out loss",
 }
 """Columns of the table of runs."""
+_MEASURED = {
+    "step_ms": "Median, warm-up left out",
+    "samples_per_s": "Median, warm-up left out",
+    "memory_mib": "Peak memory; 1 MiB is 1,048,576 bytes",
+    "energy_j": "Mean power of the GPU times step time, over samples of a step",
+}
 _SHAPES = {
-    "step_ms": ("%.3g", "Median, warm-up left out"),
-    "samples_per_s": ("%.3g", "Median, warm-up left out"),
-    "memory_mib": ("%.1f", "1 MiB is 1,048,576 bytes"),
     "memory_ratio": ("%.2f", "Peak memory over that of the first"),
-    "energy_j": ("%.3g", "Mean power of the GPU times step time, over samples of a step"),
     "loss_final": ("%.4g", "Mean of the last tenth of the run's own steps"),
     "eval_loss": ("%.4g", "Loss on held-out data after training"),
 }
-NUMBERS = {
+NUMBERS = {(RECIPES | RUNS)[name]: measured(help_=text) for name, text in _MEASURED.items()} | {
     (RECIPES | RUNS)[name]: st.column_config.NumberColumn(format=shape, help=text)
     for name, (shape, text) in _SHAPES.items()
 }
+NUMBERS[RECIPES["loss_change"]] = st.column_config.TextColumn(help="Of the final loss, against the first recipe")
 _PINNED = st.column_config.TextColumn(pinned=True)
 
 
@@ -63,7 +67,7 @@ def verdict(found: Comparison) -> None:
     answers = {name: answer.partition(": ")[2] for name, answer in found.answers.items()}
     lines = [f"**{words.escape(name)}**: {words.escape(answer)}" for name, answer in answers.items()]
     # One answer is the page's headline; several are a list, which is read faster than so many headlines.
-    st.markdown(f"##### {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
+    st.markdown(f"## {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
     against = f"Against **{words.escape(first['recipe'])}**"
     repeated = f", {words.plural(int(first['seeds']), 'seed')} of it" if first["seeds"] > 1 else ""
     st.markdown(f"{against}{repeated}.")
@@ -104,6 +108,8 @@ def recipes(found: pd.DataFrame) -> pd.DataFrame:
         loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in found.itertuples()],
     )
     shown["tensor"] = shown["tensor"].where(found["tensor_frac"].notna())
+    if found["loss_change_frac"].isna().all():  # of runs that train different tasks
+        shown["loss_change"] = None
     return shown[[name for name in RECIPES if shown[name].notna().any()]].rename(columns=RECIPES)
 
 

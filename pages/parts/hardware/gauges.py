@@ -24,20 +24,17 @@ def show(run: Run) -> None:
         return
     frame = device_samples(run)
     course = {c: sparkline(frame[c]) for c in (*SHARES, "memory_used_bytes", "power_w", "temperature_c")}
-    busy, tensor, memory, power, heat = st.columns(5)  # a single row: the charts below are what is looked at
-    with busy:
+    counted, around = cards.pairs()  # a single row where there is room: the charts below are what is looked at
+    with counted:
         cards.card("GPU busy", words.percent(now.gpu_util_frac), _clocks(now), course["gpu_util_frac"], UTILISATION)
-    with tensor:
         active = now.tensor_active_frac
         beside = f"SMs {words.percent(now.sm_active_frac)}" if active is not None else "not counted"
         cards.card("Tensor cores", words.percent(active), beside, course["tensor_active_frac"], TENSOR)
-    with memory:
         total = f"of {words.size(now.memory_total_bytes)}" if now.memory_total_bytes else "all processes"
         cards.card("Device memory", words.size(now.memory_used_bytes), total, course["memory_used_bytes"], MEMORY)
-    with power:
+    with around:
         limit = f"of {words.number(now.power_limit_w, 'W')}" if now.power_limit_w else "no limit told"
         cards.card("Power", words.number(now.power_w, "W"), limit, course["power_w"])
-    with heat:
         held = "clocks free" if now.throttle in (None, "none", "idle") else now.throttle
         cards.card("Temperature", words.number(now.temperature_c, "°C"), held, course["temperature_c"], CLOCKS)
 

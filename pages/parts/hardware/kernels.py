@@ -12,12 +12,12 @@ from pages.parts.hardware import profiled
 BY = {"kernel": "Kernel", "op": "Operator", "module": "Module", "phase": "Phase", "category": "Sort of work"}
 SORTS = {
     "name": st.column_config.TextColumn("Name", pinned=True, width=240),
-    "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
+    "time_frac": tables.share("Share of time"),
     "total_ms": profiled.TIME_MS,
     "count": profiled.COUNT,
-    "matrix_frac": st.column_config.ProgressColumn("Matrix work", help="Of its own time", **profiled.SHARE),
-    "tensor_frac": st.column_config.ProgressColumn("On tensor cores", help="Of its own time", **profiled.SHARE),
-    "unknown_frac": st.column_config.ProgressColumn("Unknown by name", help="Of its own time", **profiled.SHARE),
+    "matrix_frac": tables.share("Matrix work", help_="Of its own time"),
+    "tensor_frac": tables.share("On tensor cores", help_="Of its own time"),
+    "unknown_frac": tables.share("Unknown by name", help_="Of its own time"),
 }
 KERNELS = {name: SORTS[name] for name in ("name", "time_frac", "total_ms", "count")} | {
     "tensor_core": st.column_config.TextColumn("Tensor cores"),
@@ -31,7 +31,7 @@ OPS = {
     "op": st.column_config.TextColumn("Operator", pinned=True, width=110),
     "module": st.column_config.TextColumn("Module"),
     "phase": st.column_config.TextColumn("Phase"),
-    "time_frac": st.column_config.ProgressColumn("Share of time", **profiled.SHARE),
+    "time_frac": tables.share("Share of time"),
     "total_ms": profiled.TIME_MS,
     "tensor_core": st.column_config.TextColumn("Tensor cores"),
     "why": st.column_config.TextColumn("Why", width="large"),
@@ -39,7 +39,7 @@ OPS = {
     "sizes": st.column_config.TextColumn("Sizes", help="Of one product, M × K by K × N; channels of a convolution"),
     "padded": st.column_config.TextColumn("Padded", help="The next sizes that 16 bytes divide"),
     "tflops": st.column_config.NumberColumn("TFLOP/s", format="%.3g", help="Achieved in its matrix kernels"),
-    "of_peak_frac": st.column_config.NumberColumn("Of data sheet", format="percent", help="Of the dense peak rate"),
+    "of_peak_frac": tables.percent("Of data sheet", help_="Of the dense peak rate"),
     "kernel": st.column_config.TextColumn("Kernel of most time", width="large"),
 }
 ON_CPU = ("tensor_core", "tensor_frac", "unknown_frac", "precision", "op")
@@ -83,7 +83,7 @@ def shares(use: TensorCoreUse) -> None:
         beside = f"matrix work: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
         cards.card("Of matrix time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
-        whole = f"{words.number(use.kernel_us / 1e3, 'ms', 4)} in all"
+        whole = f"{words.number(use.kernel_us / 1e3, 'ms')} in all"
         cards.card("Of all kernel time", words.percent(use.tensor_frac), whole)
     with right:
         beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
@@ -117,7 +117,7 @@ def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
 
 def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str = "") -> None:
     if title:
-        st.subheader(title, anchor=False)
+        st.header(title, anchor=False)
     if caption:
         st.caption(caption)
     order = ["op", "module", "phase", *columns]
@@ -127,7 +127,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
     """Kernel time added up as one likes; on a CPU the kernels are its operators."""
-    st.subheader("All operators" if cpu else "All kernels", anchor=False)
+    st.header("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"
     address.take("by", key, address.choice(list(names)), "kernel")
@@ -136,6 +136,6 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:
-        columns["count"] = st.column_config.NumberColumn("Calls", format="localized")
+        columns["count"] = tables.count("Calls")
     alt = f"Time by {names[by].lower()}."
     tables.show(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import MemoryBreakdown
 from amp_core.train.config import WORKLOADS
-from pages.parts import loaders, picker, words
+from pages.parts import loaders, picker, tables, words
 
 RESERVED = (
     "Allocated by torch, at most. Reserved is what its allocator held of the device at that moment, in use or not: the "
@@ -20,9 +20,7 @@ PHASES = "The most that was held at any moment of that phase of the step."
 TABLE = {
     "Part": st.column_config.TextColumn(pinned=True),
     "Held": st.column_config.TextColumn(),
-    "Share": st.column_config.ProgressColumn(
-        format="percent", min_value=0.0, max_value=1.0, help="Of the peak; on a CPU, of what tensors hold."
-    ),
+    "Share": tables.share("Share", help_="Of the peak; on a CPU, of what tensors hold."),
     "What it is": st.column_config.TextColumn(width="large"),
 }
 CHANGES = {
@@ -99,7 +97,7 @@ def pick_other(run: Run) -> Run | None:
     entries = {
         key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
     }
-    st.subheader("Beside another run", anchor=False)
+    st.header("Beside another run", anchor=False)
     task = [run.head.config.get(name) for name in ("workload", "size", "device")]
 
     def nearness(key: str) -> tuple[bool, bool]:

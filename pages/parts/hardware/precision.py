@@ -156,7 +156,7 @@ def stayed(view: PrecisionMap) -> None:
     """What ran in FP32 though it need not have."""
     if view.stayed.empty or (view.autocast is None and view.has_policies):
         return
-    st.subheader("FP32, although autocast has a 16-bit version", anchor=False)
+    st.header("FP32, although autocast has a 16-bit version", anchor=False)
     show(view.stayed, STAYED, "Operators that ran in FP32 though autocast has them in 16 bits, by module and reason.")
 
 
@@ -164,7 +164,7 @@ def elsewhere(view: PrecisionMap) -> None:
     """What a GPU would do otherwise."""
     if view.device != "cpu" or not view.has_policies or view.autocast is None:
         return
-    st.subheader("On CUDA this would be decided differently", anchor=False)
+    st.header("On CUDA this would be decided differently", anchor=False)
     if view.elsewhere.empty:
         st.caption(f"Nothing in this step: CUDA's lists ({READ_AT}) would have come to the same formats.")
         return
@@ -182,7 +182,7 @@ def casts(view: PrecisionMap) -> None:
     """Casts by who made them."""
     if not view.has_policies:
         return
-    st.subheader("Casts", anchor=False)
+    st.header("Casts", anchor=False)
     if view.casts.empty:
         st.caption("This step changed no floating-point tensor from one dtype to another.")
         return
@@ -204,7 +204,7 @@ def islands(view: PrecisionMap) -> None:
     """FP32 inside autocast."""
     if not view.has_policies or view.autocast is None:
         return
-    st.subheader("FP32 islands inside autocast", anchor=False)
+    st.header("FP32 islands inside autocast", anchor=False)
     if view.islands.empty:
         st.caption("None: neither a list nor a region that was switched off kept an operator in FP32.")
         return
@@ -245,7 +245,9 @@ def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
 
 def label(name: object) -> str:
     """A format as the app writes it: FP16, BF16."""
-    return FORMATS[name].label if isinstance(name, str) and name in FORMATS else str(name or words.NONE).upper()
+    if not isinstance(name, str) or not name:  # a trace without shapes does not tell
+        return words.NONE
+    return FORMATS[name].label if name in FORMATS else name.upper()
 
 
 def _measured(table: pd.DataFrame) -> pd.DataFrame:

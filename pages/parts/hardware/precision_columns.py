@@ -2,20 +2,19 @@
 
 import streamlit as st
 
-FRACTION = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
-CALLS = st.column_config.NumberColumn("Calls", format="localized", width=70)
-MFLOP = st.column_config.NumberColumn(
-    "Work (MFLOP)", format="localized", width=100, help="Million operations of matrix products"
-)
-CAST_KIB = st.column_config.NumberColumn("Cast for it (KiB)", format="localized", width=100)
-MODULE_COUNT = st.column_config.NumberColumn("Modules", format="localized", width=70)
+from pages.parts import tables
+
+CALLS = tables.count("Calls", width=60)
+MFLOP = tables.count("Work (MFLOP)", width=95, help_="Million operations of matrix products")
+CAST_KIB = tables.count("Cast for it (KiB)", width=100)
+MODULE_COUNT = tables.count("Modules", width=70)
 STAYED = {
     "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
     "modules": MODULE_COUNT,
     "op": st.column_config.TextColumn("Operator"),
     "why": st.column_config.TextColumn("Why", width="large"),
     "count": CALLS,
-    "flops_frac": st.column_config.ProgressColumn("Of matrix work", help="Of all operations of the step", **FRACTION),
+    "flops_frac": tables.share("Of matrix work", help_="Of all operations of the step"),
 }
 ELSEWHERE = {
     "op": st.column_config.TextColumn("Operator", pinned=True),
@@ -30,10 +29,10 @@ CASTS = {
     "cast_of": st.column_config.TextColumn("Of"),
     "way": st.column_config.TextColumn("Cast"),
     "phase": st.column_config.TextColumn("Phase"),
-    "count": st.column_config.NumberColumn("Casts a step", format="localized"),
-    "kib": st.column_config.NumberColumn("Written (KiB)", format="localized"),
-    "repeated": st.column_config.NumberColumn("Made before", help="The same tensor had been cast to that dtype before"),
-    "undone": st.column_config.NumberColumn("Undone", help="Cast back to the dtype that the value came from"),
+    "count": tables.count("Casts a step"),
+    "kib": tables.count("Written (KiB)"),
+    "repeated": tables.count("Made before", help_="The same tensor had been cast to that dtype before"),
+    "undone": tables.count("Undone", help_="Cast back to the dtype that the value came from"),
 }
 ISLANDS = {
     "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
@@ -45,23 +44,23 @@ ISLANDS = {
 }
 OPS = {
     "op": st.column_config.TextColumn("Operator", pinned=True, width=150),
-    "ran": st.column_config.TextColumn("Ran in", width=70),
-    "phase": st.column_config.TextColumn("Phase", width=80),
-    "policy": st.column_config.TextColumn("Policy", width=130),
-    "in_dtypes": st.column_config.TextColumn("Inputs", width=90),
-    "out_dtype": st.column_config.TextColumn("Output", width=70),
+    "ran": st.column_config.TextColumn("Ran in", width=60),
+    "phase": st.column_config.TextColumn("Phase", width=75),
+    "policy": st.column_config.TextColumn("Policy", width=120),
+    "in_dtypes": st.column_config.TextColumn("Inputs", width=80),
+    "out_dtype": st.column_config.TextColumn("Output", width=60),
     "count": CALLS,
     "modules": MODULE_COUNT,
     "mflop": MFLOP,
     "kib": CAST_KIB,
-    "on_cuda": st.column_config.TextColumn("Policy on CUDA"),
+    "on_cuda": st.column_config.TextColumn("Policy on CUDA", width=120),
 }
 MODULES = {
     "module": st.column_config.TextColumn("Module", pinned=True, width="medium"),
     "layer_class": st.column_config.TextColumn("Class"),
-    "narrow_frac": st.column_config.ProgressColumn("Matrix work in 16 bits", **FRACTION),
+    "narrow_frac": tables.share("Matrix work in 16 bits", width=150),
     "mflop": MFLOP,
     "count": CALLS,
-    "casts": st.column_config.NumberColumn("Casts for it", format="localized"),
+    "casts": tables.count("Casts for it"),
     "kib": CAST_KIB,
 }

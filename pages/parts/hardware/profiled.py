@@ -5,17 +5,14 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import profiled_windows
-from pages.parts import address, loaders, words
+from pages.parts import address, loaders, tables, words
 
 HOW = (
     "Record one with `watch(…, profile=(50, 53))` in your own loop or `ampscope train … --profile 50:53`: steps 50, 51 "
     "and 52. A trace that `torch.profiler` wrote opens too: `ampscope import-trace TRACE --out RUN`."
 )
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 110}
-TIME_MS = st.column_config.NumberColumn(
-    "Time (ms)", format="%.3f", width=80, help="All launches of the window together"
-)
-COUNT = st.column_config.NumberColumn("Launches", format="localized")
+TIME_MS = tables.measured("Time (ms)", width=80, help_="All launches of the window together")
+COUNT = tables.count("Launches")
 
 
 def pick(run: Run) -> int | None:

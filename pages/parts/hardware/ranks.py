@@ -15,19 +15,19 @@ NOTABLE = 0.05
 COLUMNS = {
     "rank": st.column_config.NumberColumn("Rank", pinned=True),
     "status": st.column_config.TextColumn("State"),
-    "steps": st.column_config.NumberColumn("Steps"),
-    "step_ms": st.column_config.NumberColumn("Step (ms)", format="%.3g"),
-    "data_ms": st.column_config.NumberColumn("Data (ms)", format="%.3g"),
-    "forward_ms": st.column_config.NumberColumn("Forward (ms)", format="%.3g"),
-    "backward_ms": st.column_config.NumberColumn("Backward and waiting (ms)", format="%.3g"),
-    "skipped": st.column_config.NumberColumn("Skipped"),
+    "steps": tables.count("Steps"),
+    "step_ms": tables.measured("Step (ms)"),
+    "data_ms": tables.measured("Data (ms)"),
+    "forward_ms": tables.measured("Forward (ms)"),
+    "backward_ms": tables.measured("Backward and waiting (ms)"),
+    "skipped": tables.count("Skipped"),
     "scale": st.column_config.TextColumn("Loss scale"),
     "peak": st.column_config.TextColumn("Memory peak"),
     "reason": st.column_config.TextColumn("Why it ended", width="large"),
 }
 
 APART = {
-    "step": st.column_config.NumberColumn("Step", format="localized", pinned=True),
+    "step": tables.count("Step", pinned=True),
     "rank": st.column_config.NumberColumn("Rank"),
     "scale": st.column_config.TextColumn("Loss scale"),
     "skipped": st.column_config.CheckboxColumn("Skipped"),
@@ -39,7 +39,7 @@ def show(run: Run) -> None:
     if run.head.world_size < 2:
         return
     table = loaders.analysed(rank_table, run)
-    st.subheader(f"{run.head.world_size} ranks", anchor=False)
+    st.header(f"{run.head.world_size} ranks", anchor=False)
     st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run)), scales(run)) if part))
     charts.show(rank_figure(table, dark=charts.dark()), "ranks.times")
     shown = table.assign(

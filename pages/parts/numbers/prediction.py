@@ -22,33 +22,31 @@ from pages.parts import address, charts, glossary, loaders, tables, words
 from pages.parts.numbers import tensor
 
 LOWEST, HIGHEST = -10, 40
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0}
 AUDIT_COLUMNS = {
-    "step": st.column_config.NumberColumn("Step", format="localized"),
+    "step": tables.count("Step"),
     "name": st.column_config.TextColumn("Tensor", pinned=True),
     "scale": st.column_config.TextColumn("Loss scale"),
-    "predicted_frac": st.column_config.ProgressColumn("Predicted, of elements", **SHARE),
-    "audited_frac": st.column_config.ProgressColumn("Measured, of elements", **SHARE),
-    "predicted_mass_frac": st.column_config.ProgressColumn("Predicted, of mass", **SHARE),
-    "audited_mass_frac": st.column_config.ProgressColumn("Measured, of mass", **SHARE),
+    "predicted_frac": tables.share("Predicted, of elements", width=150),
+    "audited_frac": tables.share("Measured, of elements", width=150),
+    "predicted_mass_frac": tables.share("Predicted, of mass", width=130),
+    "audited_mass_frac": tables.share("Measured, of mass", width=130),
     "cosine": st.column_config.NumberColumn("Cosine to FP32", format="%.5f"),
 }
 
 
 def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     """A slider for the loss scale, and what would be lost at it of the tensors of these names."""
-    st.subheader("What would be lost at another loss scale", anchor=False)
+    st.header("What would be lost at another loss scale", anchor=False)
     if kind not in tensor.SCALED:
         st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
         return
     every = loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
     key, own = f"ranges.scale.{st.session_state['run']}", starting(run)
     address.take("scale", key, power_in_range, own)
-    power = st.slider(
-        "Loss scale, as a power of two",
-        LOWEST,
-        HIGHEST,
-        format="2^%d",
+    power = st.select_slider(
+        "Loss scale",
+        range(LOWEST, HIGHEST + 1),
+        format_func=tensor.power_of_two,
         key=key,
         help=glossary.tip("loss scaling"),
     )
@@ -66,7 +64,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     charts.show(lost_figure(chosen, charts.dark(), title), "ranges.lost")
     audits = loaders.analysed(predicted_and_audited, run)
     if kind == "weight_grad" and len(audits):
-        st.subheader("Prediction beside measurement", anchor=False)
+        st.header("Prediction beside measurement", anchor=False)
         st.caption("Measured: the same batch, weights and random numbers replayed in FP32 and in the run's recipe.")
         shown = audits.assign(scale=[words.scale(s) for s in audits["loss_scale"]])
         tables.show(

@@ -1,5 +1,7 @@
 """Number ranges: which step and which tensors to look at, the tensors over steps, and the table of their classes."""
 
+from collections.abc import Callable, Collection
+
 import pandas as pd
 import streamlit as st
 
@@ -14,33 +16,34 @@ from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import tensor
 
 OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 96}
 CLASS_COLUMNS = {
     "name": st.column_config.TextColumn("Tensor", pinned=True, width=190),
-    "tensors": st.column_config.NumberColumn("Tensors", help="Taken together in this row"),
-    "inf_frac": st.column_config.ProgressColumn("Inf", **SHARE),
-    "nan_frac": st.column_config.ProgressColumn("NaN", **SHARE),
-    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", **SHARE),
-    "zero_frac": st.column_config.ProgressColumn("Zero", **SHARE),
-    "normal_frac": st.column_config.ProgressColumn("Normal", **SHARE),
+    "tensors": tables.count("Tensors", help_="Taken together in this row"),
+    "inf_frac": tables.share("Inf", width=96),
+    "nan_frac": tables.share("NaN", width=96),
+    "subnormal_frac": tables.share("Subnormal", width=96),
+    "zero_frac": tables.share("Zero", width=96),
+    "normal_frac": tables.share("Normal", width=96),
     "absmax": st.column_config.NumberColumn("Largest |x|", format="%.3g", width=80),
     "rms": st.column_config.NumberColumn("RMS", format="%.3g", width=70, help="Root mean square of the finite values"),
     "exponents": st.column_config.TextColumn("Exponents", help="Lowest and highest exponent with a value in it"),
     "dtype": st.column_config.TextColumn("dtype", width=70),
-    "numel": st.column_config.NumberColumn("Elements", format="localized", width=80),
+    "numel": tables.count("Elements", width=80),
 }
 
 
-def verdict(shares: pd.DataFrame, kind: str) -> str:
-    """The page's answer: non-finite values first, then the worst subnormal share, else that all is well."""
+def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
+    """The page's answer: non-finite values first, then the worst subnormal share, else that all is well. `when` says
+    at which steps a tensor was not finite."""
     label = words.KIND_LABELS[kind].lower()
     bad = shares["inf_frac"] + shares["nan_frac"]
     if (bad > 0).any():
         worst = shares.loc[bad.idxmax()]
+        found = int((bad > 0).sum())
+        hold, most = ("holds", ":") if found == 1 else ("hold", "; most of all")
         return (
-            f"{int((bad > 0).sum()):,} of {words.plural(len(shares), 'tensor')} "
-            f"{'holds' if (bad > 0).sum() == 1 else 'hold'} infinities or NaN ({label}); "
-            f"most of all {words.escape(worst['name'])}, {words.percent(bad.max())} of its elements."
+            f"{found:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
+            f"{words.escape(worst['name'])}, {words.percent(bad.max())} of its elements{when(worst['name'])}."
         )
     if shares["subnormal_frac"].isna().all():  # a run imported from a log that keeps other histograms
         return f"What was recorded of {label} does not tell how many values are subnormal or lost."
@@ -51,6 +54,19 @@ def verdict(shares: pd.DataFrame, kind: str) -> str:
             f"{words.percent(worst['subnormal_frac'])} of its elements: these have lost bits."
         )
     return f"All {label} are finite, and none is subnormal in its own dtype."
+
+
+def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
+    """At how many of its sampled steps a tensor was not finite, and whether those were skipped: then its infinities
+    reached no weight, and no finding tells of them."""
+    bad = trace.loc[(trace["inf_frac"] + trace["nan_frac"]) > 0, "step"].tolist()
+    if not bad:
+        return ""
+    one = len(bad) == 1
+    said = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
+    if not set(bad) <= set(skipped):
+        return said
+    return f"{said}; the scaler skipped {'it' if one else 'each of them'}"
 
 
 def pick_step(steps: list[int]) -> int | None:

@@ -8,7 +8,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, tensor_names
 from amp_core.formats import FORMATS
-from pages.parts import address, loaders, words
+from pages.parts import address, loaders, tables, words
 
 PAGE = "pages/layer_detail.py"
 SCALED = ("weight_grad", "output_grad")
@@ -18,16 +18,13 @@ AROUND = 50
 SCALES = (0, 4, 8, 12, 16, 20, 24)
 """log2 of the loss scales that the table predicts for."""
 
-SHARE = {"format": "percent", "min_value": 0.0, "max_value": 1.0, "width": 110}
 COLUMNS = {
     "format": st.column_config.TextColumn("Format", pinned=True, width=70),
     "scale": st.column_config.TextColumn("Loss scale", width=80),
-    "underflow_frac": st.column_config.ProgressColumn("Lost: elements", help="Nonzero values that become 0", **SHARE),
-    "underflow_mass_frac": st.column_config.ProgressColumn(
-        "Lost: mass", help="The share of the mass Σ|x| that those carried", **SHARE
-    ),
-    "subnormal_frac": st.column_config.ProgressColumn("Subnormal", help="Nonzero that lose bits", **SHARE),
-    "overflow_frac": st.column_config.ProgressColumn("Overflow", help="Nonzero that become infinite or NaN", **SHARE),
+    "underflow_frac": tables.share("Lost: elements", help_="Nonzero values that become 0"),
+    "underflow_mass_frac": tables.share("Lost: mass", help_="The share of the mass Σ|x| that those carried"),
+    "subnormal_frac": tables.share("Subnormal", help_="Nonzero that lose bits"),
+    "overflow_frac": tables.share("Overflow", help_="Nonzero that become infinite or NaN"),
 }
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urljoin
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.labels import Label, write_label
+from amp_core.labels import Label, label_of, write_label
 from amp_core.serving import current
 from pages.parts import picker, words
 from pages.parts.shelf import discarded, rows
@@ -50,9 +50,10 @@ def empty_bin() -> None:
 def save_label(entry: Entry) -> None:
     """Name, tags and note were changed."""
     typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
-    name = "" if typed["name"] == entry.path.name else typed["name"]
     try:
         current().check_change("label a run")
+        # The field held the run's name: left alone, that is no name of one's own. Emptied, the recorded one is back.
+        name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
         st.toast("Saved.", icon=":material/check:")
     except RunError as error:

@@ -51,7 +51,7 @@ class Entry:
     created_at: str = ""
     config: Mapping[str, Any] | None = None
     sentence: str = ""
-    """Why a damaged run cannot be opened."""
+    """Why a damaged run cannot be opened, without the place on the server's disk."""
     tags: tuple[str, ...] = ()
     note: str = ""
     """What somebody noted on it."""
@@ -210,7 +210,7 @@ def _entry(path: Path, key: str, origin: str, dotted: Collection[str]) -> Entry:
     except FileNotFoundError:
         return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
     except (RunError, OSError) as error:
-        return _damaged(path, key, origin, str(error))
+        return _damaged(path, key, origin, str(error).replace(f"{path.parent}{os.sep}", ""))
     label = label_of(path) if dotted and label_file(path).name in dotted else Label()
     name = label.name or head.name or path.name
     return Entry(key, path, origin, name, status, head.created_at, head.config, tags=label.tags, note=label.note)

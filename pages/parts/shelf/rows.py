@@ -19,7 +19,7 @@ from amp_core.addresses import Address
 from amp_core.analysis import overview, sparkline
 from amp_core.muting import muted
 from amp_core.packing import pack
-from pages.parts import loaders, picker, words
+from pages.parts import loaders, picker, tables, words
 from pages.parts.shelf import library
 from pages.parts.shelf.library import Entry, runs_dir
 
@@ -37,7 +37,7 @@ COLUMNS = {
     "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
     "Recipe": st.column_config.TextColumn(width=105),
     "Steps": st.column_config.TextColumn(width=120, help="Steps done of steps planned"),
-    "Samples/s": st.column_config.NumberColumn(format="%.3g", help="Median, warm-up left out"),
+    "Samples/s": tables.measured(help_="Median, warm-up left out"),
     "Skipped": st.column_config.TextColumn(help="Of the steps attempted"),
     "Tags": st.column_config.ListColumn(),
     "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
@@ -143,7 +143,7 @@ def look_into(entry: Entry) -> dict[str, Any]:
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {
         "Verdict": said,
-        "Loss": sparkline(run.steps["loss"].astype(float)) or None,
+        "Loss": sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for")) or None,
         "Last loss": view.loss_last,
         "Samples/s": view.speed.samples_per_s,
         "Skipped": words.percent(view.scale.skip_frac),

@@ -32,7 +32,7 @@ def alive() -> list[Job]:
 def waiting_for(job: Job) -> str:
     """What a job that has no run yet waits for."""
     if job.state == "queued":
-        return f"number {job.queue_position} in the queue: {words.escape(job.reason)}"
+        return f"number {job.queue_position} in the queue, {words.escape(job.reason)}"
     return "starting: loading PyTorch, the data and the model"
 
 

@@ -24,8 +24,8 @@ COLUMNS = {
     "learns": st.column_config.TextColumn("Learns", help="Final loss against FP32's own noise from seed to seed"),
     "out": st.column_config.TextColumn("Left behind because", width="large"),
     "note": st.column_config.TextColumn("Made from"),
-    "steps": st.column_config.NumberColumn("Steps"),
-    "trainings": st.column_config.NumberColumn("Trainings"),
+    "steps": tables.count("Steps"),
+    "trainings": tables.count("Trainings"),
 }
 BUDGET_HELP = (
     "Seconds that the search may take. Runs are shortened to fit; where it is too small to tell, the answer names the "
@@ -92,17 +92,17 @@ def evidence(found: Tuned) -> None:
     for stage, title in STAGES.items():
         rows = [row for row in found.tried if row.stage == stage]
         if rows:
-            st.subheader(f"{title[0].upper()}{title[1:]}", anchor=False)
+            st.header(f"{title[0].upper()}{title[1:]}", anchor=False)
             frame = pd.DataFrame([_shown(row) for row in rows])
             tables.show(frame, column_config=COLUMNS, hide_index=True, alt=f"Search: {title}.")
     if found.left_out:
-        st.subheader("Not tried", anchor=False)
+        st.header("Not tried", anchor=False)
         st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in found.left_out))
 
 
 def code(found: Tuned) -> None:
     """The code for the recipe, one tab for each framework."""
-    st.subheader("The code for it", anchor=False)
+    st.header("The code for it", anchor=False)
     for tab, framework in zip(st.tabs([LABELS[name] for name in FRAMEWORKS]), FRAMEWORKS, strict=True):
         with tab:
             text = code_for(found.config, framework, found.answer)

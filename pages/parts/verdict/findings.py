@@ -51,7 +51,7 @@ def banner(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
     elif not grave:
-        st.success(f"Nothing wrong was found. {words.escape(summary)}", icon=":material/check_circle:")
+        st.success(f"Nothing wrong was found. {words.unbroken(words.escape(summary))}", icon=":material/check_circle:")
     else:
         _verdict(grave, summary)
 
@@ -75,7 +75,7 @@ def _verdict(grave: Sequence[Finding], summary: str) -> None:
     following = len(grave) - len(causes)
     more = f", and {following} that follow{'s' if following == 1 else ''}" if following else ""
     say, look = (st.error, "error") if errors else (st.warning, "warning")
-    say(f"{' and '.join(parts)} found{more}. {words.escape(summary)}", icon=LOOK[look][1])
+    say(f"{' and '.join(parts)} found{more}. {words.unbroken(words.escape(summary))}", icon=LOOK[look][1])
 
 
 def remarks(found: Sequence[Finding], run: Run | None = None) -> None:
@@ -122,7 +122,8 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             fix(finding)
             with st.container(horizontal=True, vertical_alignment="center"):
                 if run is not None:
-                    _proof(finding, run)
+                    # A loss that is NaN has no page of its own: what follows from it names where that began.
+                    any(_proof(one, run) for one in (finding, *following))
                 query = {"search": finding.code} | (
                     {"run": st.session_state["run"]} if "run" in st.session_state else {}
                 )
@@ -146,17 +147,20 @@ def fix(finding: Finding) -> None:
             st.code(code, language="python")
 
 
-def _proof(finding: Finding, run: Run) -> None:
-    """A link to the tensor that the finding names, if it was sampled, else to the page that shows the evidence."""
+def _proof(finding: Finding, run: Run) -> bool:
+    """A link to the tensor that the finding names, if it was sampled, else to the page that shows the evidence; whether
+    there is one."""
     address = st.session_state.get("run")
     for kind in ("weight_grad", "output_grad", "activation", "weight"):
         if finding.where in loaders.analysed(tensor_names, run, kind):
             tensor.link(address, kind, finding.where, finding.steps)
-            return
-    if (page := GUIDE[finding.code].page) in PAGES:
-        file, name = PAGES[page]
-        query = {"run": address} if address else None
-        st.page_link(file, label=f"See it on {name}", icon=":material/query_stats:", query_params=query)
+            return True
+    if (page := GUIDE[finding.code].page) not in PAGES:
+        return False
+    file, name = PAGES[page]
+    query = {"run": address} if address else None
+    st.page_link(file, label=f"See it on {name}", icon=":material/query_stats:", query_params=query)
+    return True
 
 
 def _muted(run: Run, codes: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
     """Draw the three answers, one under the other."""
     with st.container(border=True, key="glance"):
         for title, answer in (
-            ("What it costs", lambda: st.markdown(" ".join(cost(run, view)))),
+            ("What it costs", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
             ("What it buys", lambda: gain(run, view)),
             ("What to change", lambda: advise(found)),
         ):

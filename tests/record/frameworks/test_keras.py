@@ -25,7 +25,7 @@ WAYS = {"float32": "fp32", "mixed_float16": "fp16", "mixed_bfloat16": "bf16"}
 
 
 @pytest.fixture(autouse=True)
-def policy():
+def float32_afterwards():
     yield
     keras.mixed_precision.set_global_policy("float32")
 
@@ -89,6 +89,12 @@ def test_a_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, policy):
         assert (grads.loss_scale == 2.0**15).all()
         norm = np.sqrt((grads[grads.step == 0].rms ** 2 * grads[grads.step == 0].numel).sum()) / 2.0**15
         assert run.steps.grad_norm.iloc[0] == pytest.approx(norm, rel=1e-6)
+
+
+def test_keras_hands_the_numbers_of_a_step_on_as_without_the_callback():
+    """It does so beside the training, unless a callback wants to be told of each batch that has ended."""
+    for name in ("on_train_batch_end", "on_batch_end"):
+        assert getattr(WatchCallback, name) is getattr(keras.callbacks.Callback, name)
 
 
 def scaled(**settings):
@@ -261,13 +267,14 @@ def test_gradients_may_be_applied_without_naming_the_variables(tmp_path):
     assert len(run.steps) == 4 and set(run.tensors(kind="weight_grad").name) == {"net/two/kernel", "net/two/bias"}
 
 
-def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["norms", "Outbox.send"])
+def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeypatch, where):
     plain = train("float32", [])
 
     def full(*args):
         raise MemoryError("no room for the norms")
 
-    monkeypatch.setattr(_keras_run, "norms", full)
+    monkeypatch.setattr(f"{_keras_run.__name__}.{where}", full)
     watched = train("float32", [WatchCallback(tmp_path / "run", every=10**6)])
     assert plain[0] == watched[0]
     said = run_events(tmp_path, "warning").detail
@@ -293,6 +300,16 @@ def test_steps_that_no_optimizer_of_the_model_makes_are_said_to_be_missing(tmp_p
 def test_every_must_be_a_number_of_steps(tmp_path):
     with pytest.raises(RunError, match="every=0"):
         WatchCallback(tmp_path / "run", every=0)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow makes several steps in one call")
+def test_several_steps_in_one_call_have_a_row_each(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False, steps_per_execution=3)
+    model.fit(np.ones((16, 4)), np.ones((16, 2)), 2, verbose=0, callbacks=[WatchCallback(tmp_path / "run", every=4)])
+    run = load_run(tmp_path / "run")
+    assert run.steps.step.tolist() == list(range(8)) and run.steps.loss.is_monotonic_decreasing
+    assert sorted(run.tensors(kind="weight_grad").step.unique()) == [0, 4]
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA is TensorFlow's")

@@ -9,7 +9,7 @@ from tests.record.frameworks import long
 from tests.record.frameworks.examples import EXAMPLES
 
 BACKEND = os.environ.get("KERAS_BACKEND", "torch")
-SHORT = {"accelerate": 12, "transformers": 12, "lightning": 12, "keras": 12}
+STEPS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def nothing_is_left_behind():
         AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_found(name, tmp_path):
     if find_spec(name) is None or find_spec("sklearn") is None:
         pytest.skip(f"{name} or scikit-learn is not installed")
@@ -32,10 +32,10 @@ def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_found(name, tmp
 
         policy = keras.mixed_precision.dtype_policy()
     try:
-        well, row = long.healthy(name, "bf16", SHORT[name], tmp_path / "run")
+        well, row = long.healthy(name, "bf16", STEPS, tmp_path / "run")
         assert well, row
         fault = next(iter(EXAMPLES[name].faults))
-        found, row = long.faulty(name, fault, SHORT[name], tmp_path / "fault")
+        found, row = long.faulty(name, fault, STEPS, tmp_path / "fault")
         assert found, row
     finally:
         if name == "keras":

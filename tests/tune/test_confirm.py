@@ -1,0 +1,37 @@
+"""How many seeds a verdict takes, told from those that there are."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from amp_core.train.tune_confirm import LOOKS, seeds_that_tell
+
+SEEDS = LOOKS[1]
+NEXT = next(look for look in LOOKS if look > SEEDS)
+
+
+def row(deviation, reach, noise):
+    """A recipe's loss beside FP32's: its change, half the interval of that, and what FP32's own seeds differ by."""
+    return SimpleNamespace(loss_change_frac=deviation, loss_change_high=deviation + reach, noise_frac=noise)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "reach", "noise", "told"),
+    [
+        (0.0, 0.01, 0.05, NEXT),  # whatever it is, it is within the noise
+        (0.5, 0.01, 0.05, NEXT),  # far beyond it
+        (-0.5, 0.01, 0.05, NEXT),
+        (0.0, 10.0, 1e-6, LOOKS[-1]),  # no number of seeds is enough
+        (0.0, 0.01, 0.0, LOOKS[0]),  # nothing is known of the noise yet
+        (0.0, float("nan"), 0.05, LOOKS[0]),
+    ],
+)
+def test_the_verdict_falls_where_the_interval_is_within_the_noise_or_the_deviation_outside(
+    deviation, reach, noise, told
+):
+    assert seeds_that_tell(row(deviation, reach, noise), SEEDS) == told
+
+
+def test_the_wider_the_interval_the_more_seeds():
+    asked = [seeds_that_tell(row(0.0, reach, 0.01), SEEDS) for reach in (0.01, 0.03, 0.05, 0.1)]
+    assert asked == sorted(asked) and len(set(asked)) >= 3
