@@ -1,6 +1,8 @@
-"""The logo above every page, and text on the primary colour that can be read in the dark theme too.
+"""The logo above every page, narrow margins on a narrow page, and text that can be read on the primary colour.
 
     look.begin()             # once a pass, before the page
+
+A wide page of Streamlit has margins of 80 pixels, of a window of 900 a quarter of what the sidebar leaves to it.
 
 Streamlit writes in white on the primary colour, whatever that is. In a dark theme the same colour is also that of text
 on the dark background, and none is dark enough under white and light enough on nearly black (4.5 : 1 for both: WCAG
@@ -13,6 +15,9 @@ import streamlit as st
 
 ON_PRIMARY = "#0B1214"
 """5.4 : 1 on the primary colour of the dark theme."""
+NARROW = "@media (min-width: 768px) and (max-width: 1300px)"
+"""Below that Streamlit takes 16 pixels itself; above it the margins take no room from a chart."""
+MARGINS = f"{NARROW} {{[data-testid='stMainBlockContainer'] {{padding-left: 1.5rem; padding-right: 1.5rem}}}}"
 WHERE = (
     'button[data-testid^="stBaseButton-primary"]:not([disabled])',
     '[data-testid="stMultiSelectTagsContainer"] [data-tag]',
@@ -22,6 +27,8 @@ WHERE = (
 def begin() -> None:
     """As the browser's theme needs it."""
     st.logo(Path(__file__).with_name("logo.svg"), size="large")
+    rules = MARGINS
     if st.context.theme.type == "dark":
         inside = ", ".join(f"{one}, {one} *" for one in WHERE)
-        st.html(f"<style>{inside} {{color: {ON_PRIMARY} !important}}</style>")
+        rules += f" {inside} {{color: {ON_PRIMARY} !important}}"
+    st.html(f"<style>{rules}</style>")
