@@ -1,5 +1,7 @@
 """What can go wrong, how does one tell, and what repairs it?"""
 
+from collections import Counter
+
 import streamlit as st
 
 from amp_core.findings import FAMILIES, Entry
@@ -25,7 +27,7 @@ def explain(entry: Entry, *, unfolded: bool) -> None:
         codes = ({"PyTorch": entry.snippet} if entry.snippet else {}) | dict(entry.frameworks)
         for name, code in codes.items():
             st.caption(name)
-            st.code(code, language="python")
+            st.code(code, language="python", wrap_lines=True)
         if entry.page in PAGES:
             file, name = PAGES[entry.page]
             run = st.session_state.get("run")
@@ -34,10 +36,11 @@ def explain(entry: Entry, *, unfolded: bool) -> None:
 
 
 head.title("Findings guide")
-total = sum(map(len, FAMILIES.values()))
-head.verdict(f"AMPscope knows {total} ways in which mixed-precision training goes wrong.")
+known = Counter(entry.severity for entries in FAMILIES.values() for entry in entries)
+head.verdict(f"AMPscope knows {known['error'] + known['warning']} ways in which mixed-precision training goes wrong.")
 st.caption(
-    "An error breaks training, a warning costs quality or speed, an info is good to know. Each is told from what a run "
+    f"{words.plural(known['error'], 'error')} that break training, {words.plural(known['warning'], 'warning')} that "
+    f"cost quality or speed, and {words.plural(known['info'], 'info')}, good to know. Each is told from what a run "
     "recorded; what it did not record is not guessed."
 )
 address.take("search", "guide.search", str)

@@ -101,7 +101,7 @@ linked = st.session_state.pop("lab.linked", None)
 for field, at_first in zip(FIELDS, linked or next(iter(SUMS.values())), strict=True):
     if linked or f"lab.{field}" not in st.session_state:
         st.session_state[f"lab.{field}"] = at_first
-with st.container(horizontal=True, vertical_alignment="bottom"):
+with st.container(horizontal=True):
     form = FORMATS[
         st.selectbox("Format", list(FORMATS), key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
     ]

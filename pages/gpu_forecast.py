@@ -88,8 +88,7 @@ def left_out(table: pd.DataFrame) -> list[str]:
 head.title("Forecast")
 run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
-    said = f"A forecast, which measures nothing, needs a traced step, and this run has no traced step. {HOW}"
-    empty.nothing(said, sample=True)
+    empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
 address.take("gpu", "forecast.gpus", lambda text: address.several(parts())(text) or None, GPUS)
 asked = st.multiselect("GPUs", parts(), key="forecast.gpus", persist_state="session")

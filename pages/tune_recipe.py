@@ -6,7 +6,6 @@ from amp_core import RunError
 from amp_core.serving import current
 from amp_core.train.tune_result import load_tuned
 from pages.parts import empty, head, words
-from pages.parts.shelf import library
 from pages.parts.start import queue, searches
 
 HOW = (
@@ -29,7 +28,7 @@ queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 if not found:
-    empty.nothing(f"No search yet in {words.escape(library.runs_dir())}. What one finds will stand here.")
+    empty.nothing("No search yet. What one finds will stand here.")
 folder = searches.choose(found)
 try:
     tuned = load_tuned(folder)
