@@ -139,7 +139,7 @@ def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, ope
     assert app.query_params["run"] == "run/text-gpt-tiny-fp16-1"
     said = words(app)
     assert "Number 1 in the queue" in said
-    assert "number 2 in the queue of cpu" in said and "number 3 in the queue of cpu" in said
+    assert "number 2 for cpu" in said and "number 3 for cpu" in said
 
 
 def test_a_static_scale_goes_to_the_recipes_with_a_scaler(started, open_app):

@@ -66,7 +66,7 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
         with st.container(horizontal=True, vertical_alignment="center", border=True, key=f"queue.{job.name}"):
             st.badge(job.state, icon=icon, color=color)
             st.markdown(f"**{words.escape(job.name)}**", width="content")
-            place = f"number {job.queue_position} in the queue of {job.device}" if job.queue_position else job.device
+            place = f"number {job.queue_position} for {job.device}" if job.queue_position else job.device
             st.caption(place, width="content")
             st.space("stretch")
             key = f"run/{job.name}"
@@ -76,9 +76,10 @@ def show(found: Sequence[Job], watched: Path | Address | None) -> None:
                 beside([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
                 stop_button(job, "queue")
                 continue
-            if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
-                st.rerun()  # from inside a fragment: the whole page turns to that run
-            stop_button(job, "queue")
+            with st.container(horizontal=True, width="content"):  # on a narrow page both go to the next line
+                if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
+                    st.rerun()  # from inside a fragment: the whole page turns to that run
+                stop_button(job, "queue")
 
 
 def beside(keys: Sequence[str]) -> None:
