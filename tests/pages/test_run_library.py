@@ -49,6 +49,15 @@ def test_table_tells_what_there_is(home, open_app):
     assert 0 < table.loc["mine", "Size (MiB)"] < 1
 
 
+def test_the_verdict_on_a_damaged_run_is_that_it_is_damaged(home, open_app):
+    for name in ("head", "table"):
+        write(home.runs / name, "healthy")
+    (home.runs / "head" / "run.json").write_text("{")
+    next((home.runs / "table" / "steps").iterdir()).write_bytes(b"PAR1")
+    table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
+    assert table["Verdict"].tolist() == table["Status"].tolist() == ["damaged", "damaged"]
+
+
 def test_folders_that_are_no_runs_are_passed_over(home, open_app):
     write(home.runs / "a", "healthy")
     (home.runs / "notes" / "deep").mkdir(parents=True)

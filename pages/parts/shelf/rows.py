@@ -112,7 +112,7 @@ def _about(entry: Entry) -> dict[str, Any]:
     config: Mapping[str, Any] = entry.config or {}
     return {
         "Name": picker.placed(entry),
-        "Verdict": None,
+        "Verdict": "damaged" if entry.status == "damaged" else None,
         "Recipe": config.get("precision"),
         "Loss": None,
         "Last loss": None,
@@ -136,7 +136,7 @@ def look_into(entry: Entry) -> dict[str, Any]:
         view = loaders.analysed(overview, run)
         found = loaders.analysed(diagnose, run)
     except RunError as error:
-        return {"Status": "damaged", "Sentence": str(error)}
+        return {"Verdict": "damaged", "Status": "damaged", "Sentence": str(error)}
     said = verdict(found, muted(run.path))
     if said == HEALTHY and entry.status in ("failed", "lost"):  # nothing was found in what little there is
         said = entry.status
