@@ -23,7 +23,7 @@ from amp_core.figures import (
     memory_parts_figure,
     step_cost_figure,
 )
-from pages.parts import charts, empty, head, loaders, picker, tables, words
+from pages.parts import address, charts, empty, head, loaders, picker, tables, words
 from pages.parts.compare import comparison, together
 from pages.parts.shelf.library import Entry
 from pages.parts.verdict import findings, report
@@ -43,13 +43,16 @@ def pick() -> list[Entry]:
         empty.no_runs()
     linked = st.query_params.get_all("with")
     asked = [key for key in linked if key in known]
-    for entry in (entries[key] for key in linked if key in entries and entries[key].status == "damaged"):
-        left_out(entry, entry.sentence)
+    for key in linked:
+        if key not in entries:
+            st.warning(f"There is no run {words.escape(key)} here; it is left out.")
+        elif entries[key].status == "damaged":
+            left_out(entries[key], entries[key].sentence)
     if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
-        st.session_state["compare.runs"] = asked[:MOST]
+        address.settle("compare.runs", asked[:MOST])
     elif "compare.runs" not in st.session_state:
         st.session_state["compare.runs"] = suggested(entries, known)
-    st.session_state["compare.runs"] = [key for key in st.session_state["compare.runs"] if key in known]
+    address.settle("compare.runs", [key for key in st.session_state["compare.runs"] if key in known])
     keys = st.multiselect(
         "Runs, the reference first",
         known,
@@ -119,12 +122,14 @@ def costs(runs: list[Run], found: Comparison) -> None:
     """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
     dark = charts.dark()
     table = found.recipes.assign(run=found.recipes["recipe"])
-    row = st.container(horizontal=True)  # three across beside a scroll bar; bars with names want their width
+    row = st.container(horizontal=True)  # three across beside a scroll bar, two on a narrow page
     for column in BARS:
         if column in ALWAYS or (table[column] > 0).any():
-            with row.container(width=308):
+            with row.container(width=286):
                 charts.show(compare_bars(table, column, dark=dark), f"compare.{column}")
     first = first_runs(runs)
+    if len(first) < len(runs):
+        st.caption("Time of a step and memory are those of the first run of each recipe.")
     steps = loaders.analysed(compare_step_cost, first)
     if steps["us"].notna().any():
         charts.show(step_cost_figure(steps, dark, f"Time of a {steps['per'].iloc[0]}"), "compare.steps")

@@ -11,6 +11,15 @@ from typing import Any
 import streamlit as st
 
 
+def settle(key: str, value: Any) -> None:
+    """Before a widget: give session state `key` that value, unless it has it.
+
+    What is assigned goes back to the browser even where it is no other, and undoes a click that was made meanwhile.
+    """
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
+
+
 def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) -> None:
     """Before its widget: give session state `key` what the address says of `name`, where that is new.
 
@@ -20,7 +29,7 @@ def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) 
     if asked is not None and asked != st.session_state.get(f"address.{key}"):
         value = parse(asked[:2000])
         if value is not None:
-            st.session_state[key] = value
+            settle(key, value)
     if default is not None and st.session_state.get(key) is None:
         st.session_state[key] = default
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import streamlit as st
 
-from pages.parts import words
+from pages.parts import address, words
 from pages.parts.shelf import library
 from pages.parts.shelf.library import Entry
 
@@ -68,10 +68,10 @@ def _follow_address(entries: dict[str, Entry]) -> None:
     asked = st.query_params.get("run")
     if asked and asked != st.session_state.get("picker.address"):
         if asked in entries:
-            st.session_state["run"] = asked
+            address.settle("run", asked)
         else:
             st.session_state["picker.missing"] = asked
     # A pass that was under way when the run was renamed sends its old label, which is no choice any more: it stays.
     before = (st.session_state.get("run"), st.session_state.get("picker.address"))
     kept = next((key for key in before if key in entries), None)
-    st.session_state["run"] = kept or library.preferred(entries) or next(iter(entries), "")
+    address.settle("run", kept or library.preferred(entries) or next(iter(entries), ""))

@@ -19,6 +19,7 @@ OF_A_RUN = [
 ]
 PROFILED = {"pages/tensor_cores.py"}
 """Pages that draw nothing of a run without a profiled window."""
+FIELDS = ("selectbox", "multiselect", "button_group", "slider", "text_input", "number_input", "checkbox")
 
 
 def bad_head(folder: Path) -> None:
@@ -108,3 +109,13 @@ def test_live_run_shows_what_there_is(home, open_app, page):
         next(b for b in app.button if b.label == "Read what is new").click().run()
         assert not app.exception
         assert "running" in words(app)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page):
+    # What is set goes to the browser, over what somebody clicks before it arrives there.
+    write(home.runs / "a", "healthy")
+    write(home.runs / "b", "fp32")
+    app = open_app(page, run="run/a").run()
+    fields = [field for kind in FIELDS for field in app.get(kind)]
+    assert fields and not [field.proto.label for field in fields if field.proto.set_value]

@@ -34,7 +34,7 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
     new = asked != (None, None) and asked != st.session_state.get("layer.address")
     kind, name = asked if new else (st.session_state.get("layer.kind"), st.session_state.get("layer.name"))
     order = [k for k in words.KIND_LABELS if k in kinds]
-    st.session_state["layer.kind"] = kind if kind in order else order[0]
+    address.settle("layer.kind", kind if kind in order else order[0])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.segmented_control(
             "Values of",
@@ -45,7 +45,7 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
             persist_state="session",
         )
         names = loaders.analysed(tensor_names, run, kind)
-        st.session_state["layer.name"] = same(name, names)
+        address.settle("layer.name", same(name, names))
         name = st.selectbox("Tensor", names, key="layer.name", persist_state="session")
     st.query_params["kind"], st.query_params["layer"] = st.session_state["layer.address"] = (kind, name)
     return kind, name

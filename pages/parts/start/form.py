@@ -8,7 +8,7 @@ import streamlit as st
 
 from amp_core.serving import current
 from amp_core.train.config import RECIPES, WORKLOADS
-from pages.parts import words
+from pages.parts import address, words
 from pages.parts.start import asked, devices, estimate, fields, more, presets, workloads
 from pages.parts.start.fields import DEFAULTS, keep
 
@@ -80,7 +80,7 @@ def _precisions() -> None:
     no_tf32 = devices.no_tf32(st.session_state.get("start.device"))
     offered = [name for name in RECIPES if name != "tf32" or no_tf32 is None]
     if kept := st.session_state.get("start.precisions"):
-        st.session_state["start.precisions"] = [name for name in kept if name in offered]
+        address.settle("start.precisions", [name for name in kept if name in offered])
     st.pills(
         "Precision: a run for each that you choose",
         offered,
