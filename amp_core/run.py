@@ -58,7 +58,7 @@ class Run:
         self._segments: dict[str, dict[str, Segment]] = {}
         self._tables: dict[str, pa.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
-        self._made: dict[str, tuple[pa.Table, pd.DataFrame]] = {}
+        self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
 
     def __repr__(self) -> str:
@@ -183,15 +183,16 @@ class Run:
         }
         return few
 
-    def made_of(self, name: str, make: Callable[[], "pd.DataFrame"]) -> "pd.DataFrame":
-        """What `make` makes of the table of that name alone: made once, and again when the table is another.
+    def made_of(self, names: Sequence[str], make: "Callable[..., pd.DataFrame]", *args: Any) -> "pd.DataFrame":
+        """`make(run, *args)`, which rests on the tables of these names alone: made once, and again when one of them is
+        another.
 
         Each caller gets a frame of its own, as with `steps`.
         """
-        table = self.table(name)
-        known = self._made.get(name)
-        if known is None or known[0] is not table:
-            known = self._made[name] = table, make()
+        tables, key = [self.table(name) for name in names], (make, *args)
+        known = self._made.get(key)
+        if known is None or any(now is not then for now, then in zip(tables, known[0], strict=True)):
+            known = self._made[key] = tables, make(self, *args)
         return known[1].copy(deep=False)
 
     def console(self, lines: int = 20) -> list[str]:

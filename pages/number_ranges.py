@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps, scale_trace
+from amp_core.analysis import kinds_present, sampled_steps, scale_trace
 from amp_core.analysis.folding import fold_classes, fold_shares
 from amp_core.analysis.layers import layer_trace
 from amp_core.figures import class_bars, exponent_heatmap
@@ -49,8 +49,7 @@ address.keep("true", "ranges.unscaled", "1" if unscaled else "")
 steps = loaders.analysed(sampled_steps, run, kind)
 step = ranges.pick_step(steps) if len(steps) > 1 else None
 
-shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unscaled)
-classes = loaders.analysed(class_shares, run, kind, step)
+shares, classes = ranges.values(run, kind, step, unscaled)
 
 
 def when(name: str) -> str:
@@ -79,7 +78,7 @@ clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"r
 st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 if len(steps) > 1:
     ranges.over_steps(run, kind, found, depth)
-if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0).any(axis=None):
+if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.SEEN).any(axis=None):
     charts.show(class_bars(classes, dark=dark), "ranges.classes")
 opened = ranges.table(classes, kind)
 here = None if step is None else (step, step)

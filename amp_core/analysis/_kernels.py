@@ -47,6 +47,10 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
     `tensor_core` is yes, no, unknown, or "" where nothing is claimed (a CPU). Unless `everything` is wanted, kernels of
     watching itself are left out, and copies and fills, which are no kernels.
     """
+    return run.made_of(["kernels"], _kernel_rows, step, everything)
+
+
+def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
@@ -64,6 +68,10 @@ def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> 
 
 def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
     """Rows of `windows` of the window that begins at `step`, or of all; a GPU's where there are any."""
+    return run.made_of(["windows"], _window_rows, step)
+
+
+def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(run.windows, ("device", "device_name"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
     on_cpu = frame["device"].str.startswith("cpu")

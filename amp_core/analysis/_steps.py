@@ -30,7 +30,7 @@ def attempts(run: Run) -> pd.DataFrame:
     Null numbers are NaN here, so `has_loss` tells a loss that was not recorded from one that is not a number; `skipped`
     is never null, `stands_for` neither.
     """
-    return run.made_of("steps", lambda: _attempts(run))
+    return run.made_of(["steps"], _attempts)
 
 
 def _attempts(run: Run) -> pd.DataFrame:

@@ -34,16 +34,24 @@ def step_marks(run: Run) -> pd.DataFrame:
     changes of how it is watched. Columns: step, samples (seen so far; NaN where not recorded), time_s, kind (`skipped`
     or `change`), what (in words).
     """
-    frame = along(run)[["step", "time_s", "samples", "skipped"]]
-    skipped = frame[frame["skipped"]]
+    frame = along(run)
+    steps = frame["step"].to_numpy()
+    skipped = np.flatnonzero(frame["skipped"].to_numpy())
     if len(skipped) > MOST_MARKS:
-        skipped = skipped.iloc[np.linspace(0, len(skipped) - 1, MOST_MARKS).astype(int)]
-    skips = skipped.drop(columns="skipped").assign(kind="skipped", what="step skipped")
-    found = pd.DataFrame(_phases(run, frame), columns=["step", "what"]).astype({"step": "int64"}).drop_duplicates()
-    changes = found.groupby("step", sort=True)["what"].agg("; ".join).reset_index()
-    changes = changes.merge(frame.drop(columns="skipped"), on="step", how="inner").assign(kind="change")
-    columns = ["step", "samples", "time_s", "kind", "what"]
-    return pd.concat([skips[columns], changes[columns]], ignore_index=True)
+        skipped = skipped[np.linspace(0, len(skipped) - 1, MOST_MARKS).astype(int)]
+    begun: dict[int, dict[str, None]] = {}  # a dict keeps the order, and each text once
+    for step, what in _phases(run, frame):
+        begun.setdefault(step, {})[what] = None
+    known = set(steps.tolist())
+    changed = [step for step in sorted(begun) if step in known]
+    places = np.concatenate([skipped, np.searchsorted(steps, changed)]).astype(int)
+    return pd.DataFrame(
+        {column: frame[column].to_numpy()[places] for column in ("step", "samples", "time_s")}
+        | {
+            "kind": ["skipped"] * len(skipped) + ["change"] * len(changed),
+            "what": ["step skipped"] * len(skipped) + ["; ".join(begun[step]) for step in changed],
+        }
+    )
 
 
 def _phases(run: Run, frame: pd.DataFrame) -> list[tuple[int, str]]:

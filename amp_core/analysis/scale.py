@@ -59,6 +59,10 @@ def skip_episodes(run: Run) -> pd.DataFrame:
     step that follows; NaN while there is none), tensors (whose gradients were not finite, where the run says), and
     origin: `forward` where the loss of the first step was not finite already, `backward` where it was, empty where no
     loss was recorded."""
+    return run.made_of(["steps", "events"], _skip_episodes)
+
+
+def _skip_episodes(run: Run) -> pd.DataFrame:
     trace = attempts(run)
     skipped = trace["skipped"].to_numpy()
     edges = np.diff(np.concatenate([[False], skipped, [False]]).astype(np.int8))

@@ -26,6 +26,10 @@ not so of `Bilinear`, whose weights are FP32 and whose operator takes the widest
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
     """Events of these kinds, in order of time."""
+    return run.made_of(["events"], _signals, *kinds)
+
+
+def _signals(run: Run, *kinds: str) -> pd.DataFrame:
     table = run.table("events")
     frame: pd.DataFrame = table.filter(pc.is_in(table.column("kind"), pa.array(kinds))).to_pandas()
     return frame

@@ -44,6 +44,7 @@ from amp_core.extract import open_extract
 from amp_core.figures import loss_figure
 from amp_core.figures.marks import with_marks
 from pages.parts import loaders, memory_back
+from pages.parts.numbers import ranges
 from pages.parts.shelf import library
 from pages.parts.shelf.library import Entry
 from pages.parts.verdict import glance
@@ -91,6 +92,8 @@ def _look_further(run: Run) -> None:
         for function in FURTHER:
             with contextlib.suppress(RunError):  # without gradients there is no window: the page says so
                 loaders.analysed(function, run)
+        with contextlib.suppress(RunError):  # whoever opens the page is told
+            ranges.prepare(run)
     finally:
         _at_it.release()
 

@@ -53,9 +53,12 @@ def test_while_overview_is_read_other_pages_are_made_ready(home, monkeypatch, op
 
     monkeypatch.setattr(warm, "further", begin)
     open_app(run="run/a")
-    assert {name for name, *_ in ready} == {function.__qualname__ for function in warm.FURTHER}
+    assert {name for name, *_ in ready} >= {function.__qualname__ for function in warm.FURTHER}
     asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
     assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
+    asked = asked_by(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
+    every = {"exponent_shares", "class_shares", "shares_over_steps", "what_if"}
+    assert {name for name, *_ in ready & asked} >= every and not every & {name for name, *_ in asked - ready}
 
 
 def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):

@@ -40,7 +40,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     if kind not in tensor.SCALED:
         st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
         return
-    every = loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
+    every = at_all_scales(run, kind, form)
     key, own = f"ranges.scale.{st.session_state['run']}", starting(run)
     address.take("scale", key, power_in_range, own)
     power = st.select_slider(
@@ -70,6 +70,11 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
         tables.show(
             shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), hide_index=True, alt="Audits."
         )
+
+
+def at_all_scales(run: Run, kind: str, form: str) -> pd.DataFrame:
+    """What would be lost of each tensor of a kind at each loss scale of the slider."""
+    return loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
 
 
 def power_in_range(text: str) -> int | None:

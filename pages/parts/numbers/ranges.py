@@ -6,14 +6,14 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import shares_over_steps, step_marks
+from amp_core.analysis import class_shares, exponent_shares, kinds_present, shares_over_steps, step_marks
 from amp_core.analysis.folding import deepest, folded_name, matching, readable_depth
 from amp_core.analysis.layers import tensor_names
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensorsteps import CELLS
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
-from pages.parts.numbers import tensor
+from pages.parts.numbers import prediction, tensor
 
 OVER_STEPS = {"subnormal_frac": "subnormal", "zero_frac": "exactly zero", "absmax": "largest magnitude"}
 CLASS_COLUMNS = {
@@ -30,6 +30,26 @@ CLASS_COLUMNS = {
     "dtype": st.column_config.TextColumn("dtype", width=70),
     "numel": tables.count("Elements", width=80),
 }
+
+
+SEEN = 0.001
+"""A smaller share is no pixel of a bar: the heatmap's margin and the table tell of it."""
+
+
+def values(run: Run, kind: str, step: int | None, unscaled: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Where the values of all tensors of a kind lie by exponent, and by class; at a sampled step or at all."""
+    shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unscaled)
+    return shares, loaders.analysed(class_shares, run, kind, step)
+
+
+def prepare(run: Run) -> None:
+    """Analyse what the page shows of a run at first."""
+    kinds = loaders.analysed(kinds_present, run)
+    for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
+        names = values(run, kind, None, False)[1]["name"].tolist()
+        _over_steps(run, kind, names, readable_depth(names))
+        if kind in tensor.SCALED:
+            prediction.at_all_scales(run, kind, "fp16")
 
 
 def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
@@ -113,9 +133,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
 
 def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     """When something became of which tensor: a cell for each sampled step, to be clicked."""
-    rows = len({folded_name(name, depth) for name in names})
-    chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
-    shares = loaders.analysed(shares_over_steps, run, kind, depth, chosen, most_steps=max(8, CELLS // rows))
+    shares = _over_steps(run, kind, names, depth)
     at_first = "subnormal_frac" if (shares["subnormal_frac"] > 0).any() else "absmax"
     key = f"ranges.over.{at_first}"
     address.take("over", key, address.choice(list(OVER_STEPS)), at_first)
@@ -136,6 +154,12 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
         of = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
         last = int(of["until"].iloc[0]) if len(of) else int(float(point["x"]))
         go(kind, point["y"], (int(float(point["x"])), last))
+
+
+def _over_steps(run: Run, kind: str, names: list[str], depth: int) -> pd.DataFrame:
+    rows = len({folded_name(name, depth) for name in names})
+    chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
+    return loaders.analysed(shares_over_steps, run, kind, depth, chosen, most_steps=max(8, CELLS // rows))
 
 
 def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:

@@ -35,8 +35,8 @@ PAGES = {
     "compare": ("pages/compare_runs.py", "Compare"),
 }
 """By the address that the guide gives: the page, and what it is called."""
-PATIENCE = 10
-"""While a run trains, findings are looked for again after so many times as long as that took."""
+PATIENCE = 30
+"""While a run trains, findings are looked for again after so many times as long as that took: a few seconds."""
 
 
 def to_tell(found: Sequence[Finding], run: Run | None) -> list[Finding]:
