@@ -56,6 +56,7 @@ def pick() -> list[Entry]:
     keys = st.multiselect(
         "Runs, the reference first",
         known,
+        st.session_state["compare.runs"],  # see picker.show: what is set alone may never reach the browser
         key="compare.runs",
         format_func=lambda key: picker.label(entries[key]),
         max_selections=MOST,
@@ -85,7 +86,9 @@ def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
     keys = [key for key in fit if task(key) == task(chosen)] if chosen in known else fit[:1]
     keys.sort(key=lambda key: ((entries[key].config or {}).get("precision") != "fp32", key != chosen))
     together = [key for key in keys if turns(key) is not None and turns(key) == turns(keys[0])]
-    return together[:MOST] if len(together) > 1 else keys[:5]
+    if len(together) > 1:
+        return together[:MOST]
+    return [*keys[:4], chosen] if chosen in keys[5:] else keys[:5]
 
 
 def opened(entries: list[Entry]) -> list[Run]:

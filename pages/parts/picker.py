@@ -16,9 +16,11 @@ def show() -> None:
     _follow_address(entries)
     with st.sidebar:
         if entries:
-            st.selectbox(
-                "Run", list(entries), key="run", format_func=lambda key: label(entries[key]), on_change=_turned
-            )
+            keys = list(entries)
+            # What is set in one pass never reaches a browser that has the next one before it drew the first: then it
+            # shows, and later sends, what the field has by itself.
+            at_first = keys.index(st.session_state["run"])
+            st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_turned)
             st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
         if missing := st.session_state.pop("picker.missing", None):
             st.warning(f"There is no run {words.escape(missing)} here; this is another one.")

@@ -272,6 +272,28 @@ def test_compare_follows_its_address(three, open_app):
     app = open_app("pages/compare_runs.py", **{"with": ["sample/bf16", "sample/fp32", "run/nowhere"]})
     assert app.multiselect[0].value == ["sample/bf16", "sample/fp32"]
     assert "Against bf16" in words(app).replace("*", "")
+    assert "There is no run run/nowhere here; it is left out." in words(app)
+    for field, chosen in ((app.multiselect[0], ["bf16 · sample", "fp32 · sample"]), (app.selectbox(key="run"), None)):
+        default = field.proto.default  # what a browser shows that misses what is set
+        at_first = [field.options[i] for i in default] if chosen else field.options[default]
+        assert at_first == (chosen or "fp16 · sample")
+
+
+def test_compare_suggests_the_chosen_run_beside_many_of_fp32(home, open_app):
+    for seed in range(5):
+        write(home.runs / f"fp32-{seed}", "fp32", seed=seed)
+    write(home.runs / "mine", "healthy")
+    app = open_app("pages/compare_runs.py", run="run/mine")
+    assert len(app.multiselect[0].value) == 5 and app.multiselect[0].value[-1] == "run/mine"
+
+
+def test_what_compare_shows_of_one_seed_says_so(home, open_app):
+    for name, scenario, seed in (("a", "fp32", 0), ("b", "fp32", 1), ("c", "healthy", 0)):
+        write(home.runs / name, scenario, seed=seed)
+    app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})
+    assert "those of the first run of each recipe" in words(app)
+    app.multiselect[0].set_value(["run/a", "run/c"]).run()
+    assert "those of the first run of each recipe" not in words(app)
 
 
 def test_compare_follows_a_link_after_runs_were_chosen(three, open_app):
