@@ -1,5 +1,7 @@
 """A comparison in words and as tables: what differs, ratios with their spread, verdicts."""
 
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 
@@ -58,7 +60,8 @@ NUMBERS = {(RECIPES | RUNS)[name]: measured(help_=text) for name, text in _MEASU
     for name, (shape, text) in _SHAPES.items()
 }
 NUMBERS[RECIPES["loss_change"]] = st.column_config.TextColumn(help="Of the final loss, against the first recipe")
-_PINNED = st.column_config.TextColumn(pinned=True)
+LONG = 28
+"""Letters of a name from which on its column, which does not move, would leave no room for the numbers."""
 
 
 def verdict(found: Comparison) -> None:
@@ -87,15 +90,21 @@ def tables(found: Comparison) -> None:
     """The recipes, to be read and copied; the runs behind them, where a recipe has several."""
     shown = recipes(found.recipes)
     alt = "One row per recipe, beside the first."
-    config = NUMBERS | {RECIPES["recipe"]: _PINNED}
+    config = NUMBERS | {RECIPES["recipe"]: _pinned(shown[RECIPES["recipe"]])}
     show_table(shown, column_config=config, hide_index=True, alt=alt)
     with st.expander("Copy as Markdown, and every run"):
         st.code(markdown(shown), language="markdown")
-        config = NUMBERS | {RUNS["run"]: _PINNED}
+        each = runs(found.table)
+        config = NUMBERS | {RUNS["run"]: _pinned(each[RUNS["run"]])}
         alt = "One row per run, beside the first."
-        show_table(runs(found.table), column_config=config, hide_index=True, alt=alt)
+        show_table(each, column_config=config, hide_index=True, alt=alt)
     if found.notes:
         st.caption(" ".join(words.escape(note) for note in found.notes))
+
+
+def _pinned(names: "pd.Series[str]") -> Any:
+    """The column of names."""
+    return st.column_config.TextColumn(pinned=True, width=220 if names.str.len().max() > LONG else None)
 
 
 def recipes(found: pd.DataFrame) -> pd.DataFrame:
