@@ -50,7 +50,8 @@ shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unsca
 marks = loaders.analysed(step_marks, run)
 marks = marks[marks["step"].between(first, last)]
 values = "loss scale taken out" if unscaled else "as stored"
-over_time = exponents_over_time(shares, tuple(formats), dark, values=values)
+without = trace["step"][~(trace["absmax"] > 0)].tolist()
+over_time = exponents_over_time(shares, tuple(formats), dark, values=values, without=without)
 charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
 drawn = to_draw(trace)
 charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, percent, put, tick_names
+from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, tick_names
 
 MOST_BARS = 30
 
@@ -38,6 +38,8 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
     names = shares["name"].tolist()
     figure = go.Figure()
     for column, label, meaning, hatch in _CLASSES:
+        if not (shares[f"{column}_frac"] > 0).any():
+            continue
         hue = colour(meaning, dark)
         figure.add_bar(
             x=_lengths(shares[f"{column}_frac"]),
@@ -54,7 +56,8 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
                     "fillmode": "overlay",
                 },
             },
-            hovertemplate=f"%{{y}}: %{{x:.3%}} {label}<extra></extra>",
+            customdata=100.0 * _lengths(shares[f"{column}_frac"]),
+            hovertemplate=f"%{{y}}: %{{customdata:.3~r}} % {label}<extra></extra>",
         )
     figure.add_scatter(
         x=np.ones(len(names), dtype=np.float32),
@@ -67,7 +70,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         showlegend=False,
         hoverinfo="skip",
     )
-    put(figure, xaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1], "fixedrange": True})
+    put(figure, xaxis=share_axis("share of all elements"))
     figure.update_yaxes(
         autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
     )

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, percent, shortened
+from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, shortened
+from amp_core.words import number
 
 MOST = 15
 """Kernels that are drawn; the table has them all."""
@@ -53,9 +54,10 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
             textangle=0,
             constraintext="none",
             textfont={"color": _INK[answer][dark], "size": 14},
-            hovertemplate=f"%{{y}}: %{{x:.2%}} {words}<extra></extra>",
+            customdata=[percent(share) for share in part],
+            hovertemplate=f"%{{y}}: %{{customdata}} {words}<extra></extra>",
         )
-    figure.update_xaxes(title="share of kernel time", tickformat=".0%", range=[0, 1], fixedrange=True)
+    put(figure, xaxis=share_axis("share of kernel time"))
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
     return finished(figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3)
@@ -85,23 +87,27 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             name=words,
             marker=_marker(colour(meaning, dark), hatch, dark),
             customdata=np.stack(
-                [shown.loc[chosen, "name"].str.slice(0, 160), [f"{n:,.0f}" for n in shown.loc[chosen, "count"]]], axis=1
+                [
+                    shown.loc[chosen, "name"].str.slice(0, 160),
+                    [percent(part) for part in share[chosen]],
+                    [f"{n:,.0f}" for n in shown.loc[chosen, "count"]],
+                ],
+                axis=1,
             ),
-            hovertemplate="%{customdata[0]}<br>%{x:.2%} of the time, %{customdata[1]} calls<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the time, %{customdata[2]} calls<extra></extra>",
         )
     figure.add_scatter(
         x=share.astype(np.float32),
         y=rows,
         mode="text",
-        text=[f"  {percent(s)} · {_milliseconds(us)}" for s, us in zip(share, shown["total_us"], strict=True)],
+        text=[f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(share, shown["total_us"], strict=True)],
         textposition="middle right",
         cliponaxis=False,
         hoverinfo="skip",
         showlegend=False,
     )
     room = 1.7 * float(share.max())  # for the numbers beside the bars; a share has no more than 100 %
-    ticks = [0, 0.2, 0.4, 0.6, 0.8, 1] if room > 1 else None
-    figure.update_xaxes(title="share of their time", tickformat=".0%", range=[0, room], tickvals=ticks)
+    put(figure, xaxis=share_axis("share of their time", min(1.0, room), room))
     figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
         tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],
@@ -118,11 +124,6 @@ def short_kernel(name: str, most: int = 46) -> str:
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     text = text or name
     return shortened(text, most)
-
-
-def _milliseconds(us: float) -> str:
-    ms = us / 1e3
-    return f"{ms:,.0f} ms" if ms >= 1000 else f"{ms:.3g} ms"
 
 
 def _told(shares: pd.DataFrame) -> str:

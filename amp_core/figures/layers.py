@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.lines import first_to_last, outer_edges
+from amp_core.figures.lines import outer_edges
 from amp_core.figures.style import (
+    BAR,
     PAGE,
     SHARES,
+    bar_below,
     colour,
     empty,
     exponent_axis,
@@ -27,11 +29,14 @@ from amp_core.figures.style import (
     numbers,
     put,
     raised,
+    share_axis,
     span,
 )
 from amp_core.formats import FORMATS, Format
 
 _FEWEST_DECADES = -5
+_LEFT = 86
+"""Room for the ticks of each of the three figures, so that steps stand below each other."""
 
 _CLASSES = (
     ("normal_frac", "normal", "healthy", ""),
@@ -50,14 +55,18 @@ def exponents_over_time(
     *,
     title: str = "Exponents over time",
     values: str = "value as stored",
+    without: Sequence[int] = (),
 ) -> go.Figure:
     """Exponents × steps, from `layer_exponents`: how large a share of the values has which exponent at which step.
 
-    The limits of `formats` (names from `amp_core.formats.FORMATS`) are horizontal lines with labels.
+    The limits of `formats` (names from `amp_core.formats.FORMATS`) are horizontal lines with labels. Steps `without` a
+    finite nonzero value are columns too, empty: otherwise their neighbours would be drawn over them.
     """
     if not len(shares):
         return empty(title, "No finite nonzero value of this tensor was sampled yet.")
-    steps, column = np.unique(shares["step"].to_numpy(), return_inverse=True)
+    there = shares["step"].to_numpy()
+    steps = np.union1d(there, np.asarray(without, dtype=there.dtype))
+    column = np.searchsorted(steps, there)
     lowest = int(shares["exponent"].min())
     grid = np.zeros((int(shares["exponent"].max()) - lowest + 1, len(steps)))
     grid[shares["exponent"].to_numpy() - lowest, column] = shares["share"].to_numpy()
@@ -77,16 +86,9 @@ def exponents_over_time(
         zmin=_FEWEST_DECADES,
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar={
-            "title": {"text": "share of nonzero values", "side": "right"},
-            "tickvals": ticks,
-            "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
-            "thickness": 12,
-            "len": 1,
-            "outlinewidth": 0,
-        },
-        customdata=grid.astype(np.float32),
-        hovertemplate="step %{x:,}, around 2<sup>%{y}</sup>: %{customdata:.2%} of the nonzero values<extra></extra>",
+        colorbar=bar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+        customdata=(100.0 * grid).astype(np.float32),
+        hovertemplate="step %{x:,}, around 2<sup>%{y}</sup>: %{customdata:.3~r} % of the nonzero values<extra></extra>",
     )
     drawn = [pair for row, fmt in enumerate(limits) for pair in _limit_lines(fmt, low, high, row, dark)]
     put(figure, shapes=[line for line, _ in drawn], annotations=[label for _, label in drawn])
@@ -96,7 +98,7 @@ def exponents_over_time(
         f"Heatmap of the exponents of one tensor over {len(steps):,} sampled steps, from 2^{lowest} to "
         f"2^{lowest + grid.shape[0]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(figure, title, alt, 420)
+    return finished(figure, title, alt, 420 + BAR, margin={"l": _LEFT, "b": 48 + BAR}, legend={"y": BAR / (420 + BAR)})
 
 
 def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
@@ -119,7 +121,8 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             fillpattern={"shape": hatch, "size": 6, "fgcolor": PAGE[dark], "fillmode": "overlay"},
             stackgroup="classes",
             name=label,
-            hovertemplate="%{y:.3%} of its elements",
+            customdata=numbers(100.0 * trace[column].fillna(0.0)),
+            hovertemplate="%{customdata:.3~r} % of its elements",
         )
     bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
     if len(bad):
@@ -131,14 +134,15 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             name="∞ or NaN",
             hoverinfo="skip",
         )
-    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
-    put(figure, yaxis={"title": "share of all elements", "tickformat": ".0%", "range": [0, 1.08], "fixedrange": True})
+    put(figure, xaxis={"title": "step", "range": outer_edges(trace["step"].to_numpy())})
+    put(figure, yaxis=share_axis("share of all elements", 1.0, 1.08))
     alt = f"Classes of values {_over(trace)}; {len(bad):,} of them with infinities or not-a-number."
     return finished(
         figure,
         title,
         alt,
         300,
+        margin={"l": _LEFT},
         hovermode="x unified",
     )
 
@@ -194,10 +198,10 @@ def magnitude_figure(
                 lines.append(level(value, line={"color": colour("limit", dark), "width": 1.4, "dash": dash}))
                 labels.append(_beside(math.log10(value), f"{fmt.label} {label}", dark, right=True))
     put(figure, shapes=lines, annotations=labels)
-    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
+    put(figure, xaxis={"title": "step", "range": outer_edges(trace["step"].to_numpy())})
     put(figure, yaxis={"title": f"magnitude ({values})", **log2_axis(low - room, high + 2 * room)})
     alt = f"Magnitudes {_over(trace)}, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
-    return finished(figure, title, alt, 340, hovermode="x unified")
+    return finished(figure, title, alt, 340, margin={"l": _LEFT}, hovermode="x unified")
 
 
 def _over(trace: pd.DataFrame) -> str:

@@ -187,10 +187,15 @@ def on_the_edge(figure: go.Figure, steps: "pd.Series[Any]", at: float, top: floa
 
 
 def outer_edges(steps: np.ndarray) -> list[float]:
-    """The axis from the left edge of a heatmap's first cell to the right one of its last; `steps` rise."""
+    """The axis from the left edge of a heatmap's first cell to the right one of its last; `steps` rise. Of narrow cells
+    a little farther, so that a mark on the first or the last step is whole."""
     if len(steps) < 2:
         return [float(steps[0]) - 0.5, float(steps[0]) + 0.5]
-    return [1.5 * steps[0] - 0.5 * steps[1], 1.5 * steps[-1] - 0.5 * steps[-2]]
+    room = 0.01 * (steps[-1] - steps[0])
+    return [
+        float(steps[0] - max(room, 0.5 * (steps[1] - steps[0]))),
+        float(steps[-1] + max(room, 0.5 * (steps[-1] - steps[-2]))),
+    ]
 
 
 def first_to_last(x: "pd.Series[Any]") -> list[float]:

@@ -14,7 +14,9 @@ _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase ch
 
 
 ROW = 0.05
-"""Height of a row of marks, as a share of the plot's: ten pixels and more."""
+"""Height of a row of marks, as a share of the plot's, but no lower than a mark, which it would cut off."""
+_MARK, _AROUND = 12, 155
+"""Pixels of a mark, and of what stands above and below the plot of a figure."""
 MANY = 40
 """More skipped steps than this stand so close that they are strokes of one line: a browser draws it at once, where
 each cross, and each piece of a line with gaps, takes its time."""
@@ -70,10 +72,12 @@ def with_marks(
         )
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
     if said:
-        top = ROW * (row + 1)
+        plot = max((figure.layout.height or 0) - _AROUND, 4 * _MARK)
+        each = max(ROW, _MARK / plot)
+        top = each * (row + 1)
         figure.layout.xaxis.anchor = f"y{_FIRST_AXIS}"
-        figure.layout.yaxis.domain = [top + ROW / 2, 1]
-        strip = {"domain": [ROW * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
+        figure.layout.yaxis.domain = [top + each / 2, 1]
+        strip = {"domain": [each * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
         alt = f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."
         put(figure, meta={"alt": alt}, **{f"yaxis{axis}": strip})
     return figure

@@ -46,6 +46,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         colorscale=[[edge / len(found), hue] for i, hue in enumerate(hues) for edge in (i, i + 1)],
         showscale=False,
         text=words,
+        textfont={"size": 10},  # larger, FP32 would run into its neighbour's on a narrow page
         texttemplate="%{text}",  # plotly leaves it out of cells that are too small, and takes black or white
         xgap=2,
         ygap=2 if len(modules) < 80 else 0,
@@ -58,7 +59,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
             mode="markers",
             marker={"color": hue, "symbol": "square", "size": 9},
             hoverinfo="skip",
-            name=f"ran in {_word(name)}",
+            name="calls differ" if name == "mixed" else f"ran in {_word(name)}",
         )
     _tell(figure, cells)
     _crosses(figure, cells[cells["stayed"]], dark)

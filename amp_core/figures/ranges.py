@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from amp_core.figures.style import (
     SHARES,
     UNSEEN,
+    bar_below,
     colour,
     empty,
     exponent_axis,
@@ -84,29 +85,11 @@ def exponent_heatmap(
         zmin=_FEWEST_DECADES,
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar={
-            "title": {
-                "text": "of nonzero&nbsp;<br>values&nbsp;&nbsp;&nbsp;&nbsp;&nbsp;",
-                "side": "right",
-            },  # room for the first tick
-            "tickvals": ticks,
-            "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks],
-            "thickness": 12,
-            "outlinewidth": 0,
-            "orientation": "h",  # beside the plot it would take a third of a narrow page
-            "lenmode": "pixels",
-            "len": 300,
-            "x": 0,
-            "xref": "container",
-            "xanchor": "left",
-            "y": 0,
-            "yref": "container",
-            "yanchor": "bottom",
-        },
+        colorbar=bar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
         xgap=1 if grid.shape[1] < 80 else 0,
         ygap=2 if len(names) < 60 else 0,
-        customdata=grid.astype(np.float32) if not clickable else None,
-        hovertemplate="%{y}<br>around 2<sup>%{x}</sup>: %{customdata:.2%} of its nonzero values<extra></extra>"
+        customdata=(100.0 * grid).astype(np.float32) if not clickable else None,
+        hovertemplate="%{y}<br>around 2<sup>%{x}</sup>: %{customdata:.3~r} % of its nonzero values<extra></extra>"
         if not clickable
         else None,
         hoverinfo="skip" if clickable else None,
@@ -202,8 +185,8 @@ def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: b
         textposition="middle right",
         cliponaxis=False,
         textfont={"size": 11, "color": colour("overflow", dark)},
-        customdata=found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
-        hovertemplate="%{y}: %{customdata[0]:.3%} infinite, %{customdata[1]:.3%} NaN<extra></extra>",
+        customdata=100.0 * found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
+        hovertemplate="%{y}: %{customdata[0]:.3~r} % infinite, %{customdata[1]:.3~r} % NaN<extra></extra>",
         showlegend=False,
         name="not finite",
     )

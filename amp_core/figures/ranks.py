@@ -46,6 +46,8 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     longest = float(known[[f"{p}_ms" for p in _PHASES]].sum(axis=1).max()) or 1.0
     figure = go.Figure()
     for phase in _PHASES:
+        if not (known[f"{phase}_ms"] > 0).any():
+            continue
         figure.add_bar(
             x=known[f"{phase}_ms"].to_numpy(dtype=np.float32),
             y=names,

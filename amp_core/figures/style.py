@@ -118,6 +118,10 @@ STROKES, ORNAMENT = "strokes", "ornament"
 
 _PIXELS = 500
 """Fewer than a plot is wide."""
+_COUNTED = ("step", "samples seen")
+"""Titles of axes that count: 20,000 as in the sentences beside them, where plotly's own format has 20k."""
+_FEW = 10
+"""Along so few steps plotly would put ticks between them."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Tell runs of one recipe apart, which all have its colour."""
 
@@ -185,11 +189,46 @@ def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
     }
 
 
+BAR = 56
+"""Pixels that `bar_below` takes at the bottom of a figure: add them to its height and to its lower margin."""
+
+
+def bar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    """A heatmap's bar of colours along the bottom of the figure; `title` has lines of a dozen letters.
+
+    Beside the plot it would take a third of a narrow page, and steps would not stand below those of the figure above.
+    """
+    room = "&nbsp;" * 5  # for the first tick
+    return {
+        "title": {"text": f"{title}{room}", "side": "right"},
+        "tickvals": list(ticks),
+        "ticktext": list(texts),
+        "thickness": 12,
+        "outlinewidth": 0,
+        "orientation": "h",
+        "lenmode": "pixels",
+        "len": 300,
+        "x": 0,
+        "xref": "container",
+        "xanchor": "left",
+        "y": 0,
+        "yref": "container",
+        "yanchor": "bottom",
+    }
+
+
 def percent(share: float) -> str:
-    """A share (0–1) in percent with two digits; one too small for them is not called zero."""
-    if share >= 0.995:
-        return f"{100 * share:.0f} %"  # two digits would write 100 as 1e+02
-    return f"{100 * share:.2g} %" if share >= 1e-4 or share == 0 else "<0.01 %"
+    """A share (0–1) in percent with three digits, as the tables write it; one too small for them is not called zero."""
+    return f"{100 * share:.3g} %" if share >= 1e-4 or share == 0 else "<0.01 %"
+
+
+def share_axis(title: str, top: float = 1.0, past: float = 0.0) -> dict[str, Any]:
+    """A fixed axis of shares from 0 to `top`, and on to `past`, in percent as the pages write it: 20 %, where plotly's
+    own format has 20%."""
+    stride = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5) if top / s < 4.5 or s == 0.5)
+    ticks = [k * stride for k in range(math.floor(top / stride + 1e-9) + 1)]
+    shown = {"tickvals": ticks, "ticktext": [f"{100 * tick:g} %" for tick in ticks]}
+    return {"title": title, "range": [0, max(top, past)], "fixedrange": True} | shown
 
 
 def shortened(name: str, most: int = 30) -> str:
@@ -281,6 +320,11 @@ def finished(figure: go.Figure, title: str, alt: str, height: int = 360, **layou
     )  # fmt: skip
     for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
         axis.automargin = True
+    for axis in figure.select_xaxes():
+        if axis.title.text in _COUNTED:
+            axis.exponentformat, axis.separatethousands = "none", True
+            if axis.range and axis.range[1] - axis.range[0] < _FEW:
+                axis.dtick = 1  # there is no step 550.5
     return figure
 
 

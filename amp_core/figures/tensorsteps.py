@@ -10,10 +10,23 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.lines import outer_edges
-from amp_core.figures.style import SHARES, UNSEEN, colour, empty, finished, numbers, percent, put, raised, tick_names
+from amp_core.figures.style import (
+    BAR,
+    SHARES,
+    UNSEEN,
+    bar_below,
+    colour,
+    empty,
+    finished,
+    numbers,
+    percent,
+    put,
+    raised,
+    tick_names,
+)
 from amp_core.schema import RunError
 
-CELLS = 900
+CELLS = 600
 """So many cells each carry an invisible marker, since a heatmap's own cells report no clicks; pool steps to keep to it.
 A browser takes some 0.1 ms for each marker, and what is narrower than a few pixels is not hit."""
 _FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
@@ -24,14 +37,15 @@ class _Shown:
     """How one column is drawn."""
 
     bar: str
+    about: str
     said: str
     """What a share is, behind the number."""
 
 
 _COLUMNS = {
-    "subnormal_frac": _Shown("subnormal,<br>of nonzero values", "of its nonzero values subnormal"),
-    "zero_frac": _Shown("exactly zero,<br>of all elements", "of its elements exactly zero"),
-    "absmax": _Shown("largest magnitude,<br>as stored", ""),
+    "subnormal_frac": _Shown("of nonzero<br>values", "subnormal, of nonzero values", "of its nonzero values subnormal"),
+    "zero_frac": _Shown("of all<br>elements", "exactly zero, of all elements", "of its elements exactly zero"),
+    "absmax": _Shown("magnitude,<br>as stored", "largest magnitude, as stored", ""),
 }
 
 
@@ -59,8 +73,7 @@ def step_heatmap(
         y=names,
         z=grid,
         colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar={"title": {"text": _COLUMNS[column].bar, "side": "right"}, "thickness": 12, "outlinewidth": 0}
-        | _bar_ticks(grid, column),
+        colorbar=bar_below(_COLUMNS[column].bar, *_bar_ticks(grid, column)),
         **({} if column == "absmax" else {"zmin": _FEWEST_DECADES, "zmax": 0}),
         ygap=2 if len(names) < 60 else 0,
         hoverinfo="skip",
@@ -92,13 +105,16 @@ def step_heatmap(
     put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": outer_edges(steps)})
     shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
     put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
-    what = _COLUMNS[column].bar.replace("<br>", " ")
+    what = _COLUMNS[column].about
     alt = (
         f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}; "
         f"{len(bad):,} cells hold infinities or not-a-number."
     )
     # On a narrow page the legend takes three lines: rows of few tensors must not run into each other for it.
-    return finished(figure, title, alt, min(800, max(260, 210 + 20 * len(names))), margin={"l": 96, "r": 24, "t": 52})
+    height = min(800, max(260, 210 + 20 * len(names))) + BAR
+    return finished(
+        figure, title, alt, height, margin={"l": 96, "r": 24, "t": 52, "b": 48 + BAR}, legend={"y": BAR / height}
+    )
 
 
 def _heights(values: np.ndarray, column: str) -> np.ndarray:
@@ -109,17 +125,17 @@ def _heights(values: np.ndarray, column: str) -> np.ndarray:
         return np.where(values > 0, np.maximum(np.log10(values), _FEWEST_DECADES), np.nan)
 
 
-def _bar_ticks(grid: np.ndarray, column: str) -> dict[str, object]:
-    """The ticks beside the colours in their own unit."""
+def _bar_ticks(grid: np.ndarray, column: str) -> tuple[list[int], list[str]]:
+    """The ticks below the colours, and what they say, in their own unit."""
     if column != "absmax":
         ticks = list(range(_FEWEST_DECADES, 1))
-        return {"tickvals": ticks, "ticktext": [f"{100 * 10.0**k:g} %" for k in ticks]}
+        return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
     known = grid[np.isfinite(grid)]
     if not len(known):
-        return {"tickvals": [0], "ticktext": [raised(0)]}
+        return [0], [raised(0)]
     low, high = int(np.floor(known.min())), int(np.ceil(known.max()))
-    at = range(low, high + 1, max(1, -(-(high - low) // 6)))
-    return {"tickvals": list(at), "ticktext": [raised(k) for k in at]}
+    at = list(range(low, high + 1, max(1, -(-(high - low) // 6))))
+    return at, [raised(k) for k in at]
 
 
 def _told(shares: pd.DataFrame, column: str) -> list[str]:

@@ -29,7 +29,7 @@ def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run])
     yes = shares.set_index(["answer", "of"]).loc["yes", "frac"]
     assert bar(figure, "on tensor cores").x.tolist() == pytest.approx(yes.tolist(), rel=1e-6)
     assert figure.layout.meta["alt"].startswith(
-        "Time on tensor cores. all kernels: 62 % on tensor cores, 1.8 % unknown"
+        "Time on tensor cores. all kernels: 61.9 % on tensor cores, 1.85 % unknown"
     )
 
 
@@ -86,7 +86,7 @@ def test_parts_of_a_step_stack_to_its_time(runs: dict[str, Run]) -> None:
 
 def test_only_parts_with_room_have_their_label_on_them(runs: dict[str, Run]) -> None:
     figure = step_cost_figure(step_cost(runs["profiled"]).parts)
-    assert bar(figure, "matrix, on tensor cores").text[0] == "matrix, on tensor cores<br>49 %"
+    assert bar(figure, "matrix, on tensor cores").text[0] == "matrix, on tensor cores<br>48.8 %"
     assert bar(figure, "waiting for data").text[0] == "6 %"
     assert bar(figure, "copies and fills").text[0] == ""
 

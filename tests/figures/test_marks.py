@@ -1,6 +1,7 @@
 """Marks of skipped steps: on an axis of their own, told in the alternative text, and none where there is nothing."""
 
 import pandas as pd
+import pytest
 
 from amp_core.figures import loss_figure
 from amp_core.figures.marks import with_marks
@@ -41,6 +42,15 @@ def test_each_of_several_runs_has_a_row_in_its_own_colour_and_the_legend_names_e
     assert [trace.showlegend for trace in rows] == [True, True, False, False]
     assert all(trace.hovertemplate.startswith("second, step") for trace in rows[2:])
     assert "1 of second marked as phase change" in marked.layout.meta["alt"]
+
+
+@pytest.mark.parametrize("height", [200, 260, 360, 1400])
+def test_a_row_is_no_lower_than_a_mark(height):
+    low = loss_figure(CURVE)
+    low.layout.height = height
+    strip = with_marks(low, marks()).layout
+    pixels = (strip.yaxis9.domain[1] - strip.yaxis9.domain[0]) * max(height - 155, 48)
+    assert pixels >= 12 - 1e-9 and strip.yaxis.domain[0] < 0.5
 
 
 def test_many_skipped_steps_are_strokes_of_one_line_and_each_still_tells_its_step():

@@ -105,7 +105,8 @@ def test_too_many_cells_are_pooled_by_their_mean() -> None:
     heat = figure.data[0]
     assert heat.z.size <= ranges.MOST_CELLS and len(figure.data) == 1
     assert heat.y[0] == "layer0 and 2 more" and heat.y[-1] == "layer9999 and 1 more"
-    assert heat.customdata[0] == pytest.approx(shares["share"].to_numpy().reshape(-1, width)[:3].mean(axis=0), rel=1e-5)
+    mean = shares["share"].to_numpy().reshape(-1, width)[:3].mean(axis=0)
+    assert heat.customdata[0] == pytest.approx(100 * mean, rel=1e-5)  # in percent, as the hover says it
     assert len(figure.layout.yaxis.tickvals) <= 45
     assert "10,001 tensors (in 3,334 rows)" in figure.layout.meta["alt"]
 
@@ -113,7 +114,7 @@ def test_too_many_cells_are_pooled_by_their_mean() -> None:
 def test_bars_of_classes_fill_the_whole_and_tell_the_small_ones(runs: dict[str, Run]) -> None:
     figure = class_bars(class_shares(runs["overflowing"], "output_grad"))
     bars = [t for t in figure.data if t.type == "bar"]
-    assert [b.name for b in bars] == ["exactly zero", "normal", "subnormal", "infinite", "NaN"]
+    assert [b.name for b in bars] == ["exactly zero", "normal", "subnormal", "infinite"]
     assert np.sum([b.x for b in bars], axis=0) == pytest.approx(1.0)
     assert "6.9 % inf" in figure.data[-1].text[-1]
 
@@ -145,6 +146,17 @@ def test_a_tensors_exponents_stand_at_their_steps(runs: dict[str, Run]) -> None:
         assert 10.0**z == pytest.approx(max(share, 1e-5), rel=1e-4)
     assert [s.y0 for s in figure.layout.shapes] == pytest.approx([-24, -14, np.log2(65504)])
     assert texts(figure)[2] == "FP16 max. 65504"
+
+
+def test_steps_without_finite_values_are_empty_columns_and_the_three_figures_end_alike(runs: dict[str, Run]) -> None:
+    shares = layer_exponents(runs["healthy"], "output_grad", "head")
+    there = shares[~shares["step"].isin([0, 50])]
+    heat = exponents_over_time(there, without=[0, 50])
+    assert heat.data[0].x.tolist() == list(range(0, 120, 10))
+    assert np.isnan(heat.data[0].z[:, [0, 5]]).all() and np.isfinite(heat.data[0].z[:, 4]).any()
+    found = layer_trace(runs["healthy"], "output_grad", "head")
+    ranges_of = {f.layout.xaxis.range for f in (heat, classes_over_time(found), magnitude_figure(found))}
+    assert len(ranges_of) == 1
 
 
 def test_steps_with_infinities_are_crosses_however_few_there_are(runs: dict[str, Run]) -> None:

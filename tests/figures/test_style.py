@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from amp_core.analysis.memory_parts import CATEGORIES
@@ -14,12 +15,14 @@ from amp_core.figures.style import (
     RECIPES,
     UNKNOWN_RECIPE,
     colour,
+    finished,
     log2_axis,
     mended,
     numbers,
     percent,
     power_of_two,
     recipe_colour,
+    share_axis,
     shortened,
     tick_names,
 )
@@ -121,9 +124,32 @@ def test_log2_ticks_are_powers_of_two_within_the_axis(low: int, high: int) -> No
     assert np.allclose(axis["range"], [low * np.log10(2), high * np.log10(2)])
 
 
-def test_shares_have_two_digits() -> None:
+def test_shares_are_written_as_in_the_tables() -> None:
     said = [percent(share) for share in (1.0, 0.996, 0.99, 0.123, 0.00012, 0.00001, 0.0)]
-    assert said == ["100 %", "100 %", "99 %", "12 %", "0.012 %", "<0.01 %", "0 %"]
+    assert said == ["100 %", "99.6 %", "99 %", "12.3 %", "0.012 %", "<0.01 %", "0 %"]
+
+
+@pytest.mark.parametrize(
+    ("top", "past", "said"),
+    [
+        (1.0, 0.0, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
+        (1.0, 1.4, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
+        (0.3, 0.3, ["0 %", "10 %", "20 %", "30 %"]),
+        (0.004, 0.004, ["0 %", "0.1 %", "0.2 %", "0.3 %", "0.4 %"]),
+    ],
+)
+def test_an_axis_of_shares_says_percent_with_a_space(top: float, past: float, said: list[str]) -> None:
+    axis = share_axis("share", top, past)
+    assert axis["ticktext"] == said and axis["range"] == [0, max(top, past)]
+    assert axis["tickvals"][-1] <= top + 1e-9 and len(axis["tickvals"]) <= 6
+
+
+def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
+    figure = go.Figure(layout={"xaxis": {"title": "step", "range": [549.5, 554.5]}})
+    assert finished(figure, "a", "b").layout.xaxis.dtick == 1
+    figure = go.Figure(layout={"xaxis": {"title": "step", "range": [0, 20_000]}})
+    axis = finished(figure, "a", "b").layout.xaxis
+    assert (axis.exponentformat, axis.separatethousands, axis.dtick) == ("none", True, None)
 
 
 def test_long_names_lose_their_middle() -> None:
