@@ -4,11 +4,12 @@
     ampscope compare --workload text-gpt --precisions fp32,bf16,fp16 --steps 200 --out runs/cmp
 
 Exit codes: 0 fine, 1 findings (or a failed training), 2 bad input (one line on stderr says what would be right), 130
-interrupted. A subcommand is a module of `amp_core.cli` with `add(subparsers)` and `run(arguments)`; none of them
-imports torch before it needs it.
+interrupted, 141 nobody reads the output on. A subcommand is a module of `amp_core.cli` with `add(subparsers)` and
+`run(arguments)`; none of them imports torch before it needs it.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -45,6 +46,9 @@ COMMANDS = (
     export,
 )
 
+CLOSED = 141
+"""The exit code where nobody reads on: that of a program which SIGPIPE ended."""
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse that reports a mistake in one line, like everything else here."""
@@ -58,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parser().parse_args(argv)
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
         return code
+    except BrokenPipeError:  # whoever read the output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at exit
+        return CLOSED
     except RunError as error:
         print(f"ampscope: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

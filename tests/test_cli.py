@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from amp_core import diagnose, load_run
+from amp_core import diagnose, load_run, watch
 from amp_core.__main__ import main
 from amp_core.cli import train as train_command
 from amp_core.cli.diagnose import in_words
@@ -220,6 +220,30 @@ sys.exit(3 if "torch" in sys.modules else 0)
 def test_diagnose_fails_on_findings_at_or_above_the_level(sample, level, code, capsys):
     assert main(["diagnose", str(SAMPLE_RUNS / sample), *(["--fail-on", level] if level else [])]) == code
     assert "[" in capsys.readouterr().out
+
+
+def test_diagnose_says_of_a_run_that_broke_off_that_and_why(tmp_path, capsys):
+    model = torch.nn.Linear(2, 2)
+    recorder = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "r")
+    recorder.close("failed", "ValueError: too many values")
+    assert main(["diagnose", os.fspath(tmp_path / "r")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("the run failed before its first step: ValueError: too many values\n\n"), said
+    assert main(["diagnose", os.fspath(tmp_path / "r"), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["status"], record["end_reason"]) == ("failed", "ValueError: too many values")
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    """As of `ampscope … | head -1`."""
+    command = [sys.executable, "-m", "amp_core", "diagnose", os.fspath(SAMPLE_RUNS / "fp16-overflow")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_diagnose_prints_one_json_document(capsys):

@@ -13,6 +13,7 @@ from amp_core.schema import RunError
 
 if TYPE_CHECKING:
     from amp_core.findings import Finding
+    from amp_core.run import Run
 
 LEVELS = ("error", "warning", "info")
 
@@ -61,14 +62,31 @@ def run(arguments: argparse.Namespace) -> int:
     heard = [f for f in found if f.code not in silent]
     muted_codes = sorted({f.code for f in found} & silent)
     if arguments.json:
-        record = {"run": opened.name, "status": opened.status, "findings": [_plain(f.to_dict()) for f in heard]}
+        record = {
+            "run": opened.name,
+            "status": opened.status,
+            "end_reason": opened.end_reason,
+            "findings": [_plain(f.to_dict()) for f in heard],
+        }
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
+        if broke_off := how_it_broke_off(opened):
+            print(f"{broke_off}\n")
         print(in_words(heard))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")
     failing = LEVELS[: LEVELS.index(arguments.fail_on) + 1] if arguments.fail_on else ()
     return 1 if any(f.severity in failing for f in heard) else 0
+
+
+def how_it_broke_off(run: "Run") -> str:
+    """That the run failed or was lost, and why: no finding, and yet not well. Empty for every other run."""
+    if run.status not in ("failed", "lost"):
+        return ""
+    made = f"after {count} steps" if (count := run.table("steps").num_rows) else "before its first step"
+    return (
+        f"the run {'failed' if run.status == 'failed' else 'was lost'} {made}: {run.end_reason or 'no reason is known'}"
+    )
 
 
 def in_words(findings: "list[Finding]") -> str:

@@ -5,8 +5,10 @@ the file beside `app.py` that puts the checks in front of it.
 """
 
 import argparse
+import errno
 import ipaddress
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -85,6 +87,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Become the server; where a process cannot become another one, start it and wait."""
     command, changes = prepared(arguments)
+    _check_free(arguments.address, arguments.port)
     environment = HEAP | os.environ | changes
     if os.name != "nt":
         os.execve(command[0], command, environment)  # signals then reach the server itself
@@ -183,6 +186,27 @@ def _check_open(address: str, rules: Rules) -> None:
             f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or set "
             "up sign-in: section [auth] in .streamlit/secrets.toml"
         )
+
+
+def _check_free(address: str, port: int) -> None:
+    """Raises `RunError` where nothing can listen there: Streamlit would say so in a traceback."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listening:
+            if os.name != "nt":  # a server that has just ended leaves its connections behind for a minute
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RunError(
+                f"port={port} is in use on {address}; give another --port, or end what listens there"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise RunError(f"port={port} is not for this user to listen on; give one above 1023") from None
+        raise RunError(
+            f"address={address!r} is none that this machine can listen on ({error.strerror}); give one of its own, or "
+            "0.0.0.0 for all"
+        ) from None
 
 
 def _secrets() -> Sequence[dict[str, object]]:

@@ -14,7 +14,7 @@ from amp_core import words
 from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.cli.train import PRECISION_HELP
-from amp_core.cli.tune_recipe import interrupt, tell
+from amp_core.cli.tune_recipe import interrupt, tell, with_device
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
 from amp_core.train.max_batch import (
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunError(f"max_batch={arguments.max_batch} makes nothing of {what}; leave {what} out")
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
-    config = _with_device(TrainConfig.from_dict(settings(arguments)))
+    # Which device it is, decides what guards the memory; a trial would tell too late.
+    config = with_device(TrainConfig.from_dict(settings(arguments)))
     limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
     most: int = MOST if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
@@ -141,15 +142,3 @@ def parse_size(text: str) -> int:
     if match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < 1:
         raise RunError(f"memory_limit={text!r} is no size; give one such as 2GiB or 800MB")
     return int(float(match[1]) * _UNITS[unit])
-
-
-def _with_device(config: TrainConfig) -> TrainConfig:
-    """`auto` made `cpu` or `cuda`, without importing torch here: a trial would tell too late how to guard it."""
-    if config.device != "auto":
-        return config
-    from amp_core.train.environment import environment
-
-    device = environment()["device"]
-    if device is None:
-        raise RunError("device='auto' needs torch, which is not installed")
-    return dataclasses.replace(config, device=device)

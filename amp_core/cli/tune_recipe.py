@@ -5,6 +5,7 @@ ampscope tune my_task.py:build --budget 300 --code lightning
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import signal
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         if "workload" in given:
             raise RunError(f"workload={given['workload']!r} and {arguments.task!r} are both given; give one of them")
         given["workload"] = arguments.task
-    config = TrainConfig.from_dict({"precision": "fp32"} | given)
+    config = with_device(TrainConfig.from_dict({"precision": "fp32"} | given))  # the code says on which it was found
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
     before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: what was found so far stays
     try:
@@ -81,6 +82,18 @@ def in_words(found: Tuned) -> str:
         lines += ["not tried:", *(f"  {what}: {why}" for what, why in found.left_out)]
     took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)}"
     return "\n".join([*lines, f"took {took}", "", found.answer, found.why])
+
+
+def with_device(config: TrainConfig) -> TrainConfig:
+    """`auto` made `cpu` or `cuda`."""
+    if config.device != "auto":
+        return config
+    from amp_core.train.environment import environment
+
+    device = environment()["device"]
+    if device is None:
+        raise RunError("device='auto' needs torch, which is not installed")
+    return dataclasses.replace(config, device=device)
 
 
 def _seconds(text: str) -> float:

@@ -1,6 +1,7 @@
 """`ampscope serve`'s flags, and what its rules let through."""
 
 import argparse
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_core import RunError, jobs
-from amp_core.__main__ import parser
+from amp_core.__main__ import main, parser
 from amp_core.cli.serve import is_loopback, prepared
 from amp_core.muting import mute
 from amp_core.serving import VARIABLE, Rules, current, folder_bytes, host_name, user_allowed
@@ -47,6 +48,25 @@ def test_defaults_stay_on_this_machine() -> None:
 def test_what_cannot_be_served_is_one_sentence(bad: tuple[str, ...], argument: str, home: Path) -> None:
     with pytest.raises(RunError, match=argument):
         prepared(flags(*bad))
+
+
+def test_a_port_that_is_taken_and_an_address_of_nobody_are_one_sentence(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def become(_file: str, _command: list[str], _environment: dict[str, str]) -> None:
+        raise SystemExit("became the server")
+
+    monkeypatch.setattr("os.execve", become)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--port", port]) == 2
+    assert capsys.readouterr().err.startswith(f"ampscope: port={port} is in use on 127.0.0.1; give another --port")
+    assert main(["serve", "--read-only", "--address", "no-such-name.invalid"]) == 2
+    assert "ampscope: address='no-such-name.invalid' is none" in capsys.readouterr().err
+    assert main(["serve", "--read-only", "--address", "192.0.2.77"]) == 2
+    assert "ampscope: address='192.0.2.77' is none" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="became the server"):
+        main(["serve", "--port", port])
 
 
 @pytest.fixture
