@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
+from amp_core._children import python_path
 from amp_core.labels import label_of
 from amp_core.muting import mute
 from amp_core.packing import pack
@@ -321,6 +322,16 @@ def test_bad_folder_upload_is_refused(home, files, said):
     with pytest.raises(RunError, match=said):
         incoming.take_folder(files)
     assert files_below(home.runs) == []
+
+
+@pytest.mark.skipif(python_path() == {}, reason="what is installed is not put before another of that name")
+def test_an_upload_is_read_by_this_amp_core_wherever_the_server_was_started(home, tmp_path, monkeypatch):
+    packed = pack(write(tmp_path / "a", "healthy"), tmp_path / "a.zip").read_bytes()
+    (tmp_path / "other" / "amp_core").mkdir(parents=True)
+    (tmp_path / "other" / "amp_core" / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
+    monkeypatch.chdir(tmp_path)
+    assert incoming.take_zip("a.zip", packed) == "run/uploads/a"
 
 
 def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):

@@ -12,7 +12,7 @@ from amp_core import jobs
 from amp_core.serving import Rules
 from amp_core.train.config import TrainConfig
 from pages.parts.shelf.library import Entry
-from pages.parts.start import again, devices
+from pages.parts.start import again, devices, fields, form
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write
 
@@ -353,6 +353,16 @@ def test_pages_never_import_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_beside_a_workload_of_ones_own_none_is_chosen(home, open_app, monkeypatch, tmp_path):
+    for part in (fields, form):
+        monkeypatch.setattr(part, "current", lambda: Rules(scripts=(str(tmp_path),)))
+    app = open_app(START)
+    assert not app.selectbox(key="start.what").disabled
+    app.text_input(key="start.own").input("mine.py:build").run()
+    assert app.selectbox(key="start.what").disabled
+    assert app.selectbox(key="start.what").help == "Your own workload below is trained instead."
 
 
 def test_a_script_that_the_server_allows_can_be_run_again(monkeypatch, tmp_path):

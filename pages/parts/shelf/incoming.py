@@ -9,6 +9,7 @@ written, for anything else.
 """
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from amp_core import RunError
+from amp_core._children import python_path
 from amp_core.schema import TABLES
 from amp_core.serving import current
 from pages.parts.shelf import library
@@ -55,7 +57,13 @@ def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) ->
         line = [sys.executable, "-m", "amp_core", command, *paths, "--out", str(target.absolute())]
         try:
             done = subprocess.run(
-                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+                line,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT_S,
+                check=False,
+                env=os.environ | python_path(),
             )
         except subprocess.TimeoutExpired:
             raise RunError(f"{known} took more than {TIME_LIMIT_S} s to read; it was left out") from None

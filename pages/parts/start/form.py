@@ -15,6 +15,7 @@ from pages.parts.start.fields import DEFAULTS, keep
 OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
 STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
 SEED_HELP = "Decides initial weights, data order and dropout: runs of one seed see the same numbers."
+OWN_INSTEAD = "Your own workload below is trained instead."
 OWN_BATCH = "Your own workload makes its batches itself."
 BATCH_HELP = "Samples of a batch. Empty: what suits the size of the workload."
 DYNAMIC_HELP = "Dynamic: halved at each overflow, doubled after many clean steps. Static: it stays as it is."
@@ -69,8 +70,16 @@ def show() -> None:
 
 
 def _workload() -> None:
-    first = workloads.ALL.index(("text-gpt", "tiny"))
-    st.selectbox("Workload and size", workloads.ALL, first, workloads.label, help=workloads.HELP, **keep("what"))
+    first, own = workloads.ALL.index(("text-gpt", "tiny")), bool(fields.own())
+    st.selectbox(
+        "Workload and size",
+        workloads.ALL,
+        first,
+        workloads.label,
+        disabled=own,
+        help=OWN_INSTEAD if own else workloads.HELP,
+        **keep("what"),
+    )
     if current().scripts:
         st.text_input("Or your own", placeholder="FILE.py:FUNCTION", help=OWN_HELP, **keep("own"))
     fields.refusal("workload", "size")
