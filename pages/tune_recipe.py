@@ -28,7 +28,8 @@ queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 if not found:
-    empty.nothing("No search yet. What one finds will stand here.")
+    begun = "The search has not begun to write yet. What it finds" if waiting else "No search yet. What one finds"
+    empty.nothing(f"{begun} will stand here.")
 folder = searches.choose(found)
 try:
     tuned = load_tuned(folder)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 from amp_core import jobs
 from amp_core.train.config import TrainConfig
@@ -130,9 +131,18 @@ def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
     assert asked["config"].precision == "fp32" and asked["name"] == "tune-digits-cnn-tiny"
 
 
-def test_a_job_that_makes_runs_is_no_damaged_run(home, open_app):
-    import sys
+def test_a_search_that_has_not_begun_to_write_is_told_from_none(home, open_app):
+    command = [sys.executable, "-c", "import time; time.sleep(120)"]
+    job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
+    try:
+        app = open_app(PAGE)
+        assert not app.exception and "has not begun to write yet" in words(app) and "No search yet" not in words(app)
+    finally:
+        job.request_stop()
+        wait_for(lambda: not jobs.find(job.folder).alive, 60)
 
+
+def test_a_job_that_makes_runs_is_no_damaged_run(home, open_app):
     command = [sys.executable, "-c", "import sys; print('searching'); sys.exit(0)"]
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
     wait_for(lambda: not jobs.find(job.folder).alive, 60)
