@@ -24,13 +24,11 @@ from pages.parts import address, cards, charts, empty, head, loaders, tables, wo
 from pages.parts.hardware import memory
 
 
-def verdict(found: MemoryBreakdown) -> str:
-    """The page's answer."""
+def verdict(found: MemoryBreakdown, attempted: int) -> str:
+    """The page's answer; of what was not looked at, the reason, which the number of steps tells."""
     if found.total_bytes is None:
-        return (
-            "What this run's memory is made of was not looked at: it has fewer than two steps, or another program "
-            "wrote it."
-        )
+        why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
+        return f"What this run's memory is made of was not looked at: {why}."
     largest = found.parts[found.parts["category"] != "other"].nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if memory.on_cpu(found):
@@ -119,7 +117,7 @@ answer = st.container()
 step = pick_step(steps) if steps else None
 found = loaders.analysed(memory_breakdown, run, step)
 with answer:
-    head.verdict(verdict(found))
+    head.verdict(verdict(found, len(run.steps)))
 if step is not None and found.total_bytes is not None:
     with answer:
         numbers(found, loaders.analysed(memory_phases, run, step))

@@ -27,7 +27,8 @@ def verdict(cost: StepCost, bound: Amdahl | None) -> str:
     """The page's answer: the time of a step, its largest parts, and the bound."""
     unit = "A step takes" if cost.steps else "The profiled window takes"
     largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
-    told = [f"{words.percent(p.frac)} {p.label}" for p in largest.itertuples() if p.frac >= 0.01]
+    # Without the comma of "matrix, on tensor cores": among others it would begin the next part.
+    told = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
     said = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(told)}."
     return f"{said} {bound.sentence}" if bound else said
 

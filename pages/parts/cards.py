@@ -17,6 +17,15 @@ from pages.parts import glossary, loaders, words
 
 ACROSS = 3
 """So many cards with a course stand in a row."""
+WHOLE = "<style>{0}, {0} *, {1}, {1} * {{white-space: normal; overflow: visible}}</style>".format(
+    '[data-testid="stMetric"] [data-testid="stMetricLabel"]', '[data-testid="stMetric"] [data-testid="stMetricDelta"]'
+)
+"""What stands above and below a number takes a second line where Streamlit would cut it off."""
+_WRAPS = [
+    f'[data-testid="stLayoutWrapper"]:has(> {within}[data-testid="stVerticalBlock"] > * > [data-testid="stMetric"])'
+    for within in ("", '[data-testid="stHorizontalBlock"] > * > ')
+]
+"""A card, and a pair of them: Streamlit lets either be as narrow as 128 pixels, in which 3.06 MiB has no room."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ def show(run: Run, view: Overview) -> None:
     """Draw the cards of a run. Of one that has ended, what was not recorded is named in a line below."""
     cards = [_loss(run, view), *_scaling(run, view), *_speed(run, view), _memory(run, view)]
     shown = cards if view.status == "running" else [one for one in cards if one.known]
+    st.html(WHOLE)
     for first in range(0, len(shown), ACROSS):
         with st.container(horizontal=True, gap="xsmall"):  # on a narrow page each pixel is needed: 4.00 GiB
             for one in shown[first : first + ACROSS]:
@@ -77,7 +87,8 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
 def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
     """Time of a step, and samples in a second."""
     step_ms, told = run.steps["step_ms"].astype(float), run.steps.get("stands_for")
-    quartiles = f"{words.number(view.speed.step_ms_low)}–{words.number(view.speed.step_ms_high)} ms"
+    low, high = words.number(view.speed.step_ms_low), words.number(view.speed.step_ms_high)
+    quartiles = f"{low}–{high} ms" if low != high else "hardly varies"
     warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
     known = view.speed.watch_frac is not None
     watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
@@ -105,6 +116,7 @@ def _memory(run: Run, view: Overview) -> Card:
 def pairs() -> list[DeltaGenerator]:
     """Two places for two or three cards each: side by side, one below the other on a narrow page; no value is cut."""
     row = st.container(horizontal=True)
+    row.html(f"{WHOLE}<style>{', '.join(_WRAPS)} {{min-width: 200px}}</style>")
     return [row.container(horizontal=True) for _ in range(2)]
 
 

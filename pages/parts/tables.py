@@ -75,6 +75,12 @@ def _rounded(value: float) -> float:
     return round(value, max(0, 2 - math.floor(math.log10(abs(value))))) if value and math.isfinite(value) else value
 
 
+def known(frame: pd.DataFrame, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `columns` of which `frame` tells anything, to leave their room to the others; all where it is empty."""
+    told = {name for name in columns if frame.empty or (frame[name].notna() & ~frame[name].isin(["", NONE])).any()}
+    return {name: column for name, column in columns.items() if name in told}
+
+
 def begin() -> None:
     """Forget the tables of the page before."""
     st.session_state[_SHOWN] = {}

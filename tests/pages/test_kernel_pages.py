@@ -43,6 +43,7 @@ def test_idle_tensor_cores_are_called_idle_and_why(home, open_app):
     assert "Tensor cores stand idle: no kernel time is known to use them" in said
     assert "most of it for this reason: FP32 without TF32" in said
     table = app.dataframe[0].value
+    assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as the sentences write them
     ops = matrix_ops(load_run(home.runs / "a"))
     assert table["why"].tolist() == ops["why"].tolist()
     assert "since cuBLAS 11 any size runs there" in said  # multiples of 8 are a hint

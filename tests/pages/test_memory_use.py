@@ -73,7 +73,7 @@ def test_beside_fp32_each_category_says_why_it_differs(home, open_app):
 def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app):
     write(home.runs / "a", "one-step")
     app = open_app(PAGE, run="run/a")
-    assert "was not looked at" in words(app) and len(titles(app)) == 1
+    assert "was not looked at: it has fewer than two steps." in words(app) and len(titles(app)) == 1
     write(home.runs / "b", "bare")
     app = open_app(PAGE, run="run/b")
     assert "Memory was not measured at any step" in words(app) and titles(app) == []
@@ -84,7 +84,7 @@ def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app)
 def test_rows_of_another_program_without_numbers_are_no_look(home, open_app):
     write_rows(home.runs / "a", steps={"step": [0, 1], "loss": [2.0, 1.0]}, memory={"step": [1]})
     app = open_app(PAGE, run="run/a")
-    assert not app.exception and "was not looked at" in words(app)
+    assert not app.exception and "was not looked at: another program wrote it" in words(app)
 
 
 def test_the_other_run_may_have_nothing(home, open_app):

@@ -31,3 +31,11 @@ def test_ranks_that_agree_take_a_line(home, open_app):
     app = open_app("pages/loss_scale.py", run="run/a")
     assert "2 ranks. All agree on loss scale and skips." in words(app)
     assert "Where ranks disagree" not in titles(app)
+
+
+def test_of_one_rank_among_many_nothing_is_said_to_be_slow_or_not_measured(home, open_app):
+    steps = {"step": range(6), "loss": [1.0] * 6, "step_ms": [9.0] * 6, "forward_ms": [5.0] * 6}
+    with RunWriter(home.runs / "a", config={"precision": "fp32"}, world_size=16) as writer:
+        writer.append("steps", steps)
+    app = open_app("pages/run_overview.py", run="run/a")
+    assert "Times are known of rank 0 alone" in words(app) and "were not measured" not in words(app)

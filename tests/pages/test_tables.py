@@ -79,6 +79,13 @@ def test_measured_numbers_are_rounded_as_in_words():
     assert shown["b"].iloc[0] == pytest.approx(12.345) and shown["c"].iloc[0] == 7 and frame["b"].iloc[0] == 0.12345
 
 
+def test_a_column_of_which_nothing_is_told_leaves_its_room_to_the_others():
+    frame = pd.DataFrame({"a": ["–", ""], "b": [np.nan, None], "c": [0.0, np.nan], "d": ["–", "x"], "e": [None, None]})
+    columns = {name: tables.count(name) for name in frame}
+    assert list(tables.known(frame, columns)) == ["c", "d"]
+    assert list(tables.known(frame.iloc[:0], columns)) == list(columns)
+
+
 def test_a_comparison_of_different_tasks_has_no_column_for_losses_that_cannot_be_compared(home):
     found = compare([load_run(write(home.runs / name, name)) for name in ("fp32", "healthy")]).recipes
     assert "Loss change" in comparison.recipes(found)

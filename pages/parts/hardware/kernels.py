@@ -120,9 +120,9 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
         st.header(title, anchor=False)
     if caption:
         st.caption(caption)
-    order = ["op", "module", "phase", *columns]
+    shown = tables.known(ops, {name: OPS[name] for name in ("op", "module", "phase", *columns)})
     alt = f"{title or 'Matrix work on tensor cores'}, by operator, module and phase."
-    tables.show(ops, column_config={n: OPS[n] for n in order}, column_order=order, hide_index=True, alt=alt)
+    tables.show(ops, column_config=shown, column_order=list(shown), hide_index=True, alt=alt)
 
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
@@ -137,5 +137,6 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:
         columns["count"] = tables.count("Calls")
+    columns = tables.known(table, columns)
     alt = f"Time by {names[by].lower()}."
     tables.show(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)

@@ -237,7 +237,7 @@ def details(view: PrecisionMap) -> None:
 
 def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
     """A table with those columns of which anything is known; what is not known of a text is an en dash."""
-    known = {name: column for name, column in columns.items() if table.empty or table[name].notna().any()}
+    known = tables.known(table, columns)
     texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
     table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
     tables.show(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)

@@ -5,8 +5,8 @@ import streamlit as st
 from pages.parts import tables
 
 CALLS = tables.count("Calls", width=60)
-MFLOP = tables.count("Work (MFLOP)", width=95, help_="Million operations of matrix products")
-CAST_KIB = tables.count("Cast for it (KiB)", width=100)
+MFLOP = tables.measured("Work (MFLOP)", width=95, help_="Million operations of matrix products")
+CAST_KIB = tables.measured("Cast for it (KiB)", width=100)
 MODULE_COUNT = tables.count("Modules", width=70)
 STAYED = {
     "module": st.column_config.TextColumn("Module", pinned=True, help="With \\* for all that differ in that number"),
@@ -30,7 +30,7 @@ CASTS = {
     "way": st.column_config.TextColumn("Cast"),
     "phase": st.column_config.TextColumn("Phase"),
     "count": tables.count("Casts a step"),
-    "kib": tables.count("Written (KiB)"),
+    "kib": tables.measured("Written (KiB)"),
     "repeated": tables.count("Made before", help_="The same tensor had been cast to that dtype before"),
     "undone": tables.count("Undone", help_="Cast back to the dtype that the value came from"),
 }
@@ -46,14 +46,14 @@ OPS = {
     "op": st.column_config.TextColumn("Operator", pinned=True, width=150),
     "ran": st.column_config.TextColumn("Ran in", width=60),
     "phase": st.column_config.TextColumn("Phase", width=75),
-    "policy": st.column_config.TextColumn("Policy", width=120),
+    "policy": st.column_config.TextColumn("Policy", width=135),
     "in_dtypes": st.column_config.TextColumn("Inputs", width=80),
     "out_dtype": st.column_config.TextColumn("Output", width=60),
     "count": CALLS,
     "modules": MODULE_COUNT,
     "mflop": MFLOP,
     "kib": CAST_KIB,
-    "on_cuda": st.column_config.TextColumn("Policy on CUDA", width=120),
+    "on_cuda": st.column_config.TextColumn("Policy on CUDA", width=135),
 }
 MODULES = {
     "module": st.column_config.TextColumn("Module", pinned=True, width="medium"),

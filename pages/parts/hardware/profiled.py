@@ -5,6 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import profiled_windows
+from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
 HOW = (
@@ -53,8 +54,10 @@ def span(first: float, steps: float) -> str:
 
 
 def milliseconds(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with `total_us` in milliseconds as `total_ms`; what is not known of a name is an en dash."""
+    """A table with `total_us` in milliseconds as `total_ms`; formats are written as in the sentences, and what is not
+    known of a name is an en dash."""
     texts = table.select_dtypes(include=["object", "string"]).columns
-    return table.assign(total_ms=table["total_us"] / 1e3).assign(
-        **{name: table[name].where(table[name] != "", words.NONE) for name in texts}
-    )
+    told = table.assign(total_ms=table["total_us"] / 1e3)
+    if "precision" in told:
+        told["precision"] = [FORMATS[name].label if name in FORMATS else name for name in told["precision"]]
+    return told.assign(**{name: told[name].where(told[name] != "", words.NONE) for name in texts})

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import rank_scales, rank_table
+from amp_core.analysis import rank_scales, rank_table, scale_summary
 from amp_core.analysis.ranks import RankSpread, rank_spread
 from amp_core.figures import rank_figure, rank_scale_figure
 from pages.parts import charts, loaders, tables, words
@@ -40,14 +40,17 @@ def show(run: Run) -> None:
         return
     table = loaders.analysed(rank_table, run)
     st.header(f"{run.head.world_size} ranks", anchor=False)
-    st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run)), scales(run)) if part))
+    timed = table.loc[table["step_ms"].notna(), "rank"].tolist()
+    st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run), timed), scales(run)) if part))
     charts.show(rank_figure(table, dark=charts.dark()), "ranks.times")
     shown = table.assign(
         scale=[words.scale(value) for value in table["loss_scale"]],
         peak=[words.size(value) if value == value else words.NONE for value in table["memory_peak_bytes"]],
     )
-    alt = "Ranks with their times, skips, memory and ends."
-    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
+    if not loaders.analysed(scale_summary, run).skips_recorded:
+        shown["skipped"] = float("nan")
+    alt, columns = "Ranks with their times, skips, memory and ends.", tables.known(shown, COLUMNS)
+    tables.show(shown, column_config=columns, column_order=list(columns), hide_index=True, height="content", alt=alt)
 
 
 def agreement(run: Run) -> None:
@@ -71,8 +74,10 @@ def agreement(run: Run) -> None:
     )
 
 
-def pace(spread: RankSpread | None) -> str:
-    """Whom the others wait for."""
+def pace(spread: RankSpread | None, timed: list[int]) -> str:
+    """Whom the others wait for, of the ranks whose steps were timed."""
+    if spread is None and len(timed) == 1:
+        return f"Times are known of rank {timed[0]} alone: there is none to hold them against."
     if spread is None:
         return "The ranks' times were not measured."
     where = " and ".join(part for part in (", ".join(spread.phases[:-1]), spread.phases[-1]) if part)

@@ -15,6 +15,8 @@ from pages.parts.shelf.library import Entry
 from pages.parts.start import again
 
 COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
+TITLE = 130
+"""Pixels of the longest title."""
 
 
 def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
@@ -25,9 +27,9 @@ def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
             ("What it buys", lambda: gain(run, view)),
             ("What to change", lambda: advise(found)),
         ):
-            name, text = st.columns([1, 5], gap="small")
-            name.markdown(f"**{title}**")
-            with text:
+            row = st.container(horizontal=True, gap="small")
+            row.markdown(f"**{title}**", width=TITLE)  # a share of the width would be two lines on a narrow page
+            with row.container():
                 answer()
 
 

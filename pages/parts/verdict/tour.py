@@ -20,8 +20,8 @@ STEPS = (
 )
 
 
-WIDTH = 300
-"""Pixels of a step: three stand side by side."""
+WIDTH = 250
+"""Pixels of a step: three stand side by side, also on a page of 1280 pixels."""
 
 
 def code() -> str:
