@@ -17,14 +17,16 @@ CPU = (
     "libraries included, is the resident set."
 )
 PHASES = "The most that was held at any moment of that phase of the step."
+PART = 185
+"""Pixels of the longest, autocast's copies of weights."""
 TABLE = {
-    "Part": st.column_config.TextColumn(pinned=True),
+    "Part": st.column_config.TextColumn(pinned=True, width=PART),
     "Held": st.column_config.TextColumn(),
     "Share": tables.share("Share", help_="Of the peak; on a CPU, of what tensors hold."),
     "What it is": st.column_config.TextColumn(width="large"),
 }
 CHANGES = {
-    "Part": st.column_config.TextColumn(pinned=True),
+    "Part": st.column_config.TextColumn(pinned=True, width=PART),
     "Other run": st.column_config.TextColumn(),
     "This run": st.column_config.TextColumn(),
     "Difference": st.column_config.TextColumn(),
