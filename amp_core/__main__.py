@@ -29,6 +29,7 @@ from amp_core.cli import (
     train,
     tune,
 )
+from amp_core.cli._strangers import printable
 from amp_core.schema import RunError
 
 COMMANDS = (
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be written at exit
         return CLOSED
     except RunError as error:
-        print(f"ampscope: {' '.join(str(error).split())}", file=sys.stderr)
+        print(printable(f"ampscope: {' '.join(str(error).split())}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("ampscope: interrupted", file=sys.stderr)

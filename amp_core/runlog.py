@@ -72,8 +72,8 @@ class RunWriter:
         self.into = located(folder)
         """The run's folder or address."""
         self._shipment = Shipment(self.into) if isinstance(self.into, Address) else None
-        self.folder = self._shipment.staging if self._shipment is not None else Path(folder)
-        """Where on this machine the run is written."""
+        self.folder = self._shipment.staging if self._shipment is not None else _absolute(folder)
+        """Where on this machine the run is written, wherever the loop may change its directory to."""
         self.rank = rank
         self._seal_bytes = seal_bytes
         self._seal_age_s = seal_age_s
@@ -94,7 +94,7 @@ class RunWriter:
         """Called once when the run is about to end, however that comes about: the place for what is still held back."""
         self.head = Head(
             run_id=uuid.uuid4().hex[:12],
-            name=name or self.into.name,
+            name=name or self.into.name or self.folder.name,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             config=config or {},
             environment=environment or {},
@@ -224,6 +224,7 @@ class RunWriter:
 
     def _claim(self) -> None:
         try:
+            os.fspath(self.folder).encode()  # Arrow opens no file by another name
             self.folder.mkdir(parents=True, exist_ok=True)
             present = {p.name for p in self.folder.iterdir()} if self._shipment is None else self._shipment.names()
             if self.earlier is not None:
@@ -250,6 +251,9 @@ class RunWriter:
                 raise self._taken() from error
             if isinstance(error, OSError):
                 raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
+            if isinstance(error, ValueError) and not isinstance(error, RunError):
+                what = "its name is not in UTF-8" if isinstance(error, UnicodeError) else error
+                raise RunError(f"into={str(self.into)!r} cannot be written: {what}") from error
             raise
 
     def _earlier(self) -> Earlier | None:
@@ -322,6 +326,13 @@ class RunWriter:
 
     def _writing(self) -> "_Writing":
         return _Writing(self)
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(folder).absolute()
+    except FileNotFoundError:  # the working directory was removed: making the folder says so
+        return Path(folder)
 
 
 class _Writing:

@@ -187,6 +187,29 @@ def test_folder_that_is_in_use_or_cannot_be_written_is_refused(tmp_path: Path) -
         RunWriter(tmp_path / "b" / "thesis.tex" / "c")
 
 
+def test_loop_that_changes_its_directory_leaves_its_run_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Hydra and some launchers do."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = RunWriter("runs/a")
+    write_steps(writer, 0, 3)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    write_steps(writer, 3, 6)
+    writer.event("warning", "of a table that is begun here")
+    writer.close()
+    run = load_run(tmp_path / "runs" / "a")
+    assert run.status == "finished" and len(run.steps) == 6 and list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "says"), [("a\0b", "embedded null"), ("a\udc80b", "its name is not in UTF-8")])
+def test_name_that_cannot_be_written_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"cannot be written: {says}"):
+        RunWriter(f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_job_put_there_and_hidden_files_do_not_hinder(tmp_path: Path) -> None:
     for name in ("job.json", "config.json", "console.log", ".job.json.123.tmp", ".DS_Store"):
         (tmp_path / name).write_text("")

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 from collections.abc import Iterator
+from unicodedata import category
 
 from amp_core._machine import bounded_memory
 from amp_core.schema import RunError
@@ -21,6 +22,11 @@ def strangers(what: str) -> Iterator[None]:
             yield
     except MemoryError:
         raise RunError(f"{what} needs more than {MOST_MEMORY_GIB} GiB to read") from None
+
+
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal: names in a run may be a stranger's."""
+    return "".join(c if c == "\n" or not category(c).startswith("C") else "?" for c in text)
 
 
 def makes_a_run(command: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from amp_core.cli._strangers import RUN_HELP
+from amp_core.cli._strangers import RUN_HELP, printable
 from amp_core.muting import mute, muted
 from amp_core.run import load_run
 from amp_core.schema import RunError
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
         if broke_off := how_it_broke_off(opened):
-            print(f"{broke_off}\n")
-        print(in_words(heard))
+            print(printable(f"{broke_off}\n"))
+        print(printable(in_words(heard)))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")
     failing = LEVELS[: LEVELS.index(arguments.fail_on) + 1] if arguments.fail_on else ()

@@ -2,7 +2,7 @@
 
 import argparse
 
-from amp_core.cli._strangers import makes_a_run, strangers
+from amp_core.cli._strangers import makes_a_run, printable, strangers
 
 MOST_TAGS = 12
 """Tags named on the terminal; the run's head keeps them all."""
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
     print(made.folder)
     for column, tag in made.understood.items():
-        print(f"{column}: {tag}, {made.points[column]:,} values")
+        print(printable(f"{column}: {tag}, {made.points[column]:,} values"))
     for kind, tags in made.tensors.items():
         print(f"{kind}: {len(tags)} histograms, {_few(tags)}")
     missing = [column for column in ("loss", "loss_scale", "grad_norm", "lr") if column not in made.understood]
@@ -41,5 +41,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _few(tags: list[str]) -> str:
     more = f", and {len(tags) - MOST_TAGS} more" if len(tags) > MOST_TAGS else ""
-    printable = ["".join(c if c.isprintable() else "?" for c in tag)[:80] for tag in tags[:MOST_TAGS]]
-    return ", ".join(printable) + more
+    return ", ".join(printable(tag)[:80] for tag in tags[:MOST_TAGS]) + more
