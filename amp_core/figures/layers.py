@@ -229,6 +229,6 @@ def _beside(y: float, text: str, dark: bool, right: bool = False) -> dict[str, A
     """A label on a horizontal line, at one end of it, readable over what is drawn there."""
     return {
         "x": float(right), "xref": "paper", "y": y, "text": text, "showarrow": False,
-        "xanchor": "right" if right else "left", "yanchor": "bottom", "font": {"size": 11, "color": colour("limit", dark)},
-        "bgcolor": faded(PAGE[dark], 0.9), "borderpad": 1,
+        "xanchor": "right" if right else "left", "yanchor": "bottom", "bgcolor": faded(PAGE[dark], 0.9),
+        "font": {"size": 11, "color": colour("limit", dark)}, "borderpad": 1,
     }  # fmt: skip
