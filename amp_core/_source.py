@@ -5,6 +5,7 @@
 ('running', ['steps/00000', 'steps/00001'])
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -30,6 +31,8 @@ STALE_S = 600.0
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
 """Memory that all tables of a zip together may take: many files of equal values would each be small."""
+LISTINGS = 5
+"""At most so many times a folder is listed again in which segments appear while it is listed."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""
@@ -87,10 +90,7 @@ class FolderSource:
             if folder.is_dir():
                 if folder.is_symlink() and folder != self.path:
                     raise RunError(f"{folder} is a link; a run folder holds its own files")
-                for entry in os.scandir(folder):
-                    if names.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        info = entry.stat(follow_symlinks=False)
-                        _keep_better(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+                found |= _listed(folder, within, names)
         return found
 
     def read(self, file: File, table: Table, before: Segment | None) -> Segment:
@@ -191,6 +191,45 @@ class ZipSource:
             raise RunError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
 
 
+def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File]:
+    """The regular files of these names, with no segment left out between others.
+
+    One that is sealed while its folder is listed may be seen neither as the stream, which is gone by then, nor as the
+    Parquet file, which was not there yet. The next listing has it. What only that has was begun meanwhile, perhaps, and
+    of those one may be missing again: they count as long as they follow each other.
+    """
+    found: dict[str, File] = {}
+    latest: dict[str, int] = {}
+    for entry in os.scandir(folder):
+        if names.fullmatch(entry.name):
+            series, number = _place(entry.name)
+            latest[series] = max(number, latest.get(series, 0))
+            _keep_file(found, within, entry)
+    for _ in range(LISTINGS):
+        late = [e for e in os.scandir(folder) if names.fullmatch(e.name) and within + _stem(e.name) not in found]
+        for entry in sorted(late, key=lambda entry: _place(entry.name)):
+            series, number = _place(entry.name)
+            if number <= latest.setdefault(series, number) + 1:
+                latest[series] = max(number, latest[series])
+                _keep_file(found, within, entry)
+        if not late:
+            break
+    return found
+
+
+def _place(name: str) -> tuple[str, int]:
+    """Of which writer a segment is, and its number there: `00003.r1.parquet` is the third of rank 1."""
+    series = _stem(name).lstrip("0123456789")
+    return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
+
+
+def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a stream that was sealed since
+        info = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(info.st_mode):
+            _keep_better(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+
+
 def retried(read: Callable[[], _T], what: Path | Address) -> _T:
     """What `read` gives, tried again where a file vanished between being listed and being looked at."""
     for attempt in range(20):
@@ -216,9 +255,13 @@ def console_tail(file: Path, lines: int = 20) -> list[str]:
 
 def _keep_better(found: dict[str, File], file: File) -> None:
     """A sealed segment wins over the stream it was made of, which a crash may have left beside it."""
-    stem = file.name.rsplit(".", 1)[0]
+    stem = _stem(file.name)
     if stem not in found or file.name.endswith(".parquet"):
         found[stem] = file
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0]
 
 
 def _lines(data: bytes, lines: int) -> list[str]:

@@ -1,12 +1,15 @@
 """A run that is read while another process writes it: no look fails, and what was there once stays."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from amp_core import load_run
+from amp_core.runlog import RunWriter
 from tests.places import ROOT
 from tests.waiting import wait_for
 
@@ -21,7 +24,7 @@ with RunWriter(sys.argv[1], seal_bytes=20_000) as writer:
         writer.append("tensors", {"step": [step], "name": ["a"], "exp_counts": [[step]]})
         step += 1
         if step % 10 == 0:
-            time.sleep(0.005)
+            time.sleep(0.02)  # a reader on a busy machine is to keep up
 print(step)
 """
 
@@ -52,3 +55,22 @@ def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) 
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "a", seal_bytes=1) as writer:
+        for step in range(5):
+            writer.append("steps", {"step": [step]})
+    scan, missed = os.scandir, []
+
+    def listing(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scan(folder))
+        if folder.name != "steps" or missed:
+            return found
+        missed.extend(entry for entry in found if entry.name.startswith("00001."))  # the stream was gone, the file late
+        return [entry for entry in found if entry not in missed]
+
+    monkeypatch.setattr(os, "scandir", listing)
+    assert load_run(tmp_path / "a").steps["step"].tolist() == list(range(5)) and missed
