@@ -60,6 +60,8 @@ class Run:
         self._frames: dict[str, pd.DataFrame] = {}
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
+        self.called: str | None = None
+        """A name that it was given since, in place of the recorded one."""
 
     def __repr__(self) -> str:
         return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
@@ -72,7 +74,7 @@ class Run:
     @property
     def name(self) -> str:
         """What people call the run."""
-        return self.head.name or self.path.stem
+        return self.called or self.head.name or self.path.stem
 
     @property
     def status(self) -> str:

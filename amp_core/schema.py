@@ -87,8 +87,8 @@ class Head:
         """Read `run.json`; `where` names it in errors. Raises `RunError` for what is not a head this code can read."""
         try:
             record = _plain(json.loads(text))  # what was read can be written again, however deep it is nested
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{where} is not a run head: it does not hold JSON ({type(error).__name__})") from None
+        except (ValueError, RecursionError):
+            raise RunError(f"{where} is not a run head: it does not hold JSON") from None
         if not isinstance(record, dict):
             raise RunError(f"{where} is not a run head: it holds a JSON {type(record).__name__}, not an object")
         schema = record.get("schema")

@@ -50,13 +50,15 @@ def repeats(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
     return groups
 
 
-_NO_SETTINGS = ("comparison", "products_seen")
+_NO_SETTINGS = {"comparison", "products_seen", "resumed.first_scale"}
 """What a head's config holds besides settings: who took turns with whom, and what was counted while training."""
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:
     """Settings that are not the same in all runs: `setting`, then one column of text per run."""
-    own = [{k: v for k, v in flat(run.head.config).items() if k.partition(".")[0] not in _NO_SETTINGS} for run in runs]
+    own = [
+        {k: v for k, v in flat(run.head.config).items() if not {k, k.partition(".")[0]} & _NO_SETTINGS} for run in runs
+    ]
     found = [one | flat(run.head.environment, "environment.") for one, run in zip(own, runs, strict=True)]
     rows = []
     for setting in dict.fromkeys(setting for one in found for setting in one):

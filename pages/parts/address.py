@@ -5,10 +5,15 @@ address.take("format", "ranges.formats", lambda text: [f for f in text.split(","
 address.keep("format", "ranges.formats", ",".join(formats))
 """
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+
+AGAIN_S = 3.0
+"""From when a field was set: for so long the browser may not have drawn it yet."""
 
 
 def settle(key: str, value: Any) -> None:
@@ -18,6 +23,16 @@ def settle(key: str, value: Any) -> None:
     """
     if key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
+        st.session_state[f"address.set.{key}"] = time.monotonic()
+    else:
+        _again(key)
+
+
+def _again(key: str) -> None:
+    """What was set a moment ago is set once more: a pass that follows at once, as the first one's does, replaces what
+    that drew, perhaps before the browser has seen it, which would then answer with the field's own default."""
+    if time.monotonic() - st.session_state.get(f"address.set.{key}", -math.inf) < AGAIN_S:
+        st.session_state[key] = st.session_state[key]
 
 
 def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) -> None:
@@ -31,7 +46,9 @@ def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) 
         if value is not None:
             settle(key, value)
     if default is not None and st.session_state.get(key) is None:
-        st.session_state[key] = default
+        settle(key, default)
+    elif key in st.session_state:
+        _again(key)
 
 
 def keep(name: str, key: str, text: str) -> None:

@@ -80,7 +80,7 @@ def ending(opened: Run) -> None:
         say(f"{opened.status.capitalize()}: {words.escape(words.sentence(opened.end_reason))}")
     if opened.status in ("failed", "lost") and (lines := opened.console(20)):
         with st.expander("Last lines of its output", expanded=True):
-            st.code("\n".join(lines), language=None)
+            st.code("\n".join(lines), language=None, wrap_lines=True)
 
 
 def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:

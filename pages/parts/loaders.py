@@ -91,6 +91,7 @@ def open_run(entry: Entry) -> Run:
         run.refresh()
     else:
         shared, run = _open(entry)
+    run.called = entry.name
     opened[str(entry.path)] = shared, run  # put last: the first is the one not looked at for longest
     while len(opened) > KEPT:
         opened.pop(next(iter(opened)))
@@ -143,8 +144,8 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
 
 
 def _files(run: Run) -> str:
-    """Where the run lies and which files it has, in short: Streamlit takes a key apart at every look-up."""
-    return hashlib.blake2b(repr((str(run.path), run.fingerprint())).encode()).hexdigest()
+    """Where the run lies, its name and which files it has, in short: Streamlit takes a key apart at every look-up."""
+    return hashlib.blake2b(repr((str(run.path), run.name, run.fingerprint())).encode()).hexdigest()
 
 
 @st.cache_data(max_entries=MOST_REMEMBERED, show_spinner=False)

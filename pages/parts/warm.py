@@ -129,6 +129,7 @@ def _analyse() -> None:
 def _look_into(entry: Entry) -> Run:
     """What the Library asks of each run."""
     run = open_extract(entry.path)
+    run.called = entry.name
     for function in (loaders.check, overview, diagnose):
         loaders.analysed(function, run)
     return run

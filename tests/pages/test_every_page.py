@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pages.parts import address
 from tests.pages.conftest import pages, words
 from tests.synthetic import SCENARIOS, live, write
 
@@ -112,10 +113,19 @@ def test_live_run_shows_what_there_is(home, open_app, page):
 
 
 @pytest.mark.parametrize("page", pages())
-def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page):
+def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page, monkeypatch):
     # What is set goes to the browser, over what somebody clicks before it arrives there.
+    monkeypatch.setattr(address, "AGAIN_S", 0.0)
     write(home.runs / "a", "healthy")
     write(home.runs / "b", "fp32")
     app = open_app(page, run="run/a").run()
     fields = [field for kind in FIELDS for field in app.get(kind)]
     assert fields and not [field.proto.label for field in fields if field.proto.set_value]
+
+
+def test_what_a_link_asks_is_set_in_the_pass_that_follows_too(home, open_app):
+    # A browser may get that one before it has drawn the first.
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/a", kind="weight_grad").run()
+    kind = next(field for field in app.get("button_group") if field.key == "ranges.kind")
+    assert kind.proto.set_value and kind.value == "weight_grad"

@@ -11,7 +11,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core._children import python_path
-from amp_core.labels import label_of
+from amp_core.labels import Label, label_of, write_label
 from amp_core.muting import mute
 from amp_core.packing import pack
 from amp_core.runlog import RunWriter
@@ -398,6 +398,20 @@ def test_a_run_can_be_called_as_its_folder_and_its_recorded_name_come_back(home,
         assert not app.exception and not app.error
         names.append((app.session_state["entries"]["run/folder"].name, label_of(home.runs / "folder").name))
     assert names == [("recorded", ""), ("folder", "folder"), ("folder", "folder"), ("recorded", "")]
+
+
+def test_charts_call_a_run_as_it_was_renamed(home, open_app):
+    for name in ("a", "b"):
+        write(home.runs / name, "healthy", steps=20)
+    compare = "pages/compare_runs.py"
+    asked = {"run": "run/a", "with": ["run/a", "run/b"]}
+
+    def drawn(app):
+        return "".join(chart.proto.spec for chart in app.get("plotly_chart"))
+
+    assert "given later" not in drawn(open_app(compare, **asked))
+    write_label(home.runs / "b", Label(name="given later"))
+    assert "given later" in drawn(open_app(compare, **asked))
 
 
 def test_a_failed_run_is_not_called_well(home, open_app):

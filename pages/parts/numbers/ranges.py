@@ -33,7 +33,8 @@ CLASS_COLUMNS = {
 
 
 SEEN = 0.001
-"""A smaller share is no pixel of a bar: the heatmap's margin and the table tell of it."""
+"""A smaller share is no pixel of a bar: the heatmap's margin and the table tell of it. A long run is shown by some of
+its sampled steps, so it would be a guess besides."""
 
 
 def values(run: Run, kind: str, step: int | None, unscaled: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -61,9 +62,10 @@ def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda
         worst = shares.loc[bad.idxmax()]
         found = int((bad > 0).sum())
         hold, most = ("holds", ":") if found == 1 else ("hold", "; most of all")
+        share = f", {words.percent(bad.max())} of its elements" if bad.max() >= SEEN else ""
         return (
             f"{found:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
-            f"{words.escape(worst['name'])}, {words.percent(bad.max())} of its elements{when(worst['name'])}."
+            f"{words.escape(worst['name'])}{share}{when(worst['name'])}."
         )
     if shares["subnormal_frac"].isna().all():  # a run imported from a log that keeps other histograms
         return f"What was recorded of {label} does not tell how many values are subnormal or lost."
