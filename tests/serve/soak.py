@@ -5,8 +5,9 @@
 
 A process trains and watches; a server shows the run to a session that follows it live and to one that walks through the
 pages. Resident memory, file handles and threads of both processes are taken throughout; printed is their slope after
-the first third and over the last half, by least squares, what they held by tenths (what a look at a page takes comes and
-goes; what leaks raises the least of a tenth), and what watching cost per step in the first and in the last tenth. `--out FILE` keeps every sample.
+the first third and over the last half, by least squares, what they held by tenths (what a look at a page takes comes
+and goes; what leaks raises the least of a tenth), and what watching cost per step in the first and in the last tenth.
+`--out FILE` keeps every sample.
 """
 
 import argparse
