@@ -42,7 +42,8 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
 
 
 def _readable(figure: go.Figure) -> None:
-    """Axes and bars of colours in the theme's grey for texts: Streamlit's own for charts has a contrast of 3.7 : 1 on a light page."""
+    """Axes and bars of colours in the theme's grey for texts: Streamlit's own for charts has a contrast of 3.7 : 1 on a
+    light page."""
     grey = st.get_option(f"theme.{'dark' if dark() else 'light'}.grayTextColor")
     for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
         axis.tickfont.color = axis.title.font.color = grey
