@@ -9,6 +9,7 @@
 """
 
 import contextlib
+import errno
 import functools
 import os
 import queue
@@ -37,7 +38,7 @@ class OpenSegment:
         self.path = path
         self.torn = False
         self._began = self._looked = time.monotonic()
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
         self._size = 0
         self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
 
@@ -52,13 +53,44 @@ class OpenSegment:
     def due(self, most_bytes: int, most_seconds: float) -> bool:
         return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
 
-    def removed(self) -> bool:
-        """Whether the file was deleted, so that what is written to it goes nowhere."""
+    def removed(self, at_once: bool = False) -> bool:
+        """Whether the file was deleted, so that what is written to it goes nowhere; looks every `LOOK_S`, or now."""
         now = time.monotonic()
-        if now - self._looked < LOOK_S:
+        if not at_once and now - self._looked < LOOK_S:
             return False
         self._looked = now
-        return os.fstat(self._file.fileno()).st_nlink == 0
+        try:
+            return os.fstat(self._file.fileno()).st_nlink == 0
+        except OSError:  # a network's file system no longer knows it
+            return True
+
+    def write_again(self) -> bool:
+        """Bring a deleted file back under its name, with all its rows: the system keeps what is in a file until the
+        last who has it open lets go. False where it did not; raises `OSError` where there is no place for it."""
+        try:
+            content = self._content()
+        except OSError:
+            return False
+        self.path.parent.mkdir(exist_ok=True)
+        with aside(self.path.with_name(f".{self.path.name}.tmp")) as unfinished:
+            with open(unfinished, "wb") as file:
+                file.write(content)
+            unfinished.rename(self.path)
+        gone, self._file = self._file, open(self.path, "r+b", buffering=0)  # noqa: SIM115
+        self._file.seek(0, os.SEEK_END)
+        self.torn = False
+        gone.close()
+        return True
+
+    def _content(self) -> bytes:
+        self._file.seek(0)
+        content = b""
+        while len(content) < self._size:
+            part = self._file.read(self._size - len(content))
+            if not part:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+            content += part
+        return content
 
     def abandon(self) -> None:
         """Let go of a file that is no more."""

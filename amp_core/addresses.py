@@ -84,6 +84,11 @@ def roots(text: str) -> list[Path | Address]:
     return [located(part.strip()) for part in parts if part.strip()]
 
 
+def with_extra(extra: str) -> str:
+    """How a package that `extra` brings is installed: AMPscope is on no package index."""
+    return f"install it with `pip install 'DIR[{extra}]'`, where DIR is the folder that AMPscope was checked out to"
+
+
 def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
     """The fsspec filesystem of `address`, without a cache of listings, and the address as a path in it.
 
@@ -93,8 +98,7 @@ def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         raise RunError(
-            f"{argument}={str(address)!r} is an address, which needs fsspec; install it with "
-            "`pip install ampscope[remote]`, or give a folder"
+            f"{argument}={str(address)!r} is an address, which needs fsspec; {with_extra('remote')}; or give a folder"
         ) from None
     with asking(address, argument):
         found, path = url_to_fs(str(address), use_listings_cache=False)

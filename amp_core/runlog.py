@@ -19,6 +19,7 @@ A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams h
 import dataclasses
 import datetime
 import errno
+import logging
 import os
 import shutil
 import threading
@@ -42,6 +43,8 @@ SEAL_BYTES = 16 * 2**20
 """A segment larger than this is sealed: a few thousand steps, some tens of sampled steps of a large model."""
 SEAL_AGE_S = 600.0
 """A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
+
+log = logging.getLogger("amp_core")
 
 BESIDE = frozenset({"console.log", "job.json", "config.json"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
@@ -85,6 +88,7 @@ class RunWriter:
         self._closing_thread: int | None = None
         self._ended = threading.Event()
         self._segments: dict[str, OpenSegment] = {}
+        self._removed: set[str] = set()  # tables whose open segment was deleted, and is to be written again
         self.earlier = self._earlier() if resume else None
         """What earlier processes wrote of the run that this one goes on with."""
         self._counts: dict[str, int] = dict(self.earlier.segments) if self.earlier is not None else {}
@@ -186,8 +190,11 @@ class RunWriter:
                 self.closed = True
                 self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
                 try:
-                    for table in list(self._segments):
-                        self._close_segment(table)
+                    try:
+                        self._look_once_more()
+                    finally:
+                        for table in list(self._segments):
+                            self._close_segment(table)
                 finally:  # whatever the disk refuses, the end is written; a stream is as readable as what it becomes
                     self._write_head()
             self._sealer.finish()
@@ -284,13 +291,16 @@ class RunWriter:
 
     def _segment(self, table: str) -> OpenSegment:
         segment = self._segments.get(table)
-        if segment is not None and segment.due(self._seal_bytes, self._oldest_s()):
+        due = segment is not None and segment.due(self._seal_bytes, self._oldest_s())
+        if segment is not None and segment.removed(at_once=due or table in self._removed):
+            if table not in self._removed:
+                self._removed.add(table)
+                raise FileNotFoundError(errno.ENOENT, REMOVED, str(segment.path))
+            self._write_again(table)
+            segment = self._segments.get(table)
+        elif due:
             self._close_segment(table)
             segment = None
-        if segment is not None and segment.removed():
-            del self._segments[table]
-            segment.abandon()
-            raise FileNotFoundError(errno.ENOENT, "the run's files were removed", str(segment.path))
         if segment is None:
             self._still_ours()
             number = self._counts.get(table, 0)
@@ -299,6 +309,40 @@ class RunWriter:
             path = self.folder / table / f"{number:05d}{suffix}.arrows"
             segment = self._segments[table] = OpenSegment(path, TABLES[table].schema)
         return segment
+
+    def _write_again(self, table: str) -> bool:
+        """Bring back the open segment of `table`, which was deleted; False where its rows cannot be had any more."""
+        self._still_ours()
+        kept = self._segments[table].write_again()
+        if not kept:
+            self._segments.pop(table).abandon()
+            log.warning("AMPscope: %s; what was in %s is lost", REMOVED, table)
+        self._removed.discard(table)
+        return kept
+
+    def _look_once_more(self) -> None:
+        """Bring back what was deleted since it was last looked for, and say so; at the end there is no later look."""
+        gone = [table for table, segment in self._segments.items() if segment.removed(at_once=True)]
+        if not gone:
+            return
+        lost = list(gone)
+        try:
+            for table in gone:
+                if self._write_again(table):
+                    lost.remove(table)
+            rest = f"rows lost: those in {', '.join(lost)}" if lost else "all rows were kept, and are written now"
+            kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
+            row = {"time_s": self.time_s(), "kind": kind, "name": name, "detail": f"{REMOVED}; {rest}"}
+            self._put("events", message("events", {column: [value] for column, value in row.items()}, self.rank))
+            log.warning("AMPscope: %s; %s", REMOVED, rest)
+        except OSError:
+            if lost:
+                log.warning("AMPscope: %s, and rows with them: those in %s", REMOVED, ", ".join(lost))
+            raise
+        finally:
+            for table in lost:  # its name may be another run's file by now, which is not ours to seal
+                if table in self._segments:
+                    self._segments.pop(table).abandon()
 
     def _still_ours(self) -> None:
         """Raise `OSError` where the folder is gone, or another run's by now; a head that alone is gone is written."""
@@ -317,7 +361,8 @@ class RunWriter:
     def _seal_due(self) -> None:
         """Seal what is due in tables that are not being written too: at an address nobody sees it until then."""
         for table in [t for t, s in self._segments.items() if s.due(self._seal_bytes, self._oldest_s())]:
-            self._close_segment(table)
+            if not self._segments[table].removed(at_once=True):  # else the next row, or the end, brings it back
+                self._close_segment(table)
 
     def _close_segment(self, table: str) -> None:
         segment = self._segments.pop(table)
@@ -359,5 +404,6 @@ class _Writing:
             _ending.after_write()
 
 
+REMOVED = "the run's files were removed"
 _PATIENCE_S = 10.0
 _NO_THREAD = 0  # no thread has this number

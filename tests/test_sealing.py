@@ -1,5 +1,6 @@
 """Segments: sealed while writing goes on, each thread's and rank's rows kept, a failed write its own row's loss."""
 
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,3 +150,46 @@ def test_end_is_written_although_what_was_held_back_fails(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="CUDA error"):
         writer.close("stopped", "by hand")
     assert load_run(tmp_path / "a").head.status == "stopped"
+
+
+def test_deleted_files_come_back_with_their_rows_even_at_the_end(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a")
+    write_steps(writer, 0, 3)
+    (tmp_path / "a" / "steps" / "00000.arrows").unlink()
+    writer.close()
+    run = load_run(tmp_path / "a")
+    assert run.steps["step"].tolist() == [0, 1, 2]
+    assert (
+        run.events["detail"].tolist().count("the run's files were removed; all rows were kept, and are written now")
+        == 1
+    )
+
+
+def test_deleted_rows_that_cannot_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(_: object) -> bytes:
+        raise OSError(116, "Stale file handle")
+
+    writer = RunWriter(tmp_path / "a")
+    write_steps(writer, 0, 3)
+    writer.event("warning", name="kept")
+    (tmp_path / "a" / "steps" / "00000.arrows").unlink()
+    monkeypatch.setattr(_sealing.OpenSegment, "_content", stale)
+    writer.close()
+    run = load_run(tmp_path / "a")
+    assert run.status == "finished" and len(run.steps) == 0
+    told = run.events[run.events["name"] == "not recorded"]
+    assert told["detail"].tolist() == ["the run's files were removed; rows lost: those in steps"]
+
+
+def test_file_of_another_run_in_the_place_of_a_deleted_one_is_not_sealed(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a")
+    write_steps(writer, 0, 3)
+    shutil.rmtree(tmp_path / "a")
+    other = RunWriter(tmp_path / "a", name="the new one")
+    write_steps(other, 70, 72)
+    with pytest.raises(FileExistsError, match="another run"):
+        writer.close()
+    write_steps(other, 72, 73)
+    other.close()
+    run = load_run(tmp_path / "a")
+    assert run.name == "the new one" and run.steps["step"].tolist() == [70, 71, 72]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from amp_core.addresses import with_extra
 from amp_core.schema import RunError
 
 MOST_FILES = 10_000
@@ -86,9 +87,7 @@ def _values(file: Path) -> Iterator[tuple[str, Point | Histogram | None]]:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.util import tensor_util
     except ImportError:
-        raise RunError(
-            "reading TensorBoard's files needs its package; install it with `pip install ampscope[tensorboard]`"
-        ) from None
+        raise RunError(f"reading TensorBoard's files needs its package; {with_extra('tensorboard')}") from None
     plugins: dict[str, str] = {}  # a tag says what it is with its first value alone
     try:
         for data in RawEventFileLoader(str(file)).Load():

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from amp_core.addresses import with_extra
 from amp_core.interop.tags import EXPONENTS, HEADLINES
 from amp_core.run import Run
 from amp_core.schema import RunError
@@ -29,9 +30,7 @@ def write_log(run: Run, folder: Path) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
-        raise RunError(
-            "writing TensorBoard's files needs its package; install it with `pip install ampscope[tensorboard]`"
-        ) from None
+        raise RunError(f"writing TensorBoard's files needs its package; {with_extra('tensorboard')}") from None
     began = _created_s(run)
     writer = EventFileWriter(str(folder))
     try:

@@ -7,10 +7,11 @@
 Initial weights, data order and dropout follow the seed alone, so runs that differ in precision can be set side by side.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ from amp_core.train.recipes import Precision, backend_flags
 from amp_core.train.stopping import stop_on_signals
 from amp_core.train.workloads import Workload, build
 
+log = logging.getLogger("amp_core")
+
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a run. Losses are None where no step was made."""
+    """What came of a run. Losses are None where no step was made, and like `skipped` where the record is gone."""
 
     folder: Path | Address
     status: str
@@ -42,7 +45,7 @@ class Summary:
     steps: int
     loss_first: float | None
     loss_last: float | None
-    skipped: int
+    skipped: int | None
     """Steps that the scaler skipped."""
     loss_scale: float
     """Loss scale after the last step; 1 without a scaler."""
@@ -114,7 +117,15 @@ def train(
                 return every is not None and team.rank == 0 and (last is not None or step % every == 0)
 
             def save(step: int) -> None:
-                checkpoint.save(rec.writer.folder, step=step, model=raw_model, optimizer=optimizer, scaler=scaler)
+                try:
+                    checkpoint.save(rec.writer.folder, step=step, model=raw_model, optimizer=optimizer, scaler=scaler)
+                except (
+                    OSError,
+                    RuntimeError,
+                ) as error:  # torch says by the latter that a folder is gone, or a disk full
+                    detail = f"no checkpoint after step {step}: {' '.join(str(error).split())[:200]}"
+                    log.warning("AMPscope: %s; the training goes on", detail)
+                    rec.writer.event("warning", name="checkpoint", detail=detail)
 
             model.train()
             ended_early = None
@@ -141,7 +152,17 @@ def train(
                     rec.writer.update_head(results=results)
                     rec.writer.event("evaluated", name="held-out", detail=in_words(results))
 
-    summary = summarise(located(into), scaler.get_scale(), results)
+    known = Summary(
+        folder=located(into),
+        status="stopped" if ended_early else "finished",
+        steps=step if ended_early else config.steps,
+        loss_first=None,
+        loss_last=None,
+        skipped=None,
+        loss_scale=scaler.get_scale(),
+        results=dict(results),
+    )
+    summary = with_what_was_recorded(known, rec.writer.head.run_id if team.rank == 0 else None)
     if progress is not None:
         progress.update(summary.steps, last=True)
     return summary
@@ -276,19 +297,26 @@ def in_words(results: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
 
 
-def summarise(folder: Path | Address, loss_scale: float, results: Mapping[str, float]) -> Summary:
-    """The summary, read back from the folder: what is said is what was recorded."""
-    run = load_run(folder)
-    steps = run.table("steps")
+def with_what_was_recorded(known: Summary, run_id: str | None) -> Summary:
+    """`known` with what the run's folder holds; without, and said so in the log, where that is gone.
+
+    `run_id` is None in a process that does not know which id the first one gave the run.
+    """
+    try:
+        run = load_run(known.folder)
+        steps = run.table("steps")
+    except RunError:
+        run = None
+    if run is None or run_id not in (None, run.head.run_id):
+        if run_id is not None:  # once, not by every process
+            log.warning("AMPscope: %s is gone, and the record of this run with it", known.folder)
+        return known
     steps = steps.filter(pc.equal(steps.column("rank"), 0))
     losses = steps["loss"].to_pylist()
-    return Summary(
-        folder=folder,
-        status=run.status,
+    return replace(
+        known,
         steps=steps.num_rows,
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         skipped=sum(steps["skipped"].to_pylist()),
-        loss_scale=loss_scale,
-        results=dict(results),
     )

@@ -13,6 +13,7 @@ Loss, scale and skips are read from the run folder, as the app reads them. So no
 what is shown is what was recorded: it may be a step behind.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 from amp_core.addresses import located
 from amp_core.run import Run, load_run
+from amp_core.schema import RunError
 
 LOG_INTERVAL_S = 2.0
 TERMINAL_INTERVAL_S = 0.5
@@ -59,7 +61,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:  # leaves the bar where it stands
-            self._bar.close()
+            with contextlib.suppress(OSError):  # as in `update`
+                self._bar.close()
 
     def update(self, done: int, last: bool = False) -> None:
         """`done` steps are made; shown where the last showing is long enough ago, or where this is the `last`."""
@@ -69,7 +72,10 @@ class Progress:
             self._first = done
         elif last or now - self._shown >= self._interval_s:
             self._shown = now
-            self._show(done, (done - self._first) / max(now - self._began, 1e-9))
+            try:
+                self._show(done, (done - self._first) / max(now - self._began, 1e-9))
+            except OSError:  # the log's disk is full, or nobody reads on: the training does not depend on being seen
+                return  # and is tried again when the next showing is due
 
     def _show(self, done: int, steps_per_s: float) -> None:
         loss, loss_scale, skipped = self._recorded()
@@ -90,10 +96,13 @@ class Progress:
 
     def _recorded(self) -> tuple[str, str, int]:
         """Loss and loss scale of the last recorded step, and how many were skipped so far."""
-        if self._run is None:
-            self._run = load_run(self._folder)
-        self._run.refresh()
-        steps = self._run.table("steps")
+        try:
+            if self._run is None:
+                self._run = load_run(self._folder)
+            self._run.refresh()
+            steps = self._run.table("steps")
+        except RunError:  # the folder was removed, and may come back
+            return "–", "–", 0
         if steps.num_rows == 0:
             return "–", "–", 0
         loss, loss_scale = (steps[name][-1].as_py() for name in ("loss", "loss_scale"))

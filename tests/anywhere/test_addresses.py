@@ -9,6 +9,9 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.addresses import Address, is_address, located, roots
+from amp_core.interop.event_files import read_log
+from amp_core.interop.to_tensorboard import write_log
+from amp_core.runlog import RunWriter
 
 
 def test_whatever_has_a_scheme_is_an_address() -> None:
@@ -60,8 +63,23 @@ def test_fsspec_is_imported_for_addresses_alone(tmp_path: Path) -> None:
 
 def test_without_fsspec_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(RunError, match=r"^path='s3://b/a' is an address, which needs fsspec; install it with `pip"):
+    how = (
+        r"^path='s3://b/a' is an address, which needs fsspec; install it with `pip install 'DIR\[remote\]'`, where DIR"
+    )
+    with pytest.raises(RunError, match=how):
         load_run("s3://b/a")
+
+
+def test_without_tensorboard_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("backend.event_processing.event_file_loader", "compat.proto.event_pb2"):
+        monkeypatch.setitem(sys.modules, f"tensorboard.{module}", None)
+    (tmp_path / "tfevents").touch()
+    how = r"needs its package; install it with `pip install 'DIR\[tensorboard\]'`, where DIR is the folder"
+    with pytest.raises(RunError, match=f"^reading TensorBoard's files {how}"):
+        read_log(tmp_path)
+    RunWriter(tmp_path / "a").close()
+    with pytest.raises(RunError, match=f"^writing TensorBoard's files {how}"):
+        write_log(load_run(tmp_path / "a"), tmp_path / "log")
 
 
 def test_a_scheme_nobody_knows_is_refused() -> None:

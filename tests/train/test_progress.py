@@ -1,10 +1,12 @@
 """Progress is shown when it is due, with the right rate and time left, and says what was recorded."""
 
 import io
+import shutil
 
 import pytest
 
 from amp_core.runlog import RunWriter
+from amp_core.train import TrainConfig, train
 from amp_core.train.progress import Progress
 
 
@@ -66,6 +68,60 @@ def test_nothing_recorded_yet_is_a_dash(writer):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+class Full(io.StringIO):
+    """A log on a full disk."""
+
+    def write(self, _text):
+        raise OSError(28, "No space left on device")
+
+
+def test_neither_a_full_disk_nor_a_removed_folder_ends_what_is_shown(writer):
+    clock = Clock()
+    with Progress(writer.folder, 10, Full(), clock) as progress:
+        steps(writer, progress, clock, count=5, seconds=2.5)
+    away = writer.folder.rename(writer.folder.with_name("away"))
+    log = io.StringIO()
+    with Progress(writer.folder, 10, log, clock) as progress:
+        progress.update(5)
+        clock.now += 2.5
+        progress.update(6)
+    away.rename(writer.folder)
+    assert log.getvalue() == "step 6 of 10 | loss – | loss scale – | 0 skipped | 0.4 steps/s | 10 s left\n"
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 2])
+def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, checkpoint_every):
+    asked = 0
+
+    def stop():
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            shutil.rmtree(tmp_path / "r")
+
+    config = TrainConfig(device="cpu", steps=6, evaluate=False, precision="fp16", checkpoint_every=checkpoint_every)
+    caplog.set_level("WARNING", logger="amp_core")
+    with Progress(tmp_path / "r", 6, io.StringIO(), lambda: 0.0) as progress:
+        summary = train(config, tmp_path / "r", progress=progress, stop=stop)
+    assert (summary.status, summary.steps, summary.loss_last, summary.skipped) == ("finished", 6, None, None)
+    assert summary.loss_scale == 65536.0
+    assert caplog.text.count("is gone, and the record of this run with it") == 1
+    assert ("no checkpoint after step 6" in caplog.text) == (checkpoint_every is not None)
+
+
+def test_summary_is_not_that_of_another_run_in_the_same_place(tmp_path):
+    def stop():
+        if other and (tmp_path / "r").exists():
+            shutil.rmtree(tmp_path / "r")
+            with RunWriter(tmp_path / "r") as writer:
+                writer.append("steps", {"step": [0], "loss": [77.0]})
+            other.clear()
+
+    other = [True]
+    summary = train(TrainConfig(device="cpu", steps=3, evaluate=False), tmp_path / "r", stop=stop)
+    assert (summary.status, summary.steps, summary.loss_last) == ("finished", 3, None)
 
 
 def test_terminal_gets_a_bar_that_reaches_its_end(writer):

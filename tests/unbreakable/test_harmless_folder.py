@@ -97,8 +97,26 @@ def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest
             folder.mkdir()
 
     run = trained(tmp_path / "a", between)
-    assert run.status == "finished" and run.steps["step"].tolist() == list(range(9, STEPS))
+    assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     assert "the run's files were removed" in said(run, "writing")[0]
+
+
+def test_files_that_vanish_just_before_the_end_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_sealing, "LOOK_S", 1e9)  # none but the last look
+
+    def between(step: int, folder: Path) -> None:
+        if step == STEPS - 3:
+            for stream in folder.glob("*/*.arrows"):
+                stream.unlink()
+
+    run = trained(tmp_path / "a", between)
+    assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
+    assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
+    (detail,) = said(run, "writing")
+    assert detail == "the run's files were removed; all rows were kept, and are written now"
+    assert caplog.text.count(detail) == 1
 
 
 def test_another_run_in_the_same_place_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
