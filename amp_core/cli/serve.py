@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import amp_core
 from amp_core._children import python_path
+from amp_core.addresses import with_extra
 from amp_core.schema import RunError
 from amp_core.serving import HEAP, LOOPBACK, Rules, has_sign_in, host_name
 
@@ -180,7 +181,7 @@ def _check_open(address: str, rules: Rules) -> None:
     if any(has_sign_in(secrets) for secrets in _secrets()):
         for name in ("Authlib", "httpx"):
             if find_spec(name.lower()) is None:
-                raise RunError(f"sign-in is configured and {name} is not installed; pip install 'ampscope[auth]'")
+                raise RunError(f"sign-in is configured and {name} is not installed; {with_extra('auth')}")
     elif not rules.read_only:
         raise RunError(
             f"address={address!r} lets everyone who can reach it start, stop and delete runs; add --read-only, or set "

@@ -99,6 +99,8 @@ def in_words(summary: "Summary") -> str:
     if summary.loss_first is not None:
         lines.append(f"loss {summary.loss_first:.4g} → {summary.loss_last:.4g}")
     lines += [f"{name.replace('eval_', 'held-out ')} {value:.4g}" for name, value in summary.results.items()]
+    if summary.skipped is None:  # the folder is gone; the log has said so
+        return "\n".join([*lines, f"final loss scale {summary.loss_scale:g}; the record is gone with its folder"])
     lines.append(f"{summary.skipped} steps skipped, final loss scale {summary.loss_scale:g}")
     lines.append(f"open it in the app's Library, or in Python: amp_core.load_run({str(summary.folder)!r})")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from amp_core._files import aside
 from amp_core.run import load_run
 from amp_core.schema import RunError
 
@@ -35,9 +36,9 @@ def save(
         "random": torch.get_rng_state(),
         "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
-    aside = folder / f".{FILE}.tmp"
-    torch.save(state, aside)
-    aside.replace(folder / FILE)
+    with aside(folder / f".{FILE}.tmp") as unfinished:
+        torch.save(state, unfinished)
+        unfinished.replace(folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Any] | None:

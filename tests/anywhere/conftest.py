@@ -17,7 +17,7 @@ from amp_core._children import python_path
 @pytest.fixture
 def memory() -> str:
     """The address of a place of its own in fsspec's memory."""
-    pytest.importorskip("fsspec", reason="addresses need fsspec: pip install ampscope[remote]")
+    pytest.importorskip("fsspec", reason="addresses need fsspec: pip install '.[remote]'")
     return f"memory://{uuid.uuid4().hex}"
 
 
@@ -26,7 +26,7 @@ def s3_server() -> Iterator[str]:
     """The address of an object-store server on this machine."""
     for package in ("s3fs", "moto.server", "flask"):
         if importlib.util.find_spec(package.partition(".")[0]) is None:
-            pytest.skip(f"{package} is not installed: pip install ampscope[test-anywhere]")
+            pytest.skip(f"{package} is not installed: pip install '.[test-anywhere]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

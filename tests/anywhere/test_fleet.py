@@ -45,7 +45,7 @@ def expected(fleet: Path) -> pd.DataFrame:
 
 
 def test_the_duckdb_query_of_the_readme(fleet: Path) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install ampscope[test-anywhere]")
+    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install '.[test-anywhere]'")
     (query,) = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
     found = duckdb.sql(query).df()
     assert found["skipped_frac"].is_monotonic_decreasing and found["run"].iloc[0] == "fp16-overflow"

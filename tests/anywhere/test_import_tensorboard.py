@@ -13,7 +13,7 @@ from amp_core.interop.event_files import Histogram
 from amp_core.interop.importing import tensor_facts
 from amp_core.interop.tags import column_of, tensor_of
 
-pytest.importorskip("tensorboard", reason="needs TensorBoard's package: pip install ampscope[tensorboard]")
+pytest.importorskip("tensorboard", reason="needs TensorBoard's package: pip install '.[tensorboard]'")
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb

@@ -9,9 +9,9 @@ from tests import synthetic
 from tests.serve.running import Server, run_async, serving
 from tests.serve.viewer import Seen, Viewer
 
-pytest.importorskip("authlib", reason="sign-in needs Authlib: pip install 'ampscope[auth]'")
+pytest.importorskip("authlib", reason="sign-in needs Authlib: pip install '.[auth]'")
 pytest.importorskip("joserfc", reason="the provider signs with joserfc, which Authlib brings from 1.7 on")
-pytest.importorskip("httpx", reason="Authlib asks the provider through httpx: pip install 'ampscope[auth]'")
+pytest.importorskip("httpx", reason="Authlib asks the provider through httpx: pip install '.[auth]'")
 
 from tests.serve.provider import CLIENT, Provider, cookies_after, provider
 

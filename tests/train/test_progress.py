@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from amp_core.cli.train import in_words
 from amp_core.runlog import RunWriter
 from amp_core.train import TrainConfig, train
 from amp_core.train.progress import Progress
@@ -108,6 +109,8 @@ def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, 
     assert (summary.status, summary.steps, summary.loss_last, summary.skipped) == ("finished", 6, None, None)
     assert summary.loss_scale == 65536.0
     assert caplog.text.count("is gone, and the record of this run with it") == 1
+    said = in_words(summary)
+    assert said.endswith("the record is gone with its folder") and "load_run" not in said and "None" not in said
     assert ("no checkpoint after step 6" in caplog.text) == (checkpoint_every is not None)
 
 
