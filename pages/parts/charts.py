@@ -33,19 +33,8 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
     """
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
-    _readable(figure)
     if clicks:
         put(figure, clickmode="event+select", dragmode="zoom")
         options = {"on_select": "rerun", "selection_mode": "points"}
         return st.plotly_chart(figure, key=key, config=config(title), alt=alt, **options)
     return st.plotly_chart(figure, key=key, config=config(title), alt=alt)
-
-
-def _readable(figure: go.Figure) -> None:
-    """Axes and bars of colours in the theme's grey for texts: Streamlit's own for charts has a contrast of 3.7 : 1 on a
-    light page."""
-    grey = st.get_option(f"theme.{'dark' if dark() else 'light'}.grayTextColor")
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
-        axis.tickfont.color = axis.title.font.color = grey
-    for trace in figure.select_traces({"type": "heatmap"}):
-        trace.colorbar.tickfont.color = trace.colorbar.title.font.color = grey

@@ -26,3 +26,5 @@ def test_text_stands_out_by_4_5_to_1_from_the_primary_colour_and_that_from_the_b
     assert contrast(dark["primaryColor"], dark["backgroundColor"]) >= 4.5
     assert contrast("#FFFFFF", light["primaryColor"]) >= 4.5
     assert contrast(light["primaryColor"], light["backgroundColor"]) >= 4.5
+    for theme in (dark, light):  # axes of charts
+        assert contrast(theme["grayTextColor"], theme["backgroundColor"]) >= 4.5
