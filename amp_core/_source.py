@@ -5,7 +5,6 @@
 ('running', ['steps/00000', 'steps/00001'])
 """
 
-import contextlib
 import os
 import re
 import stat
@@ -32,7 +31,7 @@ MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
 """Memory that all tables of a zip together may take: many files of equal values would each be small."""
 LISTINGS = 5
-"""At most so many times a folder is listed again in which segments appear while it is listed."""
+"""At most so many times a folder is listed again: segments appear meanwhile, or a number is missing."""
 _SEGMENT = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
 _SINGLE = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
 """Another program may write a table as one file beside `run.json`."""
@@ -199,20 +198,17 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
     of those one may be missing again: they count as long as they follow each other.
     """
     found: dict[str, File] = {}
-    latest: dict[str, int] = {}
-    for entry in os.scandir(folder):
-        if names.fullmatch(entry.name):
+    numbers: dict[str, set[int]] = {}
+    for again in range(1 + LISTINGS):
+        fresh = [e for e in os.scandir(folder) if names.fullmatch(e.name)]
+        if again:
+            fresh = sorted((e for e in fresh if within + _stem(e.name) not in found), key=lambda e: _place(e.name))
+        for entry in fresh:
             series, number = _place(entry.name)
-            latest[series] = max(number, latest.get(series, 0))
-            _keep_file(found, within, entry)
-    for _ in range(LISTINGS):
-        late = [e for e in os.scandir(folder) if names.fullmatch(e.name) and within + _stem(e.name) not in found]
-        for entry in sorted(late, key=lambda entry: _place(entry.name)):
-            series, number = _place(entry.name)
-            if number <= latest.setdefault(series, number) + 1:
-                latest[series] = max(number, latest[series])
-                _keep_file(found, within, entry)
-        if not late:
+            known = numbers.setdefault(series, set())
+            if (not again or not known or number <= max(known) + 1) and _keep_file(found, within, entry):
+                known.add(number)
+        if again and not fresh and all(max(n) - min(n) < len(n) for n in numbers.values() if n):
             break
     return found
 
@@ -223,11 +219,14 @@ def _place(name: str) -> tuple[str, int]:
     return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
 
 
-def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> None:
-    with contextlib.suppress(FileNotFoundError):  # a stream that was sealed since
+def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
+    try:
         info = entry.stat(follow_symlinks=False)
-        if stat.S_ISREG(info.st_mode):
-            _keep_better(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+    except FileNotFoundError:  # a stream that was sealed since
+        return False
+    if stat.S_ISREG(info.st_mode):
+        _keep_better(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+    return stat.S_ISREG(info.st_mode)
 
 
 def retried(read: Callable[[], _T], what: Path | Address) -> _T:
