@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-MOST_VALUES = 2**27
-"""Values in one segment, a gibibyte of numbers: a million rows of `tensors` have half of that."""
-MOST_BYTES = 2**30
+MOST_VALUES = 2**26
+"""Values in one segment, half a gibibyte of numbers. A row of `tensors` with two histograms of every exponent has 574,
+and a packed file at most 2^16 rows."""
+MOST_BYTES = 2**29
 """Bytes that one segment may decode to."""
 ROWS_AT_ONCE = 65_536
 FEW_ROWS = 64

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ MAX_MEMBERS = 20_000
 """Likewise for the number of files in it."""
 MAX_RATIO = 200
 """Likewise for how much larger a file may be than what it is compressed to: Parquet and logs reach a tenth of that."""
+SEGMENT_ROWS = 2**16
+"""Of a table in one file: more are read in pieces, each within what one segment may hold (`_bounds`)."""
 
 
 def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -42,9 +45,8 @@ def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None)
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:  # parquet is compressed already
             archive.writestr("run.json", opened.head.to_json(), zipfile.ZIP_DEFLATED)
             for name in TABLES:
-                table = opened.table(name)
-                if table.num_rows:
-                    archive.writestr(f"{name}/00000.parquet", _parquet(table))
+                for number, rows in enumerate(_segments(opened.table(name))):
+                    archive.writestr(f"{name}/{number:05d}.parquet", _parquet(rows))
             console = opened.console(10_000)
             if console:
                 archive.writestr("console.log", "\n".join(console) + "\n", zipfile.ZIP_DEFLATED)
@@ -115,14 +117,17 @@ def _what_is_wrong(member: zipfile.ZipInfo, seen: set[str]) -> str | None:
 
 def _write(run: Run, folder: Path) -> None:
     for name in TABLES:
-        table = run.table(name)
-        if table.num_rows:
-            (folder / name).mkdir()
-            pq.write_table(table, folder / name / "00000.parquet", compression="zstd")
+        for number, rows in enumerate(_segments(run.table(name))):
+            (folder / name).mkdir(exist_ok=True)
+            pq.write_table(rows, folder / name / f"{number:05d}.parquet", compression="zstd")
     console = run.console(10_000)
     if console:
         (folder / "console.log").write_text("\n".join(console) + "\n", encoding="utf-8")
     replace_file(folder / "run.json", run.head.to_json().encode())
+
+
+def _segments(table: pa.Table) -> Iterator[pa.Table]:
+    return (table.slice(start, SEGMENT_ROWS) for start in range(0, table.num_rows, SEGMENT_ROWS))
 
 
 def _parquet(table: pa.Table) -> bytes:

@@ -54,6 +54,19 @@ def test_finished_run_comes_back_whole(finished: Path, tmp_path: Path) -> None:
     assert same(load_run(pack(file, tmp_path / "again.zip")), load_run(finished))  # a zip may be packed again
 
 
+def test_long_table_is_packed_in_segments_that_may_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunWriter(tmp_path / "a") as writer:
+        writer.append("steps", {"step": list(range(1000)), "loss": [0.5] * 1000})
+    monkeypatch.setattr(_bounds, "MOST_VALUES", 500 * len(TABLES["steps"].columns))
+    monkeypatch.setattr(packing, "SEGMENT_ROWS", 400)
+    file = pack(tmp_path / "a")
+    with zipfile.ZipFile(file) as archive:
+        held = [n for n in archive.namelist() if n.startswith("steps")]
+    assert held == [f"steps/{i:05d}.parquet" for i in range(3)]
+    out = unpack(file, tmp_path / "b")
+    assert same(load_run(out), load_run(tmp_path / "a")) and len(list((out / "steps").iterdir())) == 3
+
+
 def test_live_run_is_packed_as_far_as_it_has_come(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     fill(writer)
