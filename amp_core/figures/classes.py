@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, tick_names
 
 MOST_BARS = 30
@@ -36,7 +37,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         shares = shares.loc[odd.nlargest(MOST_BARS).index.sort_values()]
         title = f"{title}: the {MOST_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
     names = shares["name"].tolist()
-    figure = go.Figure()
+    figure = Sketch()
     for column, label, meaning, hatch in _CLASSES:
         if not (shares[f"{column}_frac"] > 0).any():
             continue
@@ -71,9 +72,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         hoverinfo="skip",
     )
     put(figure, xaxis=share_axis("share of all elements"))
-    figure.update_yaxes(
-        autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
-    )
+    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)
     worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
     alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
     height = min(1400, max(240, 150 + 24 * len(names)))

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import COUNTERS, empty, finished, numbers, percent
 
 NAMES = {
@@ -24,7 +25,7 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
     told = [c for c in NAMES if c in samples and np.isfinite(samples[c].to_numpy(dtype=np.float64)).any()]
     if not told:
         return empty(title, "No device was sampled in this run.")
-    figure = go.Figure()
+    figure = Sketch()
     for column in told:
         hue = COUNTERS[column][dark]
         figure.add_scatter(
@@ -36,8 +37,8 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
             name=NAMES[column],
             hovertemplate="%{y:.3g} % of the time",
         )
-    figure.update_xaxes(title="time since the start (s)")
-    figure.update_yaxes(title="share of time (%)", range=[0, 104])
+    figure.xaxis(title="time since the start (s)")
+    figure.yaxis(title="share of time (%)", range=[0, 104])
     means = ", ".join(f"{NAMES[c]} {percent(float(samples[c].mean()))}" for c in told)
     alt = f"{title}, mean of {len(samples)} samples: {means}."
     return finished(figure, title, alt, hovermode="x unified", showlegend=True)  # of one line too: which share it is

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import RECIPES, colour, empty, finished, numbers, recipe_colour
+from amp_core.figures.sketch import Sketch
+from amp_core.figures.style import RECIPES, colour, empty, finished, level, numbers, recipe_colour
 from amp_core.schema import RunError
 
 _SHOWN = {
@@ -33,7 +34,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
         known = known[known["recipe"] != "fp32"]
     if not len(known):
         return empty(title, "None of the GPUs runs any of the recipes.")
-    figure = go.Figure()
+    figure = Sketch()
     for recipe in [r for r in RECIPES if (known["recipe"] == r).any()]:
         rows = known[known["recipe"] == recipe]
         value = rows[column].to_numpy(dtype=np.float64)
@@ -59,11 +60,9 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
             hovertemplate=f"%{{x}}, %{{fullData.name}}: {what.lower()} %{{hovertext}}, forecast<extra></extra>",
         )
     if column == "speedup":
-        figure.add_hline(y=1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
-    figure.update_yaxes(title=axis, rangemode="tozero")
-    figure.update_xaxes(
-        title="GPU", type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array"
-    )
+        figure.add_shape(level(1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
+    figure.yaxis(title=axis, rangemode="tozero")
+    figure.xaxis(title="GPU", type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array")
     said = "; ".join(
         f"{row['gpu']} {row['recipe']} {row[column]:.3g} {unit} ({row[f'{column}_low']:.3g} to "
         f"{row[f'{column}_high']:.3g})"

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, finished, numbers, raised
+from amp_core.figures.sketch import Sketch
+from amp_core.figures.style import colour, empty, finished, numbers, raised, upright
 
 
 def format_range_figure(
@@ -28,7 +29,7 @@ def format_range_figure(
         return empty(title, "No format was chosen.")
     names = ranges["label"].tolist()
     low, high = float(ranges["subnormal_low"].min()) - 4, float(ranges["top"].max()) + 4
-    figure = go.Figure()
+    figure = Sketch()
     for first, last, label, meaning, hatch in (
         ("subnormal_low", "normal_low", "subnormal: fewer bits", "underflow", "/"),
         ("normal_low", "top", "normal: all bits", "healthy", ""),
@@ -67,18 +68,17 @@ def format_range_figure(
     for row, (label, at) in enumerate(marks):
         inside = min(max(at, low), high)
         off = " (beyond the axis)" if inside != at else ""
-        figure.add_vline(
-            x=inside, line={"color": colour("limit", dark), "width": 1.6, "dash": ("solid", "dot")[row % 2]}
-        )
+        dash = ("solid", "dot")[row % 2]
+        figure.add_shape(upright(inside, line={"color": colour("limit", dark), "width": 1.6, "dash": dash}))
         figure.add_annotation(
             x=inside, y=1, yref="paper", yshift=2 + 16 * row, text=f"{label}{off}", showarrow=False,
             xanchor="left" if inside < (low + high) / 2 else "right", yanchor="bottom", font={"size": 11},
         )  # fmt: skip
     ticks = list(range(math.ceil(low / 32) * 32, math.floor(high) + 1, 32))
-    figure.update_xaxes(
+    figure.xaxis(
         title="magnitude", range=[low, high], tickvals=ticks, ticktext=[raised(k) for k in ticks], zeroline=False
     )
-    figure.update_yaxes(autorange="reversed", type="category", tickvals=names, showgrid=False)
+    figure.yaxis(autorange="reversed", type="category", tickvals=names, showgrid=False)
     said = "; ".join(
         f"{r.label} from 2^{r.subnormal_low:.0f} (normal from 2^{r.normal_low:.0f}) to 2^{r.top:.0f}"
         for r in ranges.itertuples()
@@ -98,7 +98,7 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
     """A sum of many small numbers as the format called `label` keeps it, beside the exact one; from `accumulated`."""
     if not len(sums):
         return empty(title, "Nothing was added.")
-    figure = go.Figure()
+    figure = Sketch()
     lines = (
         ("exact", "exact", {"color": colour("limit", dark), "width": 1.6, "dash": "dot"}),
         ("stored", f"in {label}", {"color": colour("healthy", dark), "width": 2.4}),
@@ -112,8 +112,8 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
             name=name,
             hovertemplate="sum %{y:.6g}",
         )
-    figure.update_xaxes(title="numbers added")
-    figure.update_yaxes(title="sum")
+    figure.xaxis(title="numbers added")
+    figure.yaxis(title="sum")
     stored, exact = sums["stored"].iloc[-1], sums["exact"].iloc[-1]
     alt = f"Running sum of {len(sums) - 1:,} addends: {stored:.6g} in {label}, exactly {exact:.6g}."
     return finished(figure, title, alt.replace("nan", "not a number"), 320, hovermode="x unified")

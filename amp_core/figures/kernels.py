@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, shortened
 from amp_core.words import number
 
@@ -37,7 +38,7 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
     if not len(shares):
         return empty(title, "No GPU kernels were recorded.")
     names = list(dict.fromkeys(shares["of"]))
-    figure = go.Figure()
+    figure = Sketch()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
         part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
         if answer == "matrix" or (answer == "none" and not (part > 0).any()):
@@ -58,7 +59,7 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
             hovertemplate=f"%{{y}}: %{{customdata}} {words}<extra></extra>",
         )
     put(figure, xaxis=share_axis("share of kernel time"))
-    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    figure.yaxis(autorange="reversed", type="category", showgrid=False)
     said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
     return finished(figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3)
 
@@ -75,7 +76,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
                  np.where(shown["matrix_frac"] <= 0, "none", np.where(shown["tensor_core"] == "no", "no", "matrix"))),
         index=shown.index,
     )  # fmt: skip
-    figure = go.Figure()
+    figure = Sketch()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
         chosen = (kinds == answer).to_numpy()
         if not chosen.any():
@@ -108,7 +109,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
     )
     room = 1.7 * float(share.max())  # for the numbers beside the bars; a share has no more than 100 %
     put(figure, xaxis=share_axis("share of their time", min(1.0, room), room))
-    figure.update_yaxes(
+    figure.yaxis(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
         tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],
     )  # fmt: skip

@@ -14,6 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.lines import outer_edges
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     BAR,
     PAGE,
@@ -78,7 +79,7 @@ def exponents_over_time(
     with np.errstate(divide="ignore"):
         decades = np.log10(grid)
     ticks = list(range(_FEWEST_DECADES, 1))
-    figure = go.Figure()
+    figure = Sketch()
     figure.add_heatmap(
         x=numbers(steps),
         y=np.arange(lowest, lowest + grid.shape[0], dtype=np.float32) + 0.5,
@@ -106,7 +107,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
     are crosses as well, however few those are."""
     if not len(trace):
         return empty(title, "This tensor was not sampled yet.")
-    figure = go.Figure()
+    figure = Sketch()
     for column, label, meaning, hatch in _CLASSES:
         if column != "normal_frac" and not (trace[column] > 0).any():
             continue  # a line of zero thickness would only look like a border
@@ -164,7 +165,7 @@ def magnitude_figure(
         if fmt.powers_of_two < 64:
             low, high = min(low, fmt.min_normal_exponent), max(high, math.log2(fmt.max_value))
     room = max(1.0, 0.06 * (high - low))
-    figure = go.Figure()
+    figure = Sketch()
     hue = colour("norm", dark)
     for column, name, line in (
         ("absmax", "largest magnitude", {"color": hue, "width": 2}),

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import colour, empty, finished, percent, tick_names
 
 MOST_BARS = 40
@@ -42,7 +43,7 @@ def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predi
     if not (predicted[[c for c, *_ in _LOSSES]] > LEAST).any(axis=None):
         return empty(title, "Nothing of what was recorded would be lost.")
     names = predicted["name"].tolist()
-    figure = go.Figure()
+    figure = Sketch()
     for column, label, meaning, hatch in _LOSSES:
         shares = predicted[column].to_numpy(dtype=np.float64)
         figure.add_bar(
@@ -55,14 +56,12 @@ def lost_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "Predi
             hovertemplate=f"%{{y}}: %{{customdata}} {label}<extra></extra>",
         )
     ticks = [10.0**k for k in range(-6, 1)]
-    figure.update_xaxes(
+    figure.xaxis(
         title="share that would be lost", type="log", range=[-6, 0], tickvals=ticks, fixedrange=True,
         ticktext=[f"{100 * t:g} %" for t in ticks],
     )  # fmt: skip
-    figure.update_yaxes(
-        autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False
-    )
-    figure.update_yaxes(range=[len(names) - 0.5, -0.5], autorange=False)  # tensors without a bar keep their row
+    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)
+    figure.yaxis(range=[len(names) - 0.5, -0.5], autorange=False)  # tensors without a bar keep their row
     alt = f"Bars of predicted losses: of {total:,} tensors {under:,} would underflow in part and {over:,} overflow."
     height = min(1500, max(260, 150 + 30 * len(names)))
     return finished(figure, title, alt, height, barmode="group", bargap=0.25)

@@ -9,7 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.analysis.memory_parts import CATEGORIES
-from amp_core.figures.style import MEMORY, colour, empty, faded, finished, hatched, numbers, shortened
+from amp_core.figures.sketch import Sketch
+from amp_core.figures.style import MEMORY, colour, empty, faded, finished, hatched, numbers, shortened, upright
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
@@ -25,7 +26,7 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
         return empty(title, "No step's memory was looked at in this run.")
     runs = list(dict.fromkeys(known["run"]))
     size, unit = _unit(float(known.groupby("run")["bytes"].sum().max()))
-    figure = go.Figure()
+    figure = Sketch()
     for category, label in CATEGORIES.items():
         rows = known[known["category"] == category].set_index("run")["bytes"]
         if not len(rows) or not (rows > 0).any():
@@ -38,9 +39,9 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
             marker={"color": MEMORY[category][dark], "line": {"width": 0}, "pattern": hatched(category, dark)},
             hovertemplate=f"%{{y}}: %{{x:.3g}} {unit} of {label}<extra></extra>",
         )
-    figure.update_xaxes(title=f"memory ({unit})", rangemode="tozero")
+    figure.xaxis(title=f"memory ({unit})", rangemode="tozero")
     ticks = [shortened(str(run), 24) for run in runs]
-    figure.update_yaxes(autorange="reversed", type="category", tickvals=runs, ticktext=ticks, showgrid=False)
+    figure.yaxis(autorange="reversed", type="category", tickvals=runs, ticktext=ticks, showgrid=False)
     said = "; ".join(
         f"{run}: "
         + ", ".join(
@@ -67,7 +68,7 @@ def memory_moments_figure(
     stack = moments[shown].clip(lower=0).fillna(0.0)
     top = float(max(stack.sum(axis=1).max(), 0 if tensors_only else moments["peak_bytes"].max()))
     size, unit = _unit(top)
-    figure = go.Figure()
+    figure = Sketch()
     said = _said(moments)
     x = numbers(moments["number"])
     for category in shown:
@@ -105,15 +106,14 @@ def memory_moments_figure(
     last = float(moments["number"].iloc[-1])
     for phase, rows in moments.groupby("phase", sort=False):
         late = float(rows["number"].iloc[0]) > 0.9 * last  # its name goes where there is room for it
-        figure.add_vline(
-            x=float(rows["number"].iloc[0]), line={"color": colour("limit", dark), "width": 1, "dash": "dot"}
-        )
+        line = {"color": colour("limit", dark), "width": 1, "dash": "dot"}
+        figure.add_shape(upright(float(rows["number"].iloc[0]), line=line))
         figure.add_annotation(
             x=float(rows["number"].iloc[0]), y=1, yref="paper", text=f" {phase} ", showarrow=False,
             xanchor="right" if late else "left", yanchor="bottom",
         )  # fmt: skip
-    figure.update_xaxes(title="moments of the step, in order", range=[0, last])
-    figure.update_yaxes(title=f"memory ({unit})", range=[0, 1.08 * top / size])
+    figure.xaxis(title="moments of the step, in order", range=[0, last])
+    figure.yaxis(title=f"memory ({unit})", range=[0, 1.08 * top / size])
     alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
     return finished(
         figure, title, alt, 430, hovermode="x unified",

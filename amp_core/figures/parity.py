@@ -10,7 +10,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import colour, empty, faded, finished, numbers, put, recipe_colour, shortened, tick_names
+from amp_core.figures.sketch import Sketch
+from amp_core.figures.style import (
+    colour,
+    empty,
+    faded,
+    finished,
+    numbers,
+    put,
+    recipe_colour,
+    shortened,
+    tick_names,
+    upright,
+)
 
 _WITHIN = 2.0
 """The band reaches so many standard deviations, as `amp_core.analysis.parity` judges."""
@@ -30,12 +42,12 @@ def deviation_figure(
     names = known["recipe"].astype(str).tolist()
     noise = 100 * known["noise_frac"].to_numpy(dtype=np.float64)
     noise = noise[np.isfinite(noise)]
-    figure = go.Figure()
+    figure = Sketch()
     reach = np.nanmax(np.abs(np.concatenate([value, low, high, _WITHIN * noise])))
     if len(noise):
         edge = _WITHIN * float(noise.max())
         band = recipe_colour(recipes["precision"].iloc[0], dark)
-        figure.add_vrect(x0=-edge, x1=edge, fillcolor=faded(band, 0.22), line={"width": 0}, layer="below")
+        figure.add_shape(upright(-edge, edge, fillcolor=faded(band, 0.22), line={"width": 0}, layer="below"))
         figure.add_annotation(
             x=0, y=1, yref="paper", yanchor="bottom", showarrow=False,
             text=f"noise of {shortened(first, 20)} from seed to seed, ±{edge:.2g} %",
@@ -57,11 +69,11 @@ def deviation_figure(
         hovertemplate="%{y}: final loss off by %{x:+.3g} %<extra></extra>",
         showlegend=False,
     )
-    figure.add_vline(x=0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
+    figure.add_shape(upright(0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
     side = 1.15 * max(float(reach), 0.01)
-    figure.update_xaxes(title=f"% of the final loss of {shortened(first, 20)}; right is worse", range=[-side, side])
+    figure.xaxis(title=f"% of the final loss of {shortened(first, 20)}; right is worse", range=[-side, side])
     ticks = [shortened(n, 20) for n in names]
-    figure.update_yaxes(autorange="reversed", type="category", tickvals=names, ticktext=ticks, showgrid=False)
+    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=ticks, showgrid=False)
     said = "; ".join(f"{n} {v:+.2g} %" for n, v in zip(names, value, strict=True))
     band_said = f" The noise from seed to seed is ±{_WITHIN * noise.max():.2g} %." if len(noise) else ""
     return finished(figure, title, f"{title} against {first}: {said}.{band_said}", 170 + 48 * len(names))
@@ -76,7 +88,7 @@ def agreement_figure(
     if not len(known):
         return empty(title, "None of the runs was audited, or none lost anything.")
     names = list(dict.fromkeys(known["name"]))
-    figure = go.Figure()
+    figure = Sketch()
     for number, (run, rows) in enumerate(known.groupby("run", sort=False)):
         hue = recipe_colour(rows["precision"].iloc[0], dark)
         figure.add_scatter(

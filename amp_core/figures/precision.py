@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import UNSEEN, colour, empty, finished, recipe_colour, shortened, tick_names
 from amp_core.formats import FORMATS
 
@@ -36,7 +37,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
     ]
     hues = [_hue(name, dark) for name in found]
     names = _shown(modules, cells)
-    figure = go.Figure()
+    figure = Sketch()
     figure.add_heatmap(
         x=ops,
         y=modules,
@@ -64,11 +65,11 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
     _tell(figure, cells)
     _crosses(figure, cells[cells["stayed"]], dark)
     every = max(1, math.ceil(len(modules) / 60))
-    figure.update_xaxes(
+    figure.xaxis(
         title="operator", type="category", side="top", tickangle=-50, showgrid=False,
         tickvals=ops, ticktext=[shortened(op, 22) for op in ops],
     )  # fmt: skip
-    figure.update_yaxes(
+    figure.yaxis(
         title="module",
         autorange="reversed",
         type="category",
@@ -98,7 +99,7 @@ def _shown(modules: list[str], cells: pd.DataFrame) -> list[str]:
     return [f"{m} × {members[m]}" if members[m] > 1 else m for m in modules]
 
 
-def _tell(figure: go.Figure, cells: pd.DataFrame) -> None:
+def _tell(figure: Sketch, cells: pd.DataFrame) -> None:
     """What there is to know of each cell when it is pointed at."""
     columns = ["module", "op", "ran", "count", "members", "flops", "policy"]
     figure.add_scatter(
@@ -120,7 +121,7 @@ def _told(module: str, op: str, ran: str, count: int, members: int, flops: float
     return f"{module}<br>{op}: {_word(ran)}, {count:,} calls{among}{work}{decided}"
 
 
-def _crosses(figure: go.Figure, stayed: pd.DataFrame, dark: bool) -> None:
+def _crosses(figure: Sketch, stayed: pd.DataFrame, dark: bool) -> None:
     if len(stayed):
         figure.add_scatter(
             x=stayed["op"].tolist(),

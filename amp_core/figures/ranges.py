@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     SHARES,
     UNSEEN,
@@ -74,7 +75,7 @@ def exponent_heatmap(
     names, grid = _pooled(names, grid)
     clickable = clickable and grid.size < CLICKABLE
     low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
-    figure = go.Figure()
+    figure = Sketch()
     with np.errstate(divide="ignore"):
         decades = np.log10(grid)
     ticks = list(range(_FEWEST_DECADES, 1))
@@ -150,7 +151,7 @@ def _extent(low: int, high: int, limits: Sequence[Format]) -> tuple[int, int]:
     return low - 1, high + 1
 
 
-def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: int) -> None:
+def _clickable(figure: Sketch, names: list[str], grid: np.ndarray, lowest: int) -> None:
     row, column = np.nonzero(grid)
     exponent = column + lowest
     text = [
@@ -170,7 +171,7 @@ def _clickable(figure: go.Figure, names: list[str], grid: np.ndarray, lowest: in
     )
 
 
-def _tell_nonfinite(figure: go.Figure, classes: pd.DataFrame, high: int, dark: bool) -> int:
+def _tell_nonfinite(figure: Sketch, classes: pd.DataFrame, high: int, dark: bool) -> int:
     """What has no place on an axis of exponents: how much of a tensor is infinite or NaN, beside the plot. Gives the
     pixels that it takes there."""
     share = classes["inf_frac"].fillna(0.0) + classes["nan_frac"].fillna(0.0)

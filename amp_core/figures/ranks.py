@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.speed import PHASE_NAMES
 from amp_core.figures.style import (
     DASHES,
@@ -44,7 +45,7 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
         known = known.nlargest(_MOST, "step_ms").sort_values("rank")
     names = [f"rank {rank}" for rank in known["rank"]]
     longest = float(known[[f"{p}_ms" for p in _PHASES]].sum(axis=1).max()) or 1.0
-    figure = go.Figure()
+    figure = Sketch()
     for phase in _PHASES:
         if not (known[f"{phase}_ms"] > 0).any():
             continue
@@ -65,8 +66,8 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
             textfont={"color": _INK[phase][dark]},
             hovertemplate=f"%{{y}}: %{{x:.3g}} ms of each step go to {phase}<extra></extra>",
         )
-    figure.update_xaxes(title="median time of a step (ms)", rangemode="tozero")
-    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    figure.xaxis(title="median time of a step (ms)", rangemode="tozero")
+    figure.yaxis(type="category", autorange="reversed", showgrid=False)
     slowest = known.iloc[int(known["step_ms"].fillna(-1.0).to_numpy().argmax())]
     alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
     return finished(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)
@@ -86,7 +87,7 @@ def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Whe
         return empty(title, "All ranks have the same loss scale and skip the same steps.")
     shown = list(dict.fromkeys(apart.drop_duplicates(["loss_scale", "skipped"])["rank"]))
     shown = sorted({*shown, *apart["rank"].unique()[: len(_SYMBOLS) - len(shown)]})[: len(_SYMBOLS)]
-    figure = go.Figure()
+    figure = Sketch()
     for place, rank in enumerate(shown):
         rows = apart[apart["rank"] == rank].drop_duplicates("step")
         hue = colour("scale", dark)
@@ -113,8 +114,8 @@ def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Whe
             hovertemplate="step %{x:,}: rank %{customdata} skipped, others did not<extra></extra>",
         )
     low, high = limits
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title="loss scale", **log2_axis(low - 1, high + 1))
+    figure.xaxis(title="step")
+    figure.yaxis(title="loss scale", **log2_axis(low - 1, high + 1))
     steps = apart["step"].nunique()
     alt = f"Loss scales of {apart['rank'].nunique()} ranks at {steps:,} steps at which they disagree, {len(skipped):,} "
     return finished(figure, title, f"{alt}of them skipped.", 320)

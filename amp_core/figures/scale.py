@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.lines import first_to_last, on_the_edge
 from amp_core.figures.marks import MANY
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     ORNAMENT,
     UNSEEN,
@@ -43,7 +44,7 @@ def scale_figure(
     if limits is None:
         return empty(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
     low, high = limits
-    figure = go.Figure()
+    figure = Sketch()
     if window is not None and len(window):
         low, high = _band(figure, window, low, high, dark)
     room = max(1.0, 0.06 * (high - low))
@@ -64,7 +65,8 @@ def scale_figure(
     many = len(skipped) > MANY  # crosses would lie on each other and hide the trace: strokes show them, each tells its
     if many:
         on_the_edge(figure, skipped["step"], high + 0.4 * room, high + room, "skipped step", dark)
-        figure.update_traces(selector=-1, meta=ORNAMENT, hoverinfo="skip", hovertemplate=None)
+        figure.data[-1] |= {"meta": ORNAMENT, "hoverinfo": "skip"}
+        del figure.data[-1]["hovertemplate"]
     if len(skipped):
         figure.add_scatter(
             x=numbers(skipped["step"]),
@@ -83,7 +85,7 @@ def scale_figure(
     return finished(figure, title, alt)
 
 
-def _band(figure: go.Figure, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
+def _band(figure: Sketch, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
     """The safe window as a band, and the axis that shows it, but no more than `_BEYOND` octaves of it."""
     floor, ceiling = 2.0 ** (low - _BEYOND), 2.0 ** (high + _BEYOND)
     there = window["lowest"] <= window["highest"]

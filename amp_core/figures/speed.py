@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.lines import first_to_last
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     colour,
     empty,
@@ -22,6 +23,7 @@ from amp_core.figures.style import (
     recipe_colour,
     shortened,
     span,
+    upright,
 )
 from amp_core.schema import RunError
 from amp_core.words import number, scale
@@ -45,7 +47,7 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
     known = [c for c in PHASE_NAMES if c in times and times[c].notna().any() and times[c].max() > 0]
     if not known:
         return empty(title, "No step times were recorded yet.")
-    figure = go.Figure()
+    figure = Sketch()
     for column in known:
         hue = colour(column.removesuffix("_ms"), dark)
         figure.add_scatter(
@@ -60,12 +62,12 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
             name=PHASE_NAMES[column],
             hovertemplate="%{y:.3g} ms of the step",
         )
-    figure.update_xaxes(title="step", range=first_to_last(times["step"]))
-    figure.update_yaxes(title="time of a step (ms)", rangemode="tozero")
+    figure.xaxis(title="step", range=first_to_last(times["step"]))
+    figure.yaxis(title="time of a step (ms)", rangemode="tozero")
     total = times[known].sum(axis=1)
     usual, top = float(total.median()), float(total.max())
     if top > PEAK * usual:  # one compilation would press all other steps flat
-        figure.update_yaxes(range=[0, 0.6 * PEAK * usual])
+        figure.yaxis(range=[0, 0.6 * PEAK * usual])
         figure.add_annotation(
             text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
             x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
@@ -137,7 +139,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         "width": 5,
     }
     axis = bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20))
-    figure = go.Figure()
+    figure = Sketch()
     figure.add_bar(
         x=value.astype(np.float32),
         y=names,
@@ -161,14 +163,14 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         showlegend=False,
     )
     if bar.reference is not None:
-        figure.add_vline(x=bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
+        figure.add_shape(upright(bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
     limits = span(value) if bar.log2 else None
     if limits is not None:
-        figure.update_xaxes(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
+        figure.xaxis(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
-        figure.update_xaxes(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
-    figure.update_xaxes(title=axis, nticks=4)
-    figure.update_yaxes(
+        figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
+    figure.xaxis(title=axis, nticks=4)
+    figure.yaxis(
         autorange="reversed",
         type="category",
         tickvals=names,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
 
 _CHARACTERS = 75
@@ -25,7 +26,7 @@ def step_cost_figure(
     runs = list(dict.fromkeys(parts["run"])) if "run" in parts else [""]
     owner = parts["run"] if "run" in parts else pd.Series("", index=parts.index)
     longest = float(parts.groupby(owner)["us"].sum().max())
-    figure = go.Figure()
+    figure = Sketch()
     labels = dict(zip(parts["part"].astype(str), parts["label"], strict=True))
     for name in sorted(labels, key=_place):  # one that the first run lacks stands where it would in that
         label = labels[name]
@@ -62,8 +63,8 @@ def step_cost_figure(
             hovertemplate=f"{label}: %{{x:.3g}} ms, %{{customdata}} of the whole<extra></extra>",
         )
     per = str(parts["per"].iloc[0]) if "per" in parts else "step"
-    figure.update_xaxes(title=f"time of a {per} (ms)", rangemode="tozero")
-    figure.update_yaxes(
+    figure.xaxis(title=f"time of a {per} (ms)", rangemode="tozero")
+    figure.yaxis(
         type="category", autorange="reversed", showgrid=False, tickvals=runs,
         ticktext=[shortened(run, 24) for run in runs],
     )  # fmt: skip

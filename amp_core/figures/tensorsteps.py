@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.lines import outer_edges
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     BAR,
     SHARES,
@@ -67,7 +68,7 @@ def step_heatmap(
     grid = np.full((len(names), len(steps)), np.nan, dtype=np.float32)
     values = shares[column].to_numpy(dtype=np.float64)
     grid[row, place] = _heights(values, column)
-    figure = go.Figure()
+    figure = Sketch()
     figure.add_heatmap(
         x=numbers(steps),
         y=names,

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
 
 from amp_core.analysis.memory_parts import CATEGORIES
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     COUNTERS,
     MEANINGS,
@@ -145,9 +145,10 @@ def test_an_axis_of_shares_says_percent_with_a_space(top: float, past: float, sa
 
 
 def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
-    figure = go.Figure(layout={"xaxis": {"title": "step", "range": [549.5, 554.5]}})
+    figure = Sketch()
+    figure.xaxis(title="step", range=[549.5, 554.5])
     assert finished(figure, "a", "b").layout.xaxis.dtick == 1
-    figure = go.Figure(layout={"xaxis": {"title": "step", "range": [0, 20_000]}})
+    figure.xaxis(title="step", range=[0, 20_000], dtick=None)
     axis = finished(figure, "a", "b").layout.xaxis
     assert (axis.exponentformat, axis.separatethousands, axis.dtick) == ("none", True, None)
 
