@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.room import legend_px
 from amp_core.figures.style import STROKES, colour, comb, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
@@ -41,6 +42,7 @@ def with_marks(
     if not len(marks) or not figure.data:
         return figure
     said, known = [], {trace.name for trace in figure.data}
+    before = _legend(figure)
     axis = _FIRST_AXIS + row
     for kind, name, symbol, meaning in _KINDS:
         some = marks[(marks["kind"] == kind) & marks[x].notna()]
@@ -80,4 +82,9 @@ def with_marks(
         strip = {"domain": [each * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
         alt = f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."
         put(figure, meta={"alt": alt}, **{f"yaxis{axis}": strip})
+        figure.layout.margin.b += _legend(figure) - before
     return figure
+
+
+def _legend(figure: go.Figure) -> int:
+    return legend_px({"type": t.type, "name": t.name, "showlegend": t.showlegend} for t in figure.data)

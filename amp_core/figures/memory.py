@@ -117,7 +117,7 @@ def memory_moments_figure(
     alt = f"{title}: {len(moments)} moments; highest {top / size:.3g} {unit}, from {', '.join(shown)}."
     return finished(
         figure, title, alt, 430, hovermode="x unified",
-        margin={"l": 64, "r": 24, "t": 64, "b": 48},
+        margin={"l": 64, "t": 64, "b": 48},
     )  # fmt: skip
 
 

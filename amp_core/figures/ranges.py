@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
+    BAR,
     SHARES,
     UNSEEN,
     bar_below,
@@ -117,7 +118,7 @@ def exponent_heatmap(
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
     return finished(
-        figure, title, alt, height, margin={"l": 96, "r": room, "t": 46 + 2 * _LABEL * len(limits), "b": 48}
+        figure, title, alt, height, margin={"l": 96, "r": room, "t": 46 + 2 * _LABEL * len(limits), "b": 48 + BAR}
     )
 
 

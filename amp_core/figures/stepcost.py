@@ -76,7 +76,7 @@ def step_cost_figure(
         230 + 70 * len(runs),
         barmode="stack",
         bargap=0.25,
-        margin={"l": 24 if runs == [""] else 64, "r": 24, "t": 52, "b": 48},
+        margin={"l": 24 if runs == [""] else 64, "t": 52, "b": 48},
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.room import margins
 from amp_core.figures.sketch import Sketch
 
 RECIPES: dict[str, tuple[str, str]] = {
@@ -313,7 +314,7 @@ def finished(figure: Sketch, title: str, alt: str, height: int = 360, **layout: 
             "orientation": "h", "x": 0, "xref": "container", "xanchor": "left", "y": 0, "yref": "container",
             "yanchor": "bottom", "traceorder": "normal", "title": {"text": ""},
         } | layout.pop("legend", {}),
-        margin={"l": 64, "r": 24, "t": 52, "b": 48} | layout.pop("margin", {}),
+        margin=margins(figure, {"l": 64, "r": 28, "t": 52, "b": 48} | layout.pop("margin", {}), "showlegend" in layout),
         height=height,
         meta={"alt": alt},
         uirevision=title,

@@ -113,9 +113,7 @@ def step_heatmap(
     )
     # On a narrow page the legend takes three lines: rows of few tensors must not run into each other for it.
     height = min(800, max(260, 210 + 20 * len(names))) + BAR
-    return finished(
-        figure, title, alt, height, margin={"l": 96, "r": 24, "t": 52, "b": 48 + BAR}, legend={"y": BAR / height}
-    )
+    return finished(figure, title, alt, height, margin={"l": 96, "t": 52, "b": 48 + BAR}, legend={"y": BAR / height})
 
 
 def _heights(values: np.ndarray, column: str) -> np.ndarray:

@@ -15,6 +15,10 @@ from tests.synthetic import live, write
 ADDRESSES = ["/" if address == "overview" else f"/{address}" for address in pages().values()]
 
 
+MARGINS = """() => [...document.querySelectorAll('.js-plotly-plot')].map((chart) => ({
+  title: chart._fullLayout.title.text, given: chart._fullLayout.margin, taken: chart._fullLayout._size}))"""
+
+
 def recorded(folder):
     """Steps that the run's files hold by now."""
     try:
@@ -188,6 +192,7 @@ def test_deep_link_on_a_fresh_server(new_tab, tmp_path):
 def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
     write(server.runs / f"themed-{theme}", "overflowing")
     tab = new_tab(theme).open(f"{server.base}/")
+    charts = []
     for address in ADDRESSES:
         tab.open(f"{server.base}{address}?run=run%2Fthemed-{theme}")
         background = tab.page.evaluate(
@@ -199,4 +204,7 @@ def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
         levels = tab.page.evaluate("() => [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(h => +h.tagName[1])")
         assert levels[0] == 1 and all(b <= a + 1 for a, b in itertools.pairwise(levels)), (address, levels)
         assert not tab.page.locator("text=Failed to fetch").count()
+        charts += tab.page.evaluate(MARGINS)
     assert not tab.wrong
+    drawn_twice = [c["title"] for c in charts if any(round(c["taken"][side]) > c["given"][side] for side in "lrtb")]
+    assert len(charts) > 12 and len(drawn_twice) <= 1, drawn_twice  # see amp_core.figures.room
