@@ -28,7 +28,7 @@ MAX_MEMBERS = 20_000
 """Likewise for the number of files in it."""
 MAX_RATIO = 200
 """Likewise for how much larger a file may be than what it is compressed to: Parquet and logs reach a tenth of that."""
-SEGMENT_ROWS = 2**16
+SEGMENT_ROWS = 2**15
 """Of a table in one file: more are read in pieces, each within what one segment may hold (`_bounds`)."""
 
 
