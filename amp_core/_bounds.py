@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 MOST_VALUES = 2**25
-"""Values in one segment, a quarter of a gibibyte of numbers. A row of `tensors` with two histograms of every exponent has
-574, and a packed file at most 2^15 rows."""
+"""Values in one segment, a quarter of a gibibyte of numbers. A row of `tensors` with two histograms of every exponent
+has 574, and a packed file at most 2^15 rows."""
 MOST_BYTES = 2**28
 """Bytes that one segment may decode to."""
 ROWS_AT_ONCE = 65_536
