@@ -81,6 +81,7 @@ def of_training(run: Run, entry: Entry) -> None:
     ranks.show(run)
     report.of([run])
     warm.further(run)
+    warm.browser()
 
 
 @st.fragment

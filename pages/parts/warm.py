@@ -3,13 +3,16 @@
     warm.up()      # as the server starts, or in the first pass; only the first call does anything
     warm.ahead()   # as the server starts
     warm.further(run)      # when Overview is drawn
+    warm.browser()         # likewise
 
 pandas, pyarrow, plotly and the pages' own parts take half a second. They make some hundred thousand objects that stay
 as long as the server; a collection of garbage looks through those for 80 ms, in which no page is sent. They are set
 aside here: collecting goes on (`memory_back`), over what pages make.
 
 The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
-verdicts the Library shows. While somebody reads the Overview of a run, its loss scales are judged for the next page.
+verdicts the Library shows. While somebody reads the Overview of a run, its loss scales are judged for the next page,
+and the browser loads what draws tables and fields: 1.7 MB, of which a slow one takes a quarter of a second to make
+sense, and fields would come after all charts.
 """
 
 import contextlib
@@ -21,6 +24,8 @@ import pkgutil
 import sys
 import threading
 import time
+
+import streamlit as st
 
 import pages.parts
 from amp_core import Run, RunError, diagnose
@@ -54,6 +59,7 @@ SWITCH_S = 0.0005
 """A tenth of Python's own."""
 FURTHER = (skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
 """What the other pages ask that takes longest."""
+AHEAD = "ahead"
 _at_it = threading.Lock()
 PAUSE_S = 5.0
 """Between the first page's sample and the others: a newcomer's first seconds are the page's."""
@@ -85,6 +91,18 @@ def further(run: Run) -> threading.Thread | None:
     thread = threading.Thread(target=_look_further, args=(run,), name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def browser() -> None:
+    """What other pages begin with, at the end of this one, where nobody sees it: the browser loads the parts of
+    Streamlit that draw it when this page is there, and not while somebody waits for the next one."""
+    with st.container(key=AHEAD):
+        st.html(f"<style>.st-key-{AHEAD} {{display: none}}</style>")
+        st.dataframe({"": [0]})
+        st.segmented_control("ahead", ["a"], key=f"{AHEAD}.choice")
+        st.slider("ahead", 0, 1, key=f"{AHEAD}.slider")
+        st.toggle("ahead", key=f"{AHEAD}.toggle")
+        st.text_input("ahead", key=f"{AHEAD}.text")
 
 
 def _look_further(run: Run) -> None:
