@@ -169,7 +169,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         figure.xaxis(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
         figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
-    figure.xaxis(title=axis, nticks=4)
+    figure.xaxis(title=axis, nticks=4, tickangle=0)
     figure.yaxis(
         autorange="reversed",
         type="category",

@@ -50,7 +50,7 @@ def step_cost_figure(
                     "size": 6,
                     "fgcolor": "#11181B" if dark else "#FFFFFF",
                     "fillmode": "overlay",
-                    "fgopacity": 0.4,
+                    "fgopacity": 0.2 if hatch == "." else 0.4,  # dots lie where letters do
                 },
             },
             text=[_on_bar(label, share, v / longest) for v, share in zip(us, shares, strict=True)],
