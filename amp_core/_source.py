@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
+from amp_core._zips import open_zip
 from amp_core.addresses import Address
 from amp_core.schema import TABLES, Head, RunError, Table
 from amp_core.tasting import Tasting
@@ -133,7 +134,7 @@ class ZipSource:
         self.path = path
         self.tasting = None
         try:
-            self._archive = zipfile.ZipFile(opened if opened is not None else path)
+            self._archive = open_zip(opened if opened is not None else path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
         names = {PurePosixPath(n) for n in self._archive.namelist()}

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from amp_core._files import new_folder, replace_file
+from amp_core._zips import open_zip
 from amp_core.run import Run, load_run
 from amp_core.schema import TABLES, RunError
 
@@ -79,7 +80,7 @@ def refuse_hostile(file: str | os.PathLike[str]) -> None:
     """Raise `RunError` where the zip's own directory shows that it is no honest packed run: too large, too many files,
     or names that are absolute, lead outside, occur twice, are links or encrypted."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_zip(file) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise RunError(f"file={str(file)!r} is not a packed run: {error}") from None

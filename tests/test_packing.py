@@ -4,6 +4,7 @@ import io
 import os
 import random
 import stat
+import struct
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import RunError, _bounds, _source, load_run, packing
+from amp_core import RunError, _bounds, _source, _zips, load_run, packing
 from amp_core.packing import pack, unpack
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
@@ -263,6 +264,38 @@ def test_hostile_zip_is_one_sentence_and_nothing_is_written(
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     assert list(room.iterdir()) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "a.zip", "evil.zip", "room"]
+
+
+def end_of_zip(directory_bytes: int, *, large: bool) -> bytes:
+    """The end records of a zip with a directory of so many bytes."""
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 2**32 - 1 if large else directory_bytes, 0, 0)
+    if not large:
+        return end
+    record = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, directory_bytes, 0)
+    return record + struct.pack("<4sIQI", b"PK\6\7", 0, 0, 1) + end
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_directory_is_refused_before_it_is_read(large: bool, tmp_path: Path) -> None:
+    file = tmp_path / "many.zip"
+    file.write_bytes(bytes(100) + end_of_zip(_zips.MOST_DIRECTORY_BYTES + 2**20, large=large))
+    for taken in (lambda: unpack(file, tmp_path / "b"), lambda: load_run(file)):
+        with pytest.raises(RunError, match=r"its directory has 5\.0 MiB; that of a packed run has at most 4 MiB"):
+            taken()
+
+
+def test_zip_with_more_entries_than_the_old_format_holds_is_read_as_zipfile_does(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.start_dir = 0
+        for number in range(70_000):
+            archive.filelist.append(entry := zipfile.ZipInfo(f"{number}"))
+            entry.header_offset = 0
+        archive._didModify = True
+    size = sum(46 + len(str(number)) for number in range(70_000))
+    with (tmp_path / "a.zip").open("rb") as file:
+        assert _zips._directory_bytes(file) == size
+    with _zips.open_zip(tmp_path / "a.zip") as archive:
+        assert len(archive.namelist()) == 70_000
 
 
 def test_too_many_members_are_refused(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
