@@ -114,7 +114,17 @@ def rank_cause(run: Run) -> RankEnd | None:
     """
     if run.head.world_size < 2:
         return None
-    ends = rank_ends(run)
+    found = run.made_of(["events", "steps"], _cause, run.head.world_size, run.status, run.is_live)
+    return found["cause"].iloc[0] if len(found) else None
+
+
+def _cause(run: Run, *_of_head: object) -> pd.DataFrame:
+    """No or one row: ten rules ask for it, and a head may speak of a hundred thousand ranks."""
+    cause = _first_to_fail(rank_ends(run))
+    return pd.DataFrame({"cause": [] if cause is None else [cause]}, dtype=object)
+
+
+def _first_to_fail(ends: list[RankEnd]) -> RankEnd | None:
     failed = [e for e in ends if e.status == "failed"]
     own = [e for e in failed if not _LOST_CONNECTION.search(e.reason)]
     gone = [e for e in ends if e.status == "gone"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis import rank_ends, rank_table
+from amp_core.analysis import rank_ends, rank_table, ranks
 from amp_core.findings import diagnose
 from amp_core.runlog import RunWriter
 
@@ -21,6 +21,19 @@ def test_the_warm_up_is_left_out_wherever_a_run_begins(tmp_path: Path, begin: in
     table = rank_table(load_run(tmp_path / "run"))
     assert table["step_ms"].tolist() == [11.5, 11.5]  # the median of 4 to 19
     assert table["steps"].tolist() == [20, 20]
+
+
+def test_who_ended_a_run_is_looked_for_once_however_many_rules_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "run", world_size=1000) as writer:
+        writer.append("steps", {"step": range(3)})
+    asked, really = [], ranks.rank_ends
+    monkeypatch.setattr(ranks, "rank_ends", lambda run: asked.append(run) or really(run))
+    run = load_run(tmp_path / "run")
+    diagnose(run)
+    cause = ranks.rank_cause(run)
+    assert cause is not None and (cause.status, cause.rank, len(asked)) == ("gone", 1, 1)
 
 
 def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path: Path) -> None:
