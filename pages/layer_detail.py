@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from amp_core.analysis import kinds_present, step_marks, what_if
+from amp_core.analysis import kinds_present, step_marks
 from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, to_draw
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
@@ -59,11 +59,7 @@ magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
 charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")
 
 st.header("What another format or loss scale would do to it", anchor=False)
-scales = tensor.SCALES if kind in tensor.SCALED else (0,)
-predicted = [
-    loaders.analysed(what_if, run, ("fp16", "bf16"), scales, (kind,)),
-    loaders.analysed(what_if, run, ("fp8-e4m3", "fp8-e5m2"), (0,), (kind,)),
-]
+predicted = tensor.predicted(run, kind)
 table = tensor.predictions(predicted, name)
 if table.empty:
     empty.nothing("Nothing can be predicted for it: it never held a finite nonzero value.")

@@ -1,10 +1,11 @@
 """Where do the values of each layer lie, and do they fit the format?"""
 
+import functools
+
 import streamlit as st
 
-from amp_core.analysis import kinds_present, sampled_steps, scale_trace
+from amp_core.analysis import kinds_present, sampled_steps
 from amp_core.analysis.folding import fold_classes, fold_shares
-from amp_core.analysis.layers import layer_trace
 from amp_core.figures import class_bars, exponent_heatmap
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
@@ -50,20 +51,11 @@ steps = loaders.analysed(sampled_steps, run, kind)
 step = ranges.pick_step(steps) if len(steps) > 1 else None
 
 shares, classes = ranges.values(run, kind, step, unscaled)
-
-
-def when(name: str) -> str:
-    """At which steps the tensor was not finite, where all are looked at together."""
-    if step is not None:
-        return ""
-    steps_of = loaders.analysed(scale_trace, run)
-    return ranges.not_finite_at(
-        loaders.analysed(layer_trace, run, kind, name), steps_of.loc[steps_of["skipped"], "step"].tolist()
-    )
-
-
 with answer:
-    head.verdict(ranges.verdict(classes, kind, when))
+    if step is None:
+        head.verdict(ranges.verdict(classes, kind, functools.partial(ranges.when, run, kind)))
+    else:
+        head.verdict(ranges.verdict(classes, kind))
 if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state["ranges.search"] = unfold
     st.session_state[f"ranges.depth.{kind}"] = None

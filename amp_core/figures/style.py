@@ -1,7 +1,7 @@
 """One colour per meaning, one look for all figures.
 
-Every trace gets its colour from here, for a light or a dark page. Background, font and grid are left to the page's
-theme, which would override them anyway; colours left to a theme would be black in an export. The hues follow Okabe and
+Every trace gets its colour from here, for a light or a dark page; background, font and grid are put below it when the
+figure goes to a browser (`browser.py`), so that in a notebook they are those of the notebook. The hues follow Okabe and
 Ito, "Color Universal Design" (2008); `tests/figures/test_style.py` measures contrast and distance under the three kinds
 of colour blindness. No meaning rests on colour alone: skipped steps are crosses, classes have hatching.
 """
@@ -111,6 +111,12 @@ SHARES = (
 
 PAGE = ("#FCFCFA", "#11181B")
 """The page's own background, light and dark: behind a label that stands on data."""
+INK = ("#0F1A1E", "#E3EBE9")
+"""Colour of titles and of what explains data, light and dark."""
+QUIET = ("#56666B", "#A9B8BA")
+"""Colour of what stands along axes."""
+GRID = ("#DDE4E1", "#2B393E")
+"""Colour of grid lines."""
 
 UNSEEN = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplayed": 1}
 """Markers that tell and report clicks of what does not by itself, such as a heatmap's cells. Plotly finds each of them

@@ -11,7 +11,7 @@ from amp_core._html import Html, join, tag
 from amp_core._version import __version__
 from amp_core.analysis import compare, labelled, overview
 from amp_core.analysis._steps import recipe
-from amp_core.figures.offline import plotly_script
+from amp_core.figures.browser import plotly_script
 from amp_core.findings import Finding, diagnose
 from amp_core.report import _charts, _texts
 from amp_core.run import Run

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
-from amp_core.figures.style import put
+from amp_core.figures.browser import for_browser
 from pages.parts import tables
 
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
@@ -33,8 +33,23 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
     """
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
+    record = for_browser(figure, dark())
+    # numbers that change come in another chart: Streamlit tells charts apart by all that is in them
+    record["layout"]["datarevision"] = 0
     if clicks:
-        put(figure, clickmode="event+select", dragmode="zoom")
+        record["layout"] |= {"clickmode": "event+select", "dragmode": "zoom"}
         options = {"on_select": "rerun", "selection_mode": "points"}
-        return st.plotly_chart(figure, key=key, config=config(title), alt=alt, **options)
-    return st.plotly_chart(figure, key=key, config=config(title), alt=alt)
+    else:
+        options = {}
+    return st.plotly_chart(_Ready(record), theme=None, key=key, config=config(title), alt=alt, **options)
+
+
+class _Ready(go.Figure):
+    """A figure as the browser gets it, at which plotly does not look again."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__({"layout": {"template": {}}}, _validate=False)
+        self._record = record
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._record

@@ -1,5 +1,4 @@
-"""The logo above every page, narrow margins on a narrow page, and text that can be read: on the primary colour, and
-along the axes of charts.
+"""The logo above every page, narrow margins on a narrow page, and text that can be read.
 
     look.begin()             # once a pass, before the page
 
@@ -7,8 +6,7 @@ A wide page of Streamlit has margins of 80 pixels, of a window of 900 a quarter 
 
 Streamlit writes in white on the primary colour, whatever that is. In a dark theme the same colour is also that of text
 on the dark background, and none is dark enough under white and light enough on nearly black (4.5 : 1 for both: WCAG
-2.1, criterion 1.4.3). So where it is a background, its text is dark. The grey of its charts' axes is 3.7 : 1 on a light
-page; theirs is that of other quiet texts. Nor can the colours of its code be read by all.
+2.1, criterion 1.4.3). So where it is a background, its text is dark. Nor can the colours of its code be read by all.
 """
 
 from pathlib import Path
@@ -20,10 +18,6 @@ ON_PRIMARY = "#0B1214"
 NARROW = "@media (min-width: 768px) and (max-width: 1300px)"
 """Below that Streamlit takes 16 pixels itself; above it the margins take no room from a chart."""
 MARGINS = f"{NARROW} {{[data-testid='stMainBlockContainer'] {{padding-left: 1.5rem; padding-right: 1.5rem}}}}"
-AXES = tuple(
-    f".js-plotly-plot {text}"
-    for text in (".xtick text", ".ytick text", ".xtitle", ".ytitle", ".cbaxis text", "text[class^='xcb']")
-)
 CODE = {
     "keyword": ("#0B55B0", "#7FB2EC"),
     "string": ("#1B6E3C", "#6FCF97"),
@@ -42,8 +36,7 @@ def begin() -> None:
     """As the browser's theme needs it."""
     st.logo(Path(__file__).with_name("logo.svg"), size="large")
     theme = st.context.theme.type or "light"
-    grey = st.get_option(f"theme.{theme}.grayTextColor")
-    rules = f"{MARGINS} {', '.join(AXES)} {{fill: {grey} !important}}"
+    rules = MARGINS
     for part, colours in CODE.items():
         rules += f" .token.{part} {{color: {colours[theme == 'dark']} !important}}"
     if theme == "dark":

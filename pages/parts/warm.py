@@ -10,8 +10,8 @@ as long as the server; a collection of garbage looks through those for 80 ms, in
 aside here: collecting goes on (`memory_back`), over what pages make.
 
 The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
-verdicts the Library shows. While somebody reads the Overview of a run, its loss scales are judged for the next page,
-and the browser loads what draws tables and fields: 1.7 MB, of which a slow one takes a quarter of a second to make
+verdicts the Library shows. While somebody reads the Overview of a run, what the next page will ask is analysed, and the
+browser loads what draws tables and fields: 1.7 MB, of which a slow one takes a quarter of a second to make
 sense, and fields would come after all charts.
 """
 
@@ -40,6 +40,7 @@ from amp_core.analysis import (
     predicted_and_audited,
     safe_window,
     safe_window_over_time,
+    scale_summary,
     scale_trace,
     skip_episodes,
     step_marks,
@@ -49,7 +50,8 @@ from amp_core.extract import open_extract
 from amp_core.figures import loss_figure
 from amp_core.figures.marks import with_marks
 from pages.parts import loaders, memory_back
-from pages.parts.numbers import ranges
+from pages.parts.hardware import memory, profiled
+from pages.parts.numbers import ranges, tensor
 from pages.parts.shelf import library
 from pages.parts.shelf.library import Entry
 from pages.parts.verdict import glance
@@ -57,8 +59,10 @@ from pages.parts.words import KIND_LABELS
 
 SWITCH_S = 0.0005
 """A tenth of Python's own."""
-FURTHER = (skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
-"""What the other pages ask that takes longest."""
+FURTHER = (scale_summary, skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
+"""What Loss scale asks that takes longest."""
+PREPARE = (ranges.prepare, tensor.prepare, memory.prepare, profiled.prepare)
+"""The same for other pages."""
 AHEAD = "ahead"
 _at_it = threading.Lock()
 PAUSE_S = 5.0
@@ -110,8 +114,9 @@ def _look_further(run: Run) -> None:
         for function in FURTHER:
             with contextlib.suppress(RunError):  # without gradients there is no window: the page says so
                 loaders.analysed(function, run)
-        with contextlib.suppress(RunError):  # whoever opens the page is told
-            ranges.prepare(run)
+        for prepare in PREPARE:
+            with contextlib.suppress(RunError):  # whoever opens the page is told
+                prepare(run)
     finally:
         _at_it.release()
 

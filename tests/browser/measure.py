@@ -35,8 +35,9 @@ WATCH = """() => {
   window.ampChanged = performance.now();
   const seen = (change) => !(change.target.closest?.('canvas') && (change.type === 'childList' ||
     change.target.nodeName !== 'CANVAS'));
-  new MutationObserver((changes) => { if (changes.some(seen)) window.ampChanged = performance.now(); })
-    .observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true});
+  window.ampWatch?.disconnect();  // the one of the change before, which would take time too
+  window.ampWatch = new MutationObserver((changes) => { if (changes.some(seen)) window.ampChanged = performance.now(); });
+  window.ampWatch.observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true});
 }"""
 SIZE: ViewportSize = {"width": 1400, "height": 900}
 PATIENCE: dict[str, Any] = {"timeout": 60_000, "polling": 50}  # asking at each frame would make the browser draw frames

@@ -57,8 +57,19 @@ def test_while_overview_is_read_other_pages_are_made_ready(home, monkeypatch, op
     asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
     assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
     asked = asked_by(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
-    every = {"exponent_shares", "class_shares", "shares_over_steps", "what_if"}
-    assert {name for name, *_ in ready & asked} >= every and not every & {name for name, *_ in asked - ready}
+    assert {name for name, *_ in ready & asked} >= {"exponent_shares", "class_shares", "shares_over_steps", "what_if"}
+
+
+PAGES = ("loss_scale", "number_ranges", "layer_detail", "memory_use", "step_cost")
+
+
+@pytest.mark.parametrize("scenario", ["overflowing", "profiled"])
+def test_a_page_made_ready_asks_nothing_that_takes_long(home, monkeypatch, open_app, scenario):
+    run = load_run(write(home.runs / "a", scenario))
+    ready = asked_by(monkeypatch, lambda: warm.further(run).join())
+    asked = asked_by(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
+    overview = asked_by(monkeypatch, lambda: open_app(run="run/a"))
+    assert {name for name, *_ in asked - ready - overview} <= {"kinds_present"}
 
 
 def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):

@@ -4,7 +4,14 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import MemoryBreakdown
+from amp_core.analysis import (
+    MemoryBreakdown,
+    memory_breakdown,
+    memory_moments,
+    memory_phases,
+    memory_steps,
+    not_recorded,
+)
 from amp_core.train.config import WORKLOADS
 from pages.parts import loaders, picker, tables, words
 
@@ -32,6 +39,14 @@ CHANGES = {
     "Difference": st.column_config.TextColumn(),
     "Why": st.column_config.TextColumn(width="large"),
 }
+
+
+def prepare(run: Run) -> None:
+    """Analyse what the page shows of a run at first."""
+    for step in loaders.analysed(memory_steps, run)[-1:]:
+        for function in (memory_breakdown, memory_phases, memory_moments):
+            loaders.analysed(function, run, step)
+        loaders.analysed(not_recorded, run)
 
 
 def on_cpu(found: MemoryBreakdown) -> bool:

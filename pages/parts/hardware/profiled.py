@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import profiled_windows
+from amp_core.analysis import profiled_windows, step_cost
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -14,6 +14,12 @@ HOW = (
 )
 TIME_MS = tables.measured("Time (ms)", width=80, help_="All launches of the window together")
 COUNT = tables.count("Launches")
+
+
+def prepare(run: Run) -> None:
+    """Analyse what the page on a step's cost shows of a run at first."""
+    loaders.analysed(profiled_windows, run)
+    loaders.analysed(step_cost, run, None)
 
 
 def pick(run: Run) -> int | None:

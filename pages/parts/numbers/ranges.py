@@ -1,14 +1,23 @@
 """Number ranges: which step and which tensors to look at, the tensors over steps, and the table of their classes."""
 
+import functools
 from collections.abc import Callable, Collection
 
 import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import class_shares, exponent_shares, kinds_present, shares_over_steps, step_marks
+from amp_core.analysis import (
+    class_shares,
+    exponent_shares,
+    kinds_present,
+    sampled_steps,
+    scale_trace,
+    shares_over_steps,
+    step_marks,
+)
 from amp_core.analysis.folding import deepest, folded_name, matching, readable_depth
-from amp_core.analysis.layers import tensor_names
+from amp_core.analysis.layers import layer_trace, tensor_names
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensorsteps import CELLS
@@ -47,7 +56,10 @@ def prepare(run: Run) -> None:
     """Analyse what the page shows of a run at first."""
     kinds = loaders.analysed(kinds_present, run)
     for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
-        names = values(run, kind, None, False)[1]["name"].tolist()
+        loaders.analysed(sampled_steps, run, kind)
+        classes = values(run, kind, None, False)[1]
+        verdict(classes, kind, functools.partial(when, run, kind))
+        names = classes["name"].tolist()
         _over_steps(run, kind, names, readable_depth(names))
         if kind in tensor.SCALED:
             prediction.at_all_scales(run, kind, "fp16")
@@ -76,6 +88,12 @@ def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda
             f"{words.percent(worst['subnormal_frac'])} of its elements: these have lost bits."
         )
     return f"All {label} are finite, and none is subnormal in its own dtype."
+
+
+def when(run: Run, kind: str, name: str) -> str:
+    """The clause of `not_finite_at` for a tensor of the run."""
+    steps = loaders.analysed(scale_trace, run)
+    return not_finite_at(loaders.analysed(layer_trace, run, kind, name), steps.loc[steps["skipped"], "step"].tolist())
 
 
 def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:

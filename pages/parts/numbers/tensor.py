@@ -6,7 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, tensor_names
+from amp_core.analysis import kinds_present, what_if
+from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, layer_exponents, layer_trace, tensor_names
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -127,6 +128,25 @@ def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
         few = f"at most {words.percent(worst)} of its values subnormal" if worst > 0 else "none of its values subnormal"
         return f"{what} was finite at all {sampled}, {few}."
     return f"{what} {'; it '.join(said)}."
+
+
+def predicted(run: Run, kind: str) -> list[pd.DataFrame]:
+    """What `what_if` says of all tensors of a kind: in 16 bits at several loss scales, in FP8 at each tensor's own."""
+    scales = SCALES if kind in SCALED else (0,)
+    return [
+        loaders.analysed(what_if, run, ("fp16", "bf16"), scales, (kind,)),
+        loaders.analysed(what_if, run, ("fp8-e4m3", "fp8-e5m2"), (0,), (kind,)),
+    ]
+
+
+def prepare(run: Run) -> None:
+    """Analyse what the page shows of a run at first."""
+    kinds = loaders.analysed(kinds_present, run)
+    for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
+        name = loaders.analysed(tensor_names, run, kind)[0]
+        steps = loaders.analysed(layer_trace, run, kind, name)["step"].tolist()
+        loaders.analysed(layer_exponents, run, kind, name, true_exponents=False, within=(steps[0], steps[-1]))
+        predicted(run, kind)
 
 
 def predictions(found: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
