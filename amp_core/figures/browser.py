@@ -5,11 +5,10 @@
 
 Streamlit hands each figure to plotly.js twice, the second time as a copy. Plotly then draws it anew unless all parts
 are equal, and of three it cannot tell: of packed numbers (base64), of `meta` and of a template. So numbers are lists,
-where plotly leaves it to `datarevision` whether they have changed, and what a template would say is said by each figure.
+where plotly leaves it to `datarevision` whether they have changed, and each figure says what a template would say.
 """
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ DIGITS = (7, 15)
 
 def for_browser(figure: go.Figure, dark: bool = False) -> dict[str, Any]:
     """`figure` as plain data for `Plotly.newPlot`: keys `data` and `layout`. The figure itself stays as it is."""
-    layout = figure.layout.to_plotly_json()
+    layout: dict[str, Any] = figure.layout.to_plotly_json()
     for unwanted in ("meta", "template"):
         layout.pop(unwanted, None)
     look = _look(dark)
@@ -63,7 +62,7 @@ def _axis(which: str, dark: bool) -> dict[str, Any]:
     return lines | {"title": {"font": {"size": 14}, "standoff": 20}, "showgrid": False, "zeroline": False}
 
 
-def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Both as one, what is `above` winning, part by part."""
     both = below | above
     for name in below.keys() & above.keys():
@@ -79,18 +78,17 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if value.ndim == 2 and value.dtype.kind == "f":  # a heatmap's: its rows are lists to plotly, and it has many
-        packed = base64.b64encode(np.ascontiguousarray(value, dtype=np.float32)).decode()
+        packed = base64.b64encode(value.astype(np.float32).tobytes()).decode()
         return {"dtype": "f4", "bdata": packed, "shape": f"{value.shape[0]}, {value.shape[1]}"}
     return _rounded(value) if value.dtype.kind == "f" else value.tolist()
 
 
-def _rounded(values: np.ndarray) -> list[float | None]:
+def _rounded(values: np.ndarray) -> list[Any]:
     """Floats with as many digits as they have; None for what JSON has no number for."""
     wide, known = values.astype(np.float64), np.isfinite(values)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         places = DIGITS[values.itemsize > 4] - 1 - np.floor(np.log10(np.abs(wide)))
         factor = 10.0 ** np.clip(places, -300, 300)
         short = np.where(wide == 0, 0.0, np.rint(wide * factor) / factor)
-    if known.all():
-        return short.tolist()
-    return np.where(known, short.astype(object), None).tolist()
+    told = short if known.all() else np.where(known, short.astype(object), np.array(None))
+    return list(told.tolist())

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.room import legend_px
+from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import STROKES, colour, comb, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
@@ -33,7 +34,7 @@ def with_marks(
     hue: str | None = None,
     row: int = 0,
 ) -> go.Figure:
-    """`figure` with a strip of marks below its plot, from `step_marks`; `x` is `step`, `samples` or `time_s`.
+    """`figure` once more, with a strip of marks from `step_marks` below its plot; `x` is `step`, `samples` or `time_s`.
 
     They stand on an axis of their own, so they cover nothing, the range of the figure's own values does not move, and
     zooming keeps them. In a figure of several runs each has a `row` of its own, the first given first, in its colour
@@ -41,8 +42,8 @@ def with_marks(
     """
     if not len(marks) or not figure.data:
         return figure
-    said, known = [], {trace.name for trace in figure.data}
-    before = _legend(figure)
+    marked = Sketch.of(figure)
+    said, known = [], {trace.get("name") for trace in marked.data}
     axis = _FIRST_AXIS + row
     for kind, name, symbol, meaning in _KINDS:
         some = marks[(marks["kind"] == kind) & marks[x].notna()]
@@ -57,7 +58,7 @@ def with_marks(
             told = numbers(told)
         else:
             told = np.stack([told.astype(object), some["what"].to_numpy()], axis=1)
-        figure.add_scatter(
+        marked.add_scatter(
             x=places,
             y=heights,
             yaxis=f"y{axis}",
@@ -73,18 +74,15 @@ def with_marks(
             + "<extra></extra>",
         )
         said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
-    if said:
-        plot = max((figure.layout.height or 0) - _AROUND, 4 * _MARK)
-        each = max(ROW, _MARK / plot)
-        top = each * (row + 1)
-        figure.layout.xaxis.anchor = f"y{_FIRST_AXIS}"
-        figure.layout.yaxis.domain = [top + each / 2, 1]
-        strip = {"domain": [each * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
-        alt = f"{figure.layout.meta['alt'].rstrip('.')}; {', '.join(said)}."
-        put(figure, meta={"alt": alt}, **{f"yaxis{axis}": strip})
-        figure.layout.margin.b += _legend(figure) - before
-    return figure
-
-
-def _legend(figure: go.Figure) -> int:
-    return legend_px({"type": t.type, "name": t.name, "showlegend": t.showlegend} for t in figure.data)
+    if not said:
+        return figure
+    layout = marked.layout
+    each = max(ROW, _MARK / max(layout["height"] - _AROUND, 4 * _MARK))
+    top = each * (row + 1)
+    marked.xaxis(anchor=f"y{_FIRST_AXIS}")
+    marked.yaxis(domain=[top + each / 2, 1])
+    alt = f"{layout['meta']['alt'].rstrip('.')}; {', '.join(said)}."
+    strip = {"domain": [each * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
+    put(marked, meta={"alt": alt}, **{f"yaxis{axis}": strip})
+    layout["margin"]["b"] += legend_px(marked.data) - legend_px(marked.data[: len(figure.data)])
+    return marked.made()

@@ -22,6 +22,14 @@ class Sketch:
         self.data: list[dict[str, Any]] = []
         self.layout: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, figure: go.Figure) -> "Sketch":
+        """One that begins with all that is in `figure`, which stays as it is."""
+        sketch = cls()
+        sketch.data = [trace.to_plotly_json() for trace in figure.data]
+        sketch.layout = figure.layout.to_plotly_json()
+        return sketch
+
     def add_scatter(self, **trace: Any) -> None:
         """Add a trace of that type; what is None is left to plotly."""
         self._add("scatter", trace)

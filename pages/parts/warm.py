@@ -63,6 +63,8 @@ FURTHER = (scale_summary, skip_episodes, safe_window_over_time, safe_window, pre
 """What Loss scale asks that takes longest."""
 PREPARE = (ranges.prepare, tensor.prepare, memory.prepare, profiled.prepare)
 """The same for other pages."""
+TOLD = (RunError, OSError)
+"""What whoever opens the page is told: of a run with faults, or one that was renamed or deleted while it was read."""
 AHEAD = "ahead"
 _at_it = threading.Lock()
 PAUSE_S = 5.0
@@ -112,10 +114,10 @@ def browser() -> None:
 def _look_further(run: Run) -> None:
     try:
         for function in FURTHER:
-            with contextlib.suppress(RunError):  # without gradients there is no window: the page says so
+            with contextlib.suppress(*TOLD):  # without gradients there is no window: the page says so
                 loaders.analysed(function, run)
         for prepare in PREPARE:
-            with contextlib.suppress(RunError):  # whoever opens the page is told
+            with contextlib.suppress(*TOLD):
                 prepare(run)
     finally:
         _at_it.release()
@@ -145,7 +147,7 @@ def _analyse() -> None:
         time.sleep(PAUSE_S)
         for entry in samples:
             _look_into(entry)
-    except RunError:  # whoever opens it is told
+    except TOLD:
         return
 
 

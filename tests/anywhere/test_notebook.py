@@ -12,6 +12,7 @@ import pytest
 
 from amp_core import Finding, Run, RunError, diagnose, load_run
 from amp_core.analysis import compare
+from amp_core.figures.browser import for_browser
 from amp_core.notebook import PLOTS
 from amp_core.runlog import RunWriter
 from tests.places import ROOT, SAMPLE_RUNS
@@ -119,7 +120,7 @@ def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_plots_are_the_figures_of_the_pages(name: str, drawn_by_pages: dict[str, list[dict[str, Any]]]) -> None:
-    ours = json.loads(load_run(SAMPLE_RUNS / "fp16-overflow").plot(name).to_json())
+    ours = for_browser(load_run(SAMPLE_RUNS / "fp16-overflow").plot(name))
     title = ours["layout"]["title"]["text"]
     theirs = next((f for f in drawn_by_pages[PAGES[name]] if f["layout"]["title"]["text"] == title), None)
     assert theirs is not None, f"no figure of that page is called {title!r}"

@@ -37,7 +37,7 @@ WATCH = """() => {
   const seen = (change) => !(change.target.closest?.('canvas') && (change.type === 'childList' ||
     change.target.nodeName !== 'CANVAS'));
   window.ampWatch?.disconnect();  // the one of the change before, which would take time too
-  window.ampWatch = new MutationObserver((changes) => { if (changes.some(seen)) window.ampChanged = performance.now(); });
+  window.ampWatch = new MutationObserver((changes) => {if (changes.some(seen)) window.ampChanged = performance.now()});
   window.ampWatch.observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true});
 }"""
 SIZE: ViewportSize = {"width": 1400, "height": 900}

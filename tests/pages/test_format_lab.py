@@ -128,7 +128,7 @@ def test_a_running_sum_is_drawn(open_app):
     field(app, "a").set_value("0")
     field(app, "b").set_value("1").run()
     assert titles(app) == ["Ranges of the formats", "1 added to 0 again and again"]
-    assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.spec
+    assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.alt
 
 
 def test_claims_are_all_there_with_their_verdicts(open_app):

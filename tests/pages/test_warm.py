@@ -1,5 +1,6 @@
 """What is ready before a newcomer asks for it."""
 
+import shutil
 import sys
 import threading
 
@@ -70,6 +71,14 @@ def test_a_page_made_ready_asks_nothing_that_takes_long(home, monkeypatch, open_
     asked = asked_by(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
     overview = asked_by(monkeypatch, lambda: open_app(run="run/a"))
     assert {name for name, *_ in asked - ready - overview} <= {"kinds_present"}
+
+
+def test_a_run_that_goes_away_meanwhile_is_no_fault_of_the_server(home):
+    path = write(home.runs / "a", "healthy")
+    run = load_run(path)
+    shutil.rmtree(path)
+    warm.further(run).join()  # pytest fails a test in whose threads something was raised
+    assert not warm._at_it.locked()
 
 
 def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):

@@ -41,7 +41,7 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
     recipes = dict(zip(curves["run"], curves["precision"], strict=True))
     for place, (name, run) in enumerate(zip(labelled(runs), runs, strict=True)):
         marks, hue = loaders.analysed(step_marks, run), recipe_colour(recipes.get(name), dark)
-        with_marks(figure, marks, x, dark, of=name, hue=hue, row=place % ROWS)
+        figure = with_marks(figure, marks, x, dark, of=name, hue=hue, row=place % ROWS)
     charts.show(figure, "compare.loss")
 
 
