@@ -17,18 +17,19 @@ from plotly.offline import get_plotlyjs
 
 from amp_core.figures.style import GRID, INK, PAGE, QUIET
 
-FONT = "'Source Sans', system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
-"""The app's, which comes with Streamlit, or else the system's."""
+APP_FONT = "'Source Sans', sans-serif"
+"""Comes with Streamlit."""
+SYSTEM_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 DIGITS = (7, 15)
 """Significant decimal digits of a float of 32 bits and of one of 64, or nearly: what is written after them is noise."""
 
 
-def for_browser(figure: go.Figure, dark: bool = False) -> dict[str, Any]:
+def for_browser(figure: go.Figure, dark: bool = False, font: str = APP_FONT) -> dict[str, Any]:
     """`figure` as plain data for `Plotly.newPlot`: keys `data` and `layout`. The figure itself stays as it is."""
     layout: dict[str, Any] = figure.layout.to_plotly_json()
     for unwanted in ("meta", "template"):
         layout.pop(unwanted, None)
-    look = _look(dark)
+    look = _look(dark, font)
     for axis in [name for name in layout if name.startswith(("xaxis", "yaxis"))]:
         look[axis] = _axis(axis[0], dark)
     data = [{name: _plain(value) for name, value in t.to_plotly_json().items()} for t in figure.data]
@@ -41,8 +42,8 @@ def plotly_script() -> str:
     return script
 
 
-def _look(dark: bool) -> dict[str, Any]:
-    plain = {"family": FONT, "size": 12}
+def _look(dark: bool, font: str) -> dict[str, Any]:
+    plain = {"family": font, "size": 12}
     return {
         "font": plain | {"color": QUIET[dark]},
         "title": {"font": {"size": 16, "weight": 600, "color": INK[dark]}},
@@ -56,7 +57,7 @@ def _look(dark: bool) -> dict[str, Any]:
 
 def _axis(which: str, dark: bool) -> dict[str, Any]:
     """Lines from side to side alone; room between an axis and its name."""
-    lines = {"gridcolor": GRID[dark], "zerolinecolor": GRID[dark], "tickcolor": GRID[dark]}
+    lines = {"gridcolor": GRID[dark], "zerolinecolor": GRID[dark]}
     if which == "y":
         return lines | {"title": {"font": {"size": 14}, "standoff": 24}}
     return lines | {"title": {"font": {"size": 14}, "standoff": 20}, "showgrid": False, "zeroline": False}

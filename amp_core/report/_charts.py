@@ -33,7 +33,7 @@ from amp_core.analysis import (
     thin,
     what_memory,
 )
-from amp_core.figures.browser import for_browser
+from amp_core.figures.browser import SYSTEM_FONT, for_browser
 from amp_core.run import Run
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ class Charts:
         """The place of a chart in the page; `draw(dark)` makes its figure."""
         light, dark = draw(False), draw(True)
         key = str(len(self._drawn))
-        self._drawn[key] = {"light": for_browser(light), "dark": for_browser(dark, dark=True)}
+        self._drawn[key] = {
+            "light": for_browser(light, False, SYSTEM_FONT),
+            "dark": for_browser(dark, True, SYSTEM_FONT),
+        }
         alt = light.layout.meta["alt"]
         box = tag("div", data_chart=key, role="img", aria_label=alt, style=f"min-height:{light.layout.height}px")
         return tag("figure", box, tag("figcaption", alt))
