@@ -97,21 +97,22 @@ def class_shares(run: Run, kind: str, step: int | None = None) -> pd.DataFrame:
     counted = total(numel)
     classes = {c: _floats(table, c) for c in CLASSES}
     finite = classes["zero"] + classes["subnormal"] + classes["normal"]
-    frame = pd.DataFrame({"name": pd.Series(names, dtype="str")})
     first = np.unique(codes, return_index=True)[1]
-    frame["dtype"] = pd.Series(table.column("dtype").take(pa.array(first)).to_pylist(), dtype="str")
-    frame["numel"] = largest(numel)
-    frame["counted"] = counted
+    dtypes = pd.Series(table.column("dtype").take(pa.array(first)).to_pylist(), dtype="str")
     with np.errstate(invalid="ignore", divide="ignore"):
-        for name, values in classes.items():
-            frame[f"{name}_frac"] = total(values) / counted
-        frame["absmax"] = largest(_floats(table, "absmax"))
-        frame["rms"] = np.sqrt(total(np.nan_to_num(_floats(table, "rms")) ** 2 * finite) / total(finite))
-    shares = exponent_shares(run, kind, step)
-    exponents = shares.groupby("name")["exponent"]
-    frame["exp_low"] = frame["name"].map(exponents.min()).astype(float)
-    frame["exp_high"] = frame["name"].map(exponents.max()).astype(float)
-    return frame
+        fractions = {f"{name}_frac": total(values) / counted for name, values in classes.items()}
+        rms = np.sqrt(total(np.nan_to_num(_floats(table, "rms")) ** 2 * finite) / total(finite))
+    exponents = exponent_shares(run, kind, step).groupby("name")["exponent"]
+    return pd.DataFrame(
+        {"name": pd.Series(names, dtype="str"), "dtype": dtypes, "numel": largest(numel), "counted": counted}
+        | fractions
+        | {
+            "absmax": largest(_floats(table, "absmax")),
+            "rms": rms,
+            "exp_low": exponents.min().reindex(names).to_numpy(dtype=np.float64),
+            "exp_high": exponents.max().reindex(names).to_numpy(dtype=np.float64),
+        }
+    )
 
 
 def _of_kind(run: Run, kind: str) -> pa.ChunkedArray:

@@ -85,11 +85,11 @@ def _plain(value: Any) -> Any:
 
 
 def _rounded(values: np.ndarray) -> list[Any]:
-    """Floats with as many digits as they have; None for what JSON has no number for."""
+    """Floats with as many digits as they have, whole numbers with all; None for what JSON has no number for."""
     wide, known = values.astype(np.float64), np.isfinite(values)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         places = DIGITS[values.itemsize > 4] - 1 - np.floor(np.log10(np.abs(wide)))
         factor = 10.0 ** np.clip(places, -300, 300)
-        short = np.where(wide == 0, 0.0, np.rint(wide * factor) / factor)
+        short = np.where(wide == np.rint(wide), wide, np.rint(wide * factor) / factor)
     told = short if known.all() else np.where(known, short.astype(object), np.array(None))
     return list(told.tolist())

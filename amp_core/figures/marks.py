@@ -45,19 +45,21 @@ def with_marks(
     marked = Sketch.of(figure)
     said, known = [], {trace.get("name") for trace in marked.data}
     axis = _FIRST_AXIS + row
+    kinds, steps, whats = (marks[name].to_numpy(dtype=object) for name in ("kind", "step", "what"))
+    place = marks[x].to_numpy(dtype=np.float64)
     for kind, name, symbol, meaning in _KINDS:
-        some = marks[(marks["kind"] == kind) & marks[x].notna()]
-        if not len(some):
+        of_kind = (kinds == kind) & ~np.isnan(place)
+        if not of_kind.any():
             continue
         shown = hue or colour(meaning, dark)
-        strokes = kind == "skipped" and len(some) > MANY
-        at = numbers(some[x])
+        at = numbers(marks[x].to_numpy()[of_kind])
+        strokes = kind == "skipped" and len(at) > MANY
         places, heights = comb(at, -1.0, 0.9) if strokes else (at, np.full(len(at), 0.5, dtype=np.float32))
-        told, what = some["step"].to_numpy(), some["what"].iloc[0]
-        if alike := bool((some["what"] == what).all()):  # one word for all is sent once
-            told = numbers(told)
+        told, what = steps[of_kind], whats[of_kind][0]
+        if alike := bool((whats[of_kind] == what).all()):  # one word for all is sent once
+            told = numbers(told.astype(np.int64))
         else:
-            told = np.stack([told.astype(object), some["what"].to_numpy()], axis=1)
+            told = np.stack([told, whats[of_kind]], axis=1)
         marked.add_scatter(
             x=places,
             y=heights,
@@ -73,7 +75,7 @@ def with_marks(
             + (f"%{{customdata:,}}: {what}" if alike else "%{customdata[0]:,}: %{customdata[1]}")
             + "<extra></extra>",
         )
-        said.append(f"{len(some):,} {f'of {of} ' if of else ''}marked as {name}")
+        said.append(f"{len(at):,} {f'of {of} ' if of else ''}marked as {name}")
     if not said:
         return figure
     layout = marked.layout

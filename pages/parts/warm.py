@@ -109,6 +109,9 @@ def browser() -> None:
         st.slider("ahead", 0, 1, key=f"{AHEAD}.slider")
         st.toggle("ahead", key=f"{AHEAD}.toggle")
         st.text_input("ahead", key=f"{AHEAD}.text")
+        st.number_input("ahead", key=f"{AHEAD}.number")
+        st.multiselect("ahead", ["a"], key=f"{AHEAD}.several")
+        st.file_uploader("ahead", key=f"{AHEAD}.file")
 
 
 def _look_further(run: Run) -> None:

@@ -1,23 +1,28 @@
 """How fast the app is in a browser, and what an accessibility audit says of its pages. A script, not a test.
 
     python -m tests.browser.measure                        # speeds, on a run of 10,000 steps that it makes
+    python -m tests.browser.measure --rounds 5             # five times, each in a server and a browser of its own
     python -m tests.browser.measure --axe node_modules/axe-core/axe.min.js     # and the audit
 
 Seconds of a change are from the click to the last change of what is to be seen, the waiting for that it stays still not
 counted: what a table lays into its canvas for screen readers, a third of a second later, is not. Those of the first
 page are to its verdict; above it stands an app that says one word, as what Streamlit itself takes in this browser.
 Beside the seconds stands where they went: processor time of the server's process, what came over the WebSocket, and
-processor time of the browser's main thread, which hold on a busy machine too. The server is `ampscope serve`, up as
-soon as it answers. Needs the test extra and Chromium; `npm install axe-core` brings the audit's rules.
+processor time of the browser's main thread, which hold on a busy machine too. Of several rounds each line has the
+medians, and the lowest and the highest seconds. The server is `ampscope serve`, up as soon as it answers. Needs the
+test extra and Chromium; `npm install axe-core` brings the audit's rules.
 """
 
 import argparse
+import math
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -46,7 +51,7 @@ ONE_WORD = 'import streamlit as st\n\nst.success("up")\n'
 ALERT = '[data-testid="stMain"] [data-testid="stAlert"]'
 DRAWN = f"() => performance.now() - window.ampChanged > {STILL_MS} ? window.ampChanged - window.ampClicked : false"
 AXE_OPTIONS = "{resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
-HEAD = f"{'':28} {'s':>6} {'server ms':>10} {'kB':>7} {'browser ms':>11}\n"
+HEAD = f"{'':28} {'s':>6} {'lowest':>7} {'highest':>8} {'server ms':>10} {'kB':>7} {'browser ms':>11}\n"
 
 
 @dataclass
@@ -89,25 +94,39 @@ class Meter:
         return Cost(1000 * (used.user + used.system), self._received, 1000 * metrics["TaskDuration"])
 
 
-def say(what: str, seconds: float | None, cost: Cost) -> None:
-    """One line of the table."""
-    shown = "" if seconds is None else f"{seconds:.2f}"
-    numbers = f"{cost.server_ms:10.0f} {cost.received / 1000:7.0f} {cost.browser_ms:11.0f}"
-    sys.stdout.write(f"{what:28} {shown:>6} {numbers}\n")
+@dataclass
+class Table:
+    """What each line of the table was in each round."""
+
+    lines: dict[str, list[tuple[float, Cost]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, what: str, seconds: float, cost: Cost) -> None:
+        """One round of a line; `seconds` are NaN for what happens by the clock."""
+        self.lines[what].append((seconds, cost))
+
+    def write(self) -> None:
+        """All of them, in the order in which they came first."""
+        sys.stdout.write(HEAD)
+        for what, found in self.lines.items():
+            seconds = [s for s, _ in found]
+            times = [f"{t:.2f}" if t == t else "" for t in (median(seconds), min(seconds), max(seconds))]
+            cost = [median(getattr(c, name) for _, c in found) for name in ("server_ms", "received", "browser_ms")]
+            numbers = f"{cost[0]:10.0f} {cost[1] / 1000:7.0f} {cost[2]:11.0f}"
+            sys.stdout.write(f"{what:28} {times[0]:>6} {times[1]:>7} {times[2]:>8} {numbers}\n")
 
 
-def first_page(browser: Browser, server: Server, what: str) -> None:
+def first_page(browser: Browser, server: Server, what: str, table: Table) -> None:
     """From the address to the verdict on the screen, in a browser that knows nothing of the app yet."""
     page = browser.new_page(viewport=SIZE)
     meter = Meter(page, server)
     began = time.monotonic()
     page.goto(server.base, wait_until="domcontentloaded")
     page.wait_for_selector(ALERT, timeout=60_000)
-    say(what, time.monotonic() - began, meter.end())
+    table.add(what, time.monotonic() - began, meter.end())
     page.close()
 
 
-def changes(page: Page, server: Server) -> None:
+def changes(page: Page, server: Server, table: Table) -> None:
     """From the click on a page's name to its title standing there and the page being drawn."""
     meter = Meter(page, server)
     for turn in ("first visit", "again"):
@@ -117,10 +136,10 @@ def changes(page: Page, server: Server) -> None:
             page.get_by_test_id("stSidebarNav").get_by_role("link", name=name, exact=True).click()
             page.wait_for_function(f"() => document.querySelector('h1')?.innerText === {name!r}", **PATIENCE)
             drawn = page.wait_for_function(DRAWN, **PATIENCE).json_value()
-            say(f"{name}, {turn}", float(drawn) / 1000, meter.end())
+            table.add(f"{name}, {turn}", float(drawn) / 1000, meter.end())
 
 
-def ticks(page: Page, server: Server) -> None:
+def ticks(page: Page, server: Server, table: Table) -> None:
     """What a second of a live run of 10,000 steps costs, of which some come on every second."""
     with live(server.runs / "live", steps=20_000) as run:
         run.advance(10_000)
@@ -134,7 +153,7 @@ def ticks(page: Page, server: Server) -> None:
             page.wait_for_timeout(1000)
         cost = meter.end()
     mean = Cost(cost.server_ms / TICKS, cost.received / TICKS, cost.browser_ms / TICKS)
-    say("live tick, mean", None, mean)
+    table.add("live tick, mean", math.nan, mean)
 
 
 def audit(page: Page, base: str, axe: str) -> int:
@@ -154,34 +173,41 @@ def audit(page: Page, base: str, axe: str) -> int:
     return serious
 
 
-def main() -> int:
-    """Measure, and audit where asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--axe", type=Path, help="axe.min.js")
-    asked = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside,
-        serving(Path(aside) / "runs") as server,
-        sync_playwright() as playwright,
-    ):
-        executable = shutil.which("chromium") or shutil.which("chromium-browser")
-        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
-        if asked.axe:
-            return audit(browser.new_page(viewport=SIZE), server.base, asked.axe.read_text())
-        sys.stdout.write(HEAD)
-        (Path(aside) / "one_word.py").write_text(ONE_WORD)
-        with app(Path(aside) / "none" / "runs", Path(aside) / "one_word.py") as bare:
-            first_page(browser, bare, "one word")
-        first_page(browser, server, "first page")
+def one_round(browser: Browser, aside: Path, table: Table) -> None:
+    """All that is measured, once."""
+    (aside / "one_word.py").write_text(ONE_WORD)
+    with app(aside / "none" / "runs", aside / "one_word.py") as bare:
+        first_page(browser, bare, "one word", table)
+    with serving(aside / "runs") as server:
+        first_page(browser, server, "first page", table)
         page = browser.new_page(viewport=SIZE)
         write(server.runs / "long", "healthy", steps=10_000)
         page.goto(f"{server.base}/?run=run%2Flong")
         page.wait_for_selector('[data-testid="stMetric"]', timeout=60_000)
         page.wait_for_timeout(2000)
-        changes(page, server)
+        changes(page, server, table)
         page.close()
-        ticks(browser.new_page(viewport=SIZE), server)
-        browser.close()
+        ticks(browser.new_page(viewport=SIZE), server, table)
+
+
+def main() -> int:
+    """Measure, and audit where asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--axe", type=Path, help="axe.min.js")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to measure; the table has the medians")
+    asked = parser.parse_args()
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    table = Table()
+    with sync_playwright() as playwright:
+        for _ in range(1 if asked.axe else asked.rounds):
+            browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+            with tempfile.TemporaryDirectory(prefix="ampscope-measure-") as aside:
+                if asked.axe:
+                    with serving(Path(aside) / "runs") as server:
+                        return audit(browser.new_page(viewport=SIZE), server.base, asked.axe.read_text())
+                one_round(browser, Path(aside), table)
+            browser.close()
+    table.write()
     return 0
 
 
