@@ -165,8 +165,8 @@ TERMS: dict[str, Term] = _terms(
     ),
     Term(
         "Tensor core",
-        "A unit that multiplies small matrices in FP16, BF16, TF32 or FP8 in one go, on NVIDIA GPUs from compute "
-        "capability 7.0 on. Only matrix work gains from it, and only in those formats.",
+        "A unit of NVIDIA GPUs that multiplies small matrices in one go: in FP16 from compute capability 7.0 on, in "
+        "BF16 and TF32 from 8.0 on, in FP8 from 8.9 on. Only matrix work gains from it, and only in those formats.",
         "tensor-cores",
         "the share of matrix time that ran on them, and why the rest did not",
     ),

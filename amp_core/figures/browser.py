@@ -56,8 +56,8 @@ def _look(dark: bool, font: str) -> dict[str, Any]:
 
 
 def _axis(which: str, dark: bool) -> dict[str, Any]:
-    """Lines from side to side alone; room between an axis and its name."""
-    lines = {"gridcolor": GRID[dark], "zerolinecolor": GRID[dark]}
+    """Lines from side to side alone, no ticks (a heatmap would have some); room between an axis and its name."""
+    lines = {"gridcolor": GRID[dark], "zerolinecolor": GRID[dark], "ticks": ""}
     if which == "y":
         return lines | {"title": {"font": {"size": 14}, "standoff": 24}}
     return lines | {"title": {"font": {"size": 14}, "standoff": 20}, "showgrid": False, "zeroline": False}

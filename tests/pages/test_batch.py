@@ -56,6 +56,9 @@ def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
     app = press(app.run(), "batch.use")
     assert "digits-cnn tiny in bf16 on cpu: largest batch that fits: 48." in words(app).replace("*", "")
     assert field(app, "batch_size").value == 48
+    again = open_app(START, search=job.name)  # the same address in a session of its own
+    assert "largest batch that fits: 48." in words(again) and any(b.key == "batch.use" for b in again.button)
+    assert "largest batch" not in words(open_app(START, search=f"../runs/{job.name}"))
 
 
 def test_a_search_that_ended_without_an_answer_says_so(search, open_app):

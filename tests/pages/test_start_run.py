@@ -287,6 +287,10 @@ def test_compare_tells_the_four_of_an_ablation_apart(home, open_app):
     for name, scenario in names.items():
         write(home.runs / f"ablation-{name}", scenario)
     keys = [f"run/ablation-{name}" for name in names]
+    links = {link.proto.label for link in open_app(START, ablation=",".join(keys)).get("page_link")}
+    assert "Compare the latest four" in links  # in a session of its own, as after a reload
+    gone = open_app(START, ablation=",".join([*keys[:3], "run/gone"]))
+    assert "Compare the latest four" not in {link.proto.label for link in gone.get("page_link")}
     app = open_app("pages/compare_runs.py", **{"with": keys})
     curves = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
     curves = [t for t in curves if t.get("name") and t["mode"] == "lines"]  # the rest are marks

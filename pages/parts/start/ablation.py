@@ -10,7 +10,7 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
-from pages.parts import picker, words
+from pages.parts import address, picker, words
 from pages.parts.shelf import library
 from pages.parts.start import devices
 
@@ -64,6 +64,10 @@ def begin() -> None:
 
 
 def queued() -> list[str]:
-    """Keys of the four runs that this session queued last, the reference first; empty once one of them is gone."""
+    """Keys of the four runs that were queued here last, or that the address names, the reference first; empty once one
+    of them is gone."""
+    address.take("ablation", "ablation.started", lambda text: text.split(","))
     keys: list[str] = st.session_state.get("ablation.started", [])
+    if keys:
+        address.keep("ablation", "ablation.started", ",".join(keys))
     return keys if len(keys) == len(FOUR) and all(key in st.session_state["entries"] for key in keys) else []

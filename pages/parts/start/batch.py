@@ -6,13 +6,14 @@ batch.show_latest()        # how it stands, with a button that takes the answer 
 
 import json
 import sys
+from pathlib import Path
 
 import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.train.config import TrainConfig
 from amp_core.train.max_batch import FILE
-from pages.parts import words
+from pages.parts import address, words
 from pages.parts.shelf import library
 
 TRIAL_S = 60
@@ -33,10 +34,12 @@ def begin(config: TrainConfig) -> str:
 
 
 def show_latest() -> None:
-    """What the search found that this session queued last, or why it ended without an answer."""
+    """What the search found that was queued here last, or that the address names, or why it ended without an answer."""
+    address.take("search", _STARTED, _folder_name)
     name = st.session_state.get(_STARTED)
     if name is None:
         return
+    address.keep("search", _STARTED, name)
     folder = library.runs_dir() / name
     try:
         job = jobs.find(folder)
@@ -53,6 +56,10 @@ def show_latest() -> None:
         st.markdown(f"**{words.escape(what)}**: {words.escape(words.sentence(found['answer']))}", width="stretch")
         if found["largest_batch"] is not None:
             st.button("Use it", key="batch.use", on_click=_use, args=(found["largest_batch"],))
+
+
+def _folder_name(text: str) -> str | None:
+    return text if text not in ("", ".", "..") and Path(text).name == text else None
 
 
 def _use(size: int) -> None:
