@@ -330,7 +330,8 @@ class RunWriter:
             for table in gone:
                 if self._write_again(table):
                     lost.remove(table)
-            rest = f"rows lost: those in {', '.join(lost)}" if lost else "all rows were kept, and are written now"
+            kept = "all rows not yet sealed were kept, and are written now"
+            rest = f"rows lost: those in {', '.join(lost)}" if lost else kept
             kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
             row = {"time_s": self.time_s(), "kind": kind, "name": name, "detail": f"{REMOVED}; {rest}"}
             self._put("events", message("events", {column: [value] for column, value in row.items()}, self.rank))

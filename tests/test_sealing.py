@@ -160,7 +160,7 @@ def test_deleted_files_come_back_with_their_rows_even_at_the_end(tmp_path: Path)
     run = load_run(tmp_path / "a")
     assert run.steps["step"].tolist() == [0, 1, 2]
     assert (
-        run.events["detail"].tolist().count("the run's files were removed; all rows were kept, and are written now")
+        run.events["detail"].tolist().count("the run's files were removed; all rows not yet sealed were kept, and are written now")
         == 1
     )
 

@@ -115,7 +115,7 @@ def test_files_that_vanish_just_before_the_end_are_written_again(
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
     (detail,) = said(run, "writing")
-    assert detail == "the run's files were removed; all rows were kept, and are written now"
+    assert detail == "the run's files were removed; all rows not yet sealed were kept, and are written now"
     assert caplog.text.count(detail) == 1
 
 
