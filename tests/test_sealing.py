@@ -159,10 +159,8 @@ def test_deleted_files_come_back_with_their_rows_even_at_the_end(tmp_path: Path)
     writer.close()
     run = load_run(tmp_path / "a")
     assert run.steps["step"].tolist() == [0, 1, 2]
-    assert (
-        run.events["detail"].tolist().count("the run's files were removed; all rows not yet sealed were kept, and are written now")
-        == 1
-    )
+    said = "the run's files were removed; all rows not yet sealed were kept, and are written now"
+    assert run.events["detail"].tolist().count(said) == 1
 
 
 def test_deleted_rows_that_cannot_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
