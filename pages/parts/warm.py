@@ -111,7 +111,6 @@ def browser() -> None:
         st.text_input("ahead", key=f"{AHEAD}.text")
         st.number_input("ahead", key=f"{AHEAD}.number")
         st.multiselect("ahead", ["a"], key=f"{AHEAD}.several")
-        st.file_uploader("ahead", key=f"{AHEAD}.file")
 
 
 def _look_further(run: Run) -> None:
