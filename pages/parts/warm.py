@@ -9,10 +9,11 @@ pandas, pyarrow, plotly and the pages' own parts take half a second. They make s
 as long as the server; a collection of garbage looks through those for 80 ms, in which no page is sent. They are set
 aside here: collecting goes on (`memory_back`), over what pages make.
 
-The run that a newcomer sees is analysed while the browser still loads what it needs, and then the other samples, whose
-verdicts the Library shows. While somebody reads the Overview of a run, what the next page will ask is analysed, and the
-browser loads what draws tables and fields: 1.7 MB, of which a slow one takes a quarter of a second to make
-sense, and fields would come after all charts.
+Some seconds after the server's start the run that a newcomer sees is analysed, and then the other samples, whose
+verdicts the Library shows. Not at once: whoever comes as the server starts would share two cores and Python's lock with
+that, and see the verdict a fifth later. While somebody reads the Overview of a run, what the next page will ask is
+analysed, and the browser loads what draws tables and fields: 1.7 MB, of which a slow one takes a quarter of a second to
+make sense, and fields would come after all charts.
 """
 
 import contextlib
@@ -68,7 +69,7 @@ TOLD = (RunError, OSError)
 AHEAD = "ahead"
 _at_it = threading.Lock()
 PAUSE_S = 5.0
-"""Between the first page's sample and the others: a newcomer's first seconds are the page's."""
+"""From the server's start, and between the first page's sample and the others: a newcomer's seconds are the page's."""
 
 
 @functools.cache
@@ -137,6 +138,7 @@ def _give_way() -> None:
 
 
 def _analyse() -> None:
+    time.sleep(PAUSE_S)
     entries = library.listing()
     first = library.preferred(entries)
     base = glance.baseline(entries, first) if first is not None else None
