@@ -68,8 +68,8 @@ TOLD = (RunError, OSError)
 """What whoever opens the page is told: of a run with faults, or one that was renamed or deleted while it was read."""
 AHEAD = "ahead"
 _at_it = threading.Lock()
-PAUSE_S = 5.0
-"""From the server's start, and between the first page's sample and the others: a newcomer's seconds are the page's."""
+PAUSE_S = 3.0
+"""From the server's start: a newcomer's first seconds are the page's."""
 
 
 @functools.cache
@@ -148,7 +148,6 @@ def _analyse() -> None:
         runs = {entry.key: _look_into(entry) for entry in soon}
         if first in runs:
             _draw_ahead(runs[first], runs.get(base.key) if base is not None else None)
-        time.sleep(PAUSE_S)
         for entry in samples:
             _look_into(entry)
     except TOLD:
