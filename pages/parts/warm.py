@@ -22,6 +22,7 @@ import gc
 import importlib
 import inspect
 import pkgutil
+import socket
 import sys
 import threading
 import time
@@ -67,6 +68,7 @@ PREPARE = (ranges.prepare, tensor.prepare, memory.prepare, profiled.prepare)
 TOLD = (RunError, OSError)
 """What whoever opens the page is told: of a run with faults, or one that was renamed or deleted while it was read."""
 AHEAD = "ahead"
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 _at_it = threading.Lock()
 PAUSE_S = 3.0
 """From the server's start: a newcomer's first seconds are the page's."""
@@ -76,12 +78,27 @@ PAUSE_S = 3.0
 def up() -> None:
     """Settle where memory comes from, import all parts and what they import, and set aside what is there."""
     memory_back.at_once()
+    send_at_once()
     importlib.import_module("PIL.Image")  # with which Streamlit looks at the tab's icon
     for part in pkgutil.walk_packages(pages.parts.__path__, "pages.parts."):
         importlib.import_module(part.name)
     inspect.stack()  # Streamlit looks once who calls it; Python then lists the files of all modules, for 0.15 s
     gc.collect()
     gc.freeze()
+
+
+def send_at_once() -> None:
+    """Let the server's connections, those there are and those to come, send what is written as it is written.
+
+    Streamlit binds its socket without naming the protocol, and asyncio, which switches Nagle's algorithm off for TCP,
+    does not take it for that. Each answer of two writes then waits until the browser acknowledges the first one, for
+    40 ms: the sixty files of an app's frame, six at a time, come half a second later than they might, and what a page
+    sends on the WebSocket late as well. Source: https://github.com/Kludex/uvicorn/issues/3149.
+    """
+    for thing in gc.get_objects():
+        if type(thing) is socket.socket and thing.type == socket.SOCK_STREAM and thing.family in INTERNET:
+            with contextlib.suppress(OSError):  # a closed one
+                thing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits it
 
 
 def ahead() -> threading.Thread:

@@ -1,6 +1,7 @@
 """What is ready before a newcomer asks for it."""
 
 import shutil
+import socket
 import sys
 import threading
 
@@ -92,3 +93,12 @@ def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):
     assert empty is not None
     empty.join()
     assert not warm._at_it.locked()
+
+
+def test_small_answers_do_not_wait_for_the_browser_to_acknowledge():
+    with socket.socket(family=socket.AF_INET) as bound:  # as Streamlit makes it
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        warm.send_at_once()
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
