@@ -1,4 +1,6 @@
-"""AMPscope in the browser: page config, navigation, the run picker. Start it with `streamlit run app.py`.
+"""AMPscope in the browser: page config and navigation. Start it with `streamlit run app.py`.
+
+The server imports this file once and finds `app` in it; each pass of a session runs it as its script.
 
 Each page's address differs from its file's name: Streamlit takes `pages/` for its old multipage scheme until
 `st.navigation` has run once, and an address equal to a file's name would then be served without this frame.
@@ -8,52 +10,40 @@ from pathlib import Path
 
 import streamlit as st
 
-from amp_core import RunError
-from pages.parts import empty, look, memory_back, picker, signin, tables, warm
-from pages.parts.verdict import report
+if __name__ == "__main__":
+    from pages.parts import frame
 
-warm.up()
+    icon = Path(__file__).parent / "pages" / "parts" / "icon.svg"
+    pages = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
+        "This run": [
+            st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
+            st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),
+            st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
+            st.Page("pages/layer_detail.py", title="Layer detail", url_path="layer-detail"),
+            st.Page("pages/memory_use.py", title="Memory", url_path="memory"),
+            st.Page("pages/tensor_cores.py", title="Tensor cores", url_path="tensor-cores"),
+            st.Page("pages/step_cost.py", title="Step cost", url_path="step-cost"),
+            st.Page("pages/precision_map.py", title="Precision map", url_path="precision-map"),
+            st.Page("pages/gpu_forecast.py", title="Forecast", url_path="forecast"),
+        ],
+        "All runs": [
+            st.Page("pages/compare_runs.py", title="Compare", url_path="compare"),
+            st.Page("pages/run_library.py", title="Library", url_path="library"),
+        ],
+        "Train": [
+            st.Page("pages/start_run.py", title="Start a run", url_path="start"),
+            st.Page("pages/tune_recipe.py", title="Tune", url_path="tune"),
+        ],
+        "Learn": [
+            st.Page("pages/format_lab.py", title="Format lab", url_path="format-lab"),
+            st.Page("pages/findings_guide.py", title="Findings guide", url_path="guide"),
+        ],
+    }
+    st.set_page_config(page_icon=icon, layout="wide", initial_sidebar_state=256)  # pixels, told before it is
+    page = st.navigation(pages, expanded=True)  # drawn; folded, the last pages would be looked for in vain
+    st.set_page_config(f"{page.title} · AMPscope")
+    frame.show(page)
+else:
+    from pages.parts import served
 
-ICON = Path(__file__).parent / "pages" / "parts" / "icon.svg"
-PAGES = {  # without icons: the browser would fetch each as the tab's icon from fonts.gstatic.com
-    "This run": [
-        st.Page("pages/run_overview.py", title="Overview", url_path="overview", default=True),
-        st.Page("pages/loss_scale.py", title="Loss scale", url_path="loss-scale"),
-        st.Page("pages/number_ranges.py", title="Number ranges", url_path="number-ranges"),
-        st.Page("pages/layer_detail.py", title="Layer detail", url_path="layer-detail"),
-        st.Page("pages/memory_use.py", title="Memory", url_path="memory"),
-        st.Page("pages/tensor_cores.py", title="Tensor cores", url_path="tensor-cores"),
-        st.Page("pages/step_cost.py", title="Step cost", url_path="step-cost"),
-        st.Page("pages/precision_map.py", title="Precision map", url_path="precision-map"),
-        st.Page("pages/gpu_forecast.py", title="Forecast", url_path="forecast"),
-    ],
-    "All runs": [
-        st.Page("pages/compare_runs.py", title="Compare", url_path="compare"),
-        st.Page("pages/run_library.py", title="Library", url_path="library"),
-    ],
-    "Train": [
-        st.Page("pages/start_run.py", title="Start a run", url_path="start"),
-        st.Page("pages/tune_recipe.py", title="Tune", url_path="tune"),
-    ],
-    "Learn": [
-        st.Page("pages/format_lab.py", title="Format lab", url_path="format-lab"),
-        st.Page("pages/findings_guide.py", title="Findings guide", url_path="guide"),
-    ],
-}
-
-st.set_page_config(page_icon=ICON, layout="wide", initial_sidebar_state=256)  # pixels, told before it is
-page = st.navigation(PAGES, expanded=True)  # drawn; folded, the last pages would be looked for in vain
-st.set_page_config(f"{page.title} · AMPscope")
-look.begin()
-signin.require()
-picker.show()
-
-tables.begin()
-try:
-    page.run()
-    with st.container(horizontal=True):
-        report.offer()
-        tables.offer()
-except RunError as error:  # a run that cannot be read, wherever on the page that came to light
-    empty.unreadable(error)
-memory_back.soon()
+    app = st.App("app.py", lifespan=served.ready)

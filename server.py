@@ -5,17 +5,16 @@ the internet for this machine's address when a foreign origin knocks. `Guard` st
 Host has to be one of those allowed, the Origin the server's own, and no foreign page may put the app into a frame.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import streamlit as st
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
-from streamlit.runtime.pages_manager import PagesManager
 
 from amp_core.serving import Rules, current
+from pages.parts import served
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -70,18 +69,4 @@ class Guard:
             self.sessions -= 1
 
 
-@asynccontextmanager
-async def ready(_app: st.App) -> AsyncIterator[None]:
-    """What pages need is there before the first visitor is let in, and the first page is made ready meanwhile."""
-    from pages.parts import warm  # not above: its caches ask for the runtime, which is there only now
-
-    warm.up()
-    warm.ahead()
-    yield
-
-
-# Without this the server would take `pages/` for Streamlit's old scheme until `st.navigation`, which sets the same, has
-# run once: whoever came first, by the address of a page, was told that it is not found before it was shown.
-PagesManager.uses_pages_directory = False
-
-app = st.App("app.py", middleware=[Middleware(Guard, rules=current())], lifespan=ready)
+app = st.App("app.py", middleware=[Middleware(Guard, rules=current())], lifespan=served.ready)

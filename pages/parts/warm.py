@@ -1,6 +1,6 @@
 """What every page needs is imported once, before somebody waits for the first one.
 
-    warm.up()      # as the server starts, or in the first pass; only the first call does anything
+    warm.up()      # before the server answers
     warm.ahead()   # as the server starts
     warm.further(run)      # when Overview is drawn
     warm.browser()         # likewise
@@ -17,7 +17,6 @@ make sense, and fields would come after all charts.
 """
 
 import contextlib
-import functools
 import gc
 import importlib
 import inspect
@@ -74,7 +73,6 @@ PAUSE_S = 3.0
 """From the server's start: a newcomer's first seconds are the page's."""
 
 
-@functools.cache
 def up() -> None:
     """Settle where memory comes from, import all parts and what they import, and set aside what is there."""
     memory_back.at_once()

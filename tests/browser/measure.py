@@ -9,8 +9,8 @@ counted: what a table lays into its canvas for screen readers, a third of a seco
 page are to its verdict; above it stands an app that says one word, as what Streamlit itself takes in this browser.
 Beside the seconds stands where they went: processor time of the server's process, what came over the WebSocket, and
 processor time of the browser's main thread, which hold on a busy machine too. Of several rounds each line has the
-medians, and the lowest and the highest seconds. The server is `ampscope serve`, up as soon as it answers. Needs the
-test extra and Chromium; `npm install axe-core` brings the audit's rules.
+medians, and the lowest and the highest seconds. A server is up as soon as it answers; pages are changed in the one of
+`ampscope serve`. Needs the test extra and Chromium; `npm install axe-core` brings the audit's rules.
 """
 
 import argparse
@@ -183,6 +183,8 @@ def one_round(browser: Browser, aside: Path, table: Table) -> None:
     (aside / "one_word.py").write_text(ONE_WORD)
     with app(aside / "none" / "runs", aside / "one_word.py") as bare:
         first_page(browser, bare, "one word", table)
+    with app(aside / "of_checkout" / "runs") as checkout:
+        first_page(browser, checkout, "first page, `streamlit run`", table)
     with serving(aside / "runs") as server:
         first_page(browser, server, "first page", table)
         page = browser.new_page(viewport=SIZE)

@@ -53,26 +53,35 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(runs: Path, *flags: str, program: Path | None = None) -> Iterator[Server]:
+def serving(runs: Path, *flags: str, program: Path | None = None, desktop: Path | None = None) -> Iterator[Server]:
     """Start `ampscope serve` with `flags` on a free port, and stop that process, and no other, at the end.
 
-    `program` is an installed `ampscope`, which has to find everything by itself.
+    `program` is an installed `ampscope`, which has to find everything by itself; `desktop` a folder whose `xdg-open`
+    opens browser windows, and without one the server is told to open none.
     """
     start = [sys.executable, "-m", "amp_core"] if program is None else [str(program)]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | (_path() if program is None else {})
     port = _free_port()
-    command = [*start, "serve", "--runs", str(runs), "--port", str(port), "--no-browser", *flags]
-    with _up(command, port, runs, cwd=runs.parent, environment=environment) as server:
+    command = [*start, "serve", "--runs", str(runs), "--port", str(port), *flags]
+    command += [] if desktop else ["--no-browser"]
+    with _up(command, port, runs, cwd=runs.parent, environment=environment | _shown(desktop)) as server:
         yield server
 
 
 @contextlib.contextmanager
-def app(runs: Path, script: Path = ROOT / "app.py") -> Iterator[Server]:
+def app(runs: Path, script: Path = ROOT / "app.py", desktop: Path | None = None) -> Iterator[Server]:
     """The same for `streamlit run app.py` in the checkout, or for another script."""
     port = _free_port()
-    command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--server.headless=true"]
-    with _up(command, port, runs, cwd=ROOT, environment=os.environ | {"AMPSCOPE_RUNS": str(runs)}) as server:
+    command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}"]
+    command += [] if desktop else ["--server.headless=true"]
+    environment = os.environ | {"AMPSCOPE_RUNS": str(runs)} | _shown(desktop)
+    with _up(command, port, runs, cwd=ROOT, environment=environment) as server:
         yield server
+
+
+def _shown(desktop: Path | None) -> dict[str, str]:
+    """The environment of a program that shows windows there."""
+    return {"DISPLAY": ":0", "PATH": f"{desktop}{os.pathsep}{os.environ['PATH']}"} if desktop else {}
 
 
 def _free_port() -> int:

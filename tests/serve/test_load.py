@@ -1,15 +1,23 @@
 """The quick forms of `many_eyes`, `big_runs` and `soak`: that they work, and what holds whatever the machine is busy
 with. Times are for their long forms to print."""
 
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.serve.big_runs import big_run, library, live_tail, pages, write_library
 from tests.serve.many_eyes import rounds
-from tests.serve.running import run_async, serving
+from tests.serve.running import Server, app, run_async, serving
 from tests.serve.soak import slope, soak, watching_ms
 from tests.serve.viewer import Viewer
 
 MOST_BYTES = 1.5 * 2**30
+Start = Callable[[Path], AbstractContextManager[Server]]
 
 
 def test_sessions_see_their_own_run_and_leave_nothing(tmp_path: Path) -> None:
@@ -45,12 +53,31 @@ def test_a_short_soak(tmp_path: Path) -> None:
     assert min(watching_ms(Path(str(found["run"])))) > 0
 
 
-def test_the_first_who_comes_may_come_by_the_address_of_a_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [serving, app])
+def test_the_first_who_comes_may_come_by_the_address_of_a_page(tmp_path: Path, start: Start) -> None:
     async def come(base: str) -> tuple[bool, bool, list[str]]:
         async with Viewer(base) as viewer:
             seen = await viewer.open("loss-scale", run="sample/fp16-healthy")
             wrong = await viewer.open("no-such-page")
         return seen.not_found, wrong.not_found, seen.errors
 
-    with serving(tmp_path / "runs") as server:
+    with start(tmp_path / "runs") as server:
         assert run_async(come(server.base)) == (False, True, [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the window is opened by xdg-open")
+@pytest.mark.parametrize("start", [serving, app])
+def test_a_start_opens_the_app_in_a_browser_once_it_answers(tmp_path: Path, start: Callable[..., Any]) -> None:
+    opened = tmp_path / "opened"
+    opener = tmp_path / "desktop" / "xdg-open"
+    opener.parent.mkdir()
+    opener.write_text(
+        f"#!{sys.executable}\nimport sys, urllib.request\nurllib.request.urlopen(sys.argv[1])\n"
+        f"open({str(opened)!r}, 'a').write(sys.argv[1])\n"
+    )
+    opener.chmod(0o700)
+    with start(tmp_path / "runs", desktop=opener.parent) as server:
+        give_up = time.monotonic() + 30
+        while not opened.exists() and time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert opened.read_text() == server.base

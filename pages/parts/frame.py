@@ -1,0 +1,24 @@
+"""What stands around every page: the look, who may see it, the run picker, what can be taken away."""
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+
+from amp_core import RunError
+from pages.parts import empty, look, memory_back, picker, signin, tables
+from pages.parts.verdict import report
+
+
+def show(page: StreamlitPage) -> None:
+    """Run the page in its frame."""
+    look.begin()
+    signin.require()
+    picker.show()
+    tables.begin()
+    try:
+        page.run()
+        with st.container(horizontal=True):
+            report.offer()
+            tables.offer()
+    except RunError as error:  # a run that cannot be read, wherever on the page that came to light
+        empty.unreadable(error)
+    memory_back.soon()
