@@ -7,7 +7,9 @@ Sums of products of literals and whole powers. Nothing is evaluated by Python, a
 """
 
 import math
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 from amp_core.schema import RunError
@@ -18,6 +20,8 @@ Number = Fraction | float
 LONGEST = 60
 LARGEST_POWER = 5000
 """Beyond the range of every format; larger powers would only cost time."""
+MOST_BITS = 20_000
+"""Of a numerator or denominator: 10^5000 has 16,610. Sums of thousands of longer ones would take minutes."""
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)|(\*\*|[-+*/^]))", re.IGNORECASE)
 _WRITTEN = str.maketrans({"−": "-", "×": "*", "·": "*", "∞": "inf", ",": None, "_": None})
@@ -42,14 +46,31 @@ def parse_number(text: str) -> Number:
     value = _sum(tokens, text)
     if tokens:
         raise _not_a_number(text)
+    if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
+        raise RunError(f"number={text!r} has too many digits; give one of fewer than {LARGEST_POWER}")
     return value
+
+
+def is_finite(number: Number) -> bool:
+    """Whether it is neither infinite nor NaN; `math.isfinite` fails for fractions beyond the range of a float."""
+    return isinstance(number, Fraction) or math.isfinite(number)
+
+
+def computed(operation: Callable[[Number, Number], Number], a: Number, b: Number) -> Number:
+    """A sum, difference, product or quotient of `a` and `b`; of what is not finite as floats have it."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return operation(a, b)
+    # Beside infinity or NaN the sign alone of the other one counts, which may be beyond the range of a float.
+    left, right = (float((n > 0) - (n < 0)) if isinstance(n, Fraction) else n for n in (a, b))
+    value = operation(left, right)
+    return value if not math.isfinite(value) else Fraction(value)
 
 
 def _sum(tokens: list[str], text: str) -> Number:
     total = _product(tokens, text)
     while tokens and tokens[0] in "+-":
-        sign = -1 if tokens.pop(0) == "-" else 1
-        total = total + sign * _product(tokens, text)
+        operation = operator.sub if tokens.pop(0) == "-" else operator.add
+        total = computed(operation, total, _product(tokens, text))
     return total
 
 
@@ -60,7 +81,7 @@ def _product(tokens: list[str], text: str) -> Number:
         other = _power(tokens, text)
         if divide and other == 0:
             raise RunError(f"number={text!r} divides by 0; give a divisor that is not 0")
-        value = value / other if divide else value * other
+        value = computed(operator.truediv if divide else operator.mul, value, other)
     return value
 
 
@@ -74,7 +95,7 @@ def _power(tokens: list[str], text: str) -> Number:
         if tokens and tokens[0] in "+-":
             tokens.pop(0)
         exponent = sign * _literal(tokens, text)
-        if not math.isfinite(base) or not math.isfinite(exponent) or Fraction(exponent).denominator != 1:
+        if not is_finite(base) or not is_finite(exponent) or Fraction(exponent).denominator != 1:
             raise RunError(f"number={text!r} has a power that is no whole one; give one such as 2^-24")
         if abs(exponent) > LARGEST_POWER or (base == 0 and exponent < 0) or not -(10**6) <= base <= 10**6:
             raise RunError(f"number={text!r} has a power out of range; give exponents up to {LARGEST_POWER}")

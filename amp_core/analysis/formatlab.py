@@ -12,13 +12,14 @@ subnormals. What is too large becomes infinite; e4m3, which has no infinity, kee
 """
 
 import math
+import operator
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._number import Number, parse_number
+from amp_core.analysis._number import Number, computed, is_finite, parse_number
 from amp_core.formats import FORMATS, Format
 from amp_core.schema import RunError
 
@@ -80,26 +81,27 @@ class Scaling:
 
 def rounded(number: Number, form: Format) -> float:
     """`number` as `form` stores it."""
-    if not math.isfinite(number):
+    if not is_finite(number):
         return math.copysign(form.max_value, number) if math.isinf(number) and not form.has_inf else float(number)
     exact = Fraction(number)
     if exact == 0:
         return 0.0
-    quantum = max(_exponent(exact), form.min_normal_exponent) - form.mantissa_bits
-    steps = round(exact / Fraction(2) ** quantum)  # a fraction rounds to even
-    kept = steps * Fraction(2) ** quantum
-    if abs(kept) > Fraction(form.max_value):
+    exponent = _exponent(exact)
+    beyond = exponent >= math.frexp(form.max_value)[1]  # told at once: dividing thousands of digits takes long
+    quantum = max(exponent, form.min_normal_exponent) - form.mantissa_bits
+    kept = exact if beyond else round(exact / Fraction(2) ** quantum) * Fraction(2) ** quantum  # rounds to even
+    if beyond or abs(kept) > Fraction(form.max_value):
         size = math.inf if form.has_inf else form.max_value
     else:
         size = float(abs(kept))  # exact: every format is a part of float64
-    return math.copysign(size, exact)
+    return -size if exact < 0 else size
 
 
 def kind_of(number: Number, stored: float, form: Format) -> str:
     """zero, underflow (it was no zero), subnormal, normal, overflow (it was finite), inf or nan."""
-    if math.isnan(number):
-        return "nan"
-    if math.isinf(number):
+    if not is_finite(number):
+        if number != number:
+            return "nan"
         return "inf" if form.has_inf else "overflow"
     if math.isinf(stored) or (not form.has_inf and abs(Fraction(number)) > Fraction(form.overflow_threshold)):
         return "overflow"
@@ -124,7 +126,8 @@ def neighbours(value: float, form: Format) -> tuple[float, float]:
 
 def held(number: Number) -> pd.DataFrame:
     """One row per format of `FORMATS`: format, label, sign, exponent, mantissa (bits), value, below, above (stored
-    value and its neighbours), abs_error, rel_error (NaN where not defined), kind (see `kind_of`)."""
+    value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN where not defined; as
+    float64, so that 0 may stand for an error that is below its range), kind (see `kind_of`)."""
     rows = []
     for form in FORMATS.values():
         value = rounded(number, form)
@@ -141,7 +144,8 @@ def held(number: Number) -> pd.DataFrame:
                 "value": value,
                 "below": below,
                 "above": above,
-                "abs_error": error,
+                "exact": error == 0,
+                "abs_error": _as_float(error),
                 "rel_error": _relative(error, number),
                 "kind": kind_of(number, value, form),
             }
@@ -152,7 +156,7 @@ def held(number: Number) -> pd.DataFrame:
 def scaling(number: Number, log2_scale: int, form: Format) -> Scaling:
     """What a loss scale of 2^`log2_scale` does to a gradient that is rounded to `form` in backward."""
     factor = Fraction(2) ** log2_scale
-    scaled: Number = Fraction(number) * factor if math.isfinite(number) else number
+    scaled: Number = Fraction(number) * factor if is_finite(number) else number
     plain, stored = rounded(number, form), rounded(scaled, form)
     unscaled = rounded(Fraction(stored) / factor, FORMATS["fp32"]) if math.isfinite(stored) else stored
     return Scaling(
@@ -179,7 +183,7 @@ def combined(a: Number, b: Number, operation: str, form: Format) -> Operation:
     else:
         exact = first + second if operation == "+" else first * second
     stored = rounded(exact, form)
-    changed = not (stored == exact or math.isnan(exact))
+    changed = not (stored == exact or exact != exact)
     without_effect = operation == "+" and changed and stored == first
     return Operation(first, second, exact, stored, kind_of(exact, stored, form), changed, without_effect)
 
@@ -200,8 +204,10 @@ def accumulated(start: Number, addend: Number, count: int, form: Format) -> pd.D
             sums += [total] * (count + 1 - len(sums))
         else:
             sums.append(total)
-    exact = [_as_float(start + n * addend) if math.isfinite(start) and math.isfinite(addend) else start + addend
-             for n in range(count + 1)]  # fmt: skip
+    if is_finite(start) and is_finite(addend):
+        exact = [_as_float(start + n * addend) for n in range(count + 1)]
+    else:
+        exact = [_as_float(computed(operator.add, start, addend))] * (count + 1)
     return pd.DataFrame({"count": np.arange(count + 1), "stored": sums, "exact": np.array(exact, dtype=np.float64)})
 
 
@@ -266,16 +272,17 @@ def _stepped(value: float, step: int, form: Format) -> float:
     return -found if place < 0 else found
 
 
-def _error(number: Number, value: float) -> float:
-    if not (math.isfinite(number) and math.isfinite(value)):
-        return 0.0 if number == value else math.inf if math.isfinite(number) else math.nan
-    return _as_float(abs(Fraction(value) - Fraction(number)))
+def _error(number: Number, value: float) -> Number:
+    """How far `value` is from the number, exactly."""
+    if is_finite(number) and math.isfinite(value):
+        return abs(Fraction(value) - Fraction(number))
+    return 0.0 if number == value else math.inf if is_finite(number) else math.nan
 
 
-def _relative(error: float, number: Number) -> float:
-    if not math.isfinite(number) or number == 0:
+def _relative(error: Number, number: Number) -> float:
+    if not is_finite(number) or number == 0:
         return math.nan
-    return _as_float(Fraction(error) / abs(Fraction(number))) if math.isfinite(error) else math.inf
+    return _as_float(Fraction(error) / abs(Fraction(number))) if is_finite(error) else math.inf
 
 
 def _as_float(number: Number) -> float:

@@ -211,3 +211,36 @@ def test_ranges_of_formats() -> None:
     ranges = format_ranges().set_index("format")
     assert ranges.loc["fp16", "powers"] == 40 and ranges.loc["fp32", "powers"] == 277
     assert ranges.loc["bf16", ["normal_low", "top"]].tolist() == pytest.approx([-126, 128], abs=0.01)
+
+
+FAR = ["1e999", "-1e999", "2^1024", "1e308*10", "1e4000", "1e-330", "-1e-400", "1e-4000", "1e999*inf", "1e999-inf"]
+
+
+@pytest.mark.parametrize("text", FAR)
+def test_numbers_beyond_the_range_of_a_float_are_held_as_each_format_says(text: str) -> None:
+    number = parse_number(text)
+    table = held(number)
+    huge, sign = number != 0 and not -1 < number < 1, 1 if number > 0 else -1
+    for row in table.itertuples():
+        form = FORMATS[row.format]
+        largest = math.inf if form.has_inf else form.max_value
+        assert row.value == (sign * largest if huge else 0) and math.copysign(1, row.value) == sign
+        assert row.kind in (("overflow", "inf") if huge else ("underflow",))
+        assert row.exact == (math.isinf(number) and form.has_inf if isinstance(number, float) else False)
+    for form in FORMATS.values():
+        assert combined(number, number, "+", form).stored == table.set_index("format").loc[form.name, "value"]
+        assert len(accumulated(number, number, 3, form)) == 4
+    assert scaling(number, 16, FP16).stored == sign * (math.inf if huge else 0)
+
+
+def test_an_error_below_the_range_of_a_float_is_no_equality() -> None:
+    table = held(parse_number("1e-400"))
+    assert not table["exact"].any() and (table["rel_error"] == 1).all()
+    assert not held(parse_number("1 + 2^-1100"))["exact"].any()
+    assert held(parse_number("2^-1074")).set_index("format")["exact"].to_dict()["fp64"]
+
+
+@pytest.mark.parametrize("text", ["999999^5000", "1e5000*1e5000", "1e-5000+1e5000"])
+def test_numbers_of_too_many_digits_are_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(RunError, match="too many digits; give one of fewer than 5000"):
+        parse_number(text)

@@ -159,3 +159,43 @@ def test_its_tables_are_offered_as_files(open_app):
     assert {"What a loss scale does to the number in FP16.", "What is said of formats, and what is so."} <= set(offered)
     for frame in offered.values():
         assert len(as_csv(frame)) > 50 and as_parquet(frame)[:4] == b"PAR1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("1e999", "none of the formats; too large for FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
+        ("-1e999", "none of the formats; too large for FP64"),
+        ("2^1024", "none of the formats; too large for FP64"),
+        ("1e308*10", "none of the formats; too large for FP64"),
+        ("1e4000", "none of the formats; too large for FP64"),
+        ("1e-330", "none of the formats; becomes 0 in FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
+        ("-1e-400", "none of the formats; becomes 0 in FP64"),
+        ("1 + 2^-1100", "exactly itself in none of the formats."),
+        ("-inf", "-inf is a value of its own in FP64"),
+    ],
+)
+def test_numbers_beyond_the_range_of_a_float_are_held_too(open_app, typed, said):
+    app = open_app(LAB, number=typed)
+    assert not app.exception and said in words(app)
+    for name in ("a", "b"):
+        field(app, name).set_value(typed).run()
+        assert not app.exception
+    field(app, "format").set_value("fp64")
+    next(e for e in app.get("button_group") if e.key == "lab.operation").set_value("×").run()
+    assert not app.exception
+
+
+@pytest.mark.parametrize("typed", ["9" * 400, "1e999999999", "999999^5000"])
+def test_numbers_that_would_take_long_are_refused_at_once(open_app, typed):
+    app = open_app(LAB, number=typed)
+    assert not app.exception and len(app.error) == 1 and "; give " in app.error[0].value
+
+
+def test_what_lies_beyond_a_float_is_written_with_its_power(open_app):
+    app = open_app(LAB, number="1e999", sum="fp64,1e308,×,-1e300")
+    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10¹⁰⁰³", "exactly")
+    assert "= −1.0000 × 10⁶⁰⁸; FP64 keeps −∞: overflow" in words(app).replace("*", "")
+    field(app, "number").set_value("1e-400").run()
+    assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exactly")
+    assert row(app, "FP64")["Absolute error"] == "nearly 0" and row(app, "FP64")["Relative error"] == "100 %"

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
 
 import pandas as pd
 import streamlit as st
@@ -24,6 +26,8 @@ COLUMNS = {
     "Absolute error": st.column_config.TextColumn(alignment="right"),
     "Relative error": st.column_config.TextColumn(alignment="right", help="Error over the number itself"),
 }
+NEARLY = "nearly 0"
+"""An error below the range of the float64 that it is given as."""
 VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
 
 
@@ -37,7 +41,7 @@ def verdict(typed: str, table: pd.DataFrame) -> str:
         beside = f"; {rest} has no infinity and takes its largest value" if rest else ""
         return f"{number} is a value of its own in {which}{beside}."
     parts = []
-    exact = table["abs_error"] == 0
+    exact = table["exact"]
     parts.append(
         f"exactly itself in {labels(table, exact)}" if exact.any() else "exactly itself in none of the formats"
     )
@@ -64,6 +68,7 @@ def bit_rows(table: pd.DataFrame) -> str:
 
 def table(found: pd.DataFrame) -> pd.DataFrame:
     """Stored value, neighbours and errors as people read them."""
+    rows = list(found.itertuples())
     return pd.DataFrame(
         {
             "Format": found["label"],
@@ -71,8 +76,10 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
             "Stored value": [words.exactly(v) for v in found["value"]],
             "Next below": [words.exactly(v) for v in found["below"]],
             "Next above": [words.exactly(v) for v in found["above"]],
-            "Absolute error": [words.number(v) for v in found["abs_error"]],
-            "Relative error": [words.percent(v) for v in found["rel_error"]],
+            "Absolute error": [NEARLY if r.abs_error == 0 and not r.exact else words.number(r.abs_error) for r in rows],
+            "Relative error": [
+                NEARLY if r.rel_error == 0 and not r.exact else words.percent(r.rel_error) for r in rows
+            ],
         }
     )
 
@@ -86,7 +93,7 @@ def trip(found: Scaling, power: int) -> pd.DataFrame:
             words.number(found.plain, digits=5),
             f"{KINDS[found.plain_kind]}, {error(found.plain_rel_error)}",
         ),
-        (f"Times {scale}", words.number(float(found.scaled), digits=5), "exactly"),
+        (f"Times {scale}", written(found.scaled), "exactly"),
         ("Rounded to FP16", words.number(found.stored, digits=5), KINDS[found.stored_kind]),
         (f"Divided by {scale} in FP32", words.number(found.unscaled, digits=5), error(found.rel_error)),
     ]
@@ -121,12 +128,24 @@ def error(value: float) -> str:
 
 def mark(label: str, number: Number) -> tuple[str, float] | None:
     """A place on the axis of magnitudes; None for what has none there."""
-    return None if number == 0 or not math.isfinite(number) else (label, math.log2(abs(number)))
+    if number == 0 or not isinstance(number, Fraction):
+        return None
+    return label, math.log2(abs(number.numerator)) - math.log2(number.denominator)
+
+
+def written(number: Number, exactly: bool = False) -> str:
+    """A number in words, to five digits or with all of those of a float64; also one beyond the range of these."""
+    if isinstance(number, Fraction) and number != 0:
+        power = abs(number.numerator).bit_length() - number.denominator.bit_length()
+        if not -1070 < power < 1023:
+            mantissa, _, exponent = f"{Decimal(number.numerator) / number.denominator:.4e}".partition("e")
+            return words.raised(f"{mantissa} × 10^{int(exponent)}").replace("-", "−")
+    return words.exactly(float(number)) if exactly else words.number(float(number), digits=5)
 
 
 def operation(found: Operation, sign: str, label: str) -> str:
     """One sum or product, and what rounding did to it."""
-    exact = words.exactly(float(found.exact))
+    exact = written(found.exact, exactly=True)
     said = f"{words.exactly(found.a)} {sign} {words.exactly(found.b)} = {exact}; {label} keeps "
     said = words.escape(f"{said}{words.exactly(found.stored)}")
     if found.without_effect:
