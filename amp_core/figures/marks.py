@@ -1,8 +1,10 @@
 """Skipped steps and phases of a run, marked along the bottom of a figure over steps.
 
 >>> with_marks(loss_figure(curves), step_marks(run), "step")
->>> with_marks(loss_figure(curves), step_marks(run), "step", of="fp16", hue=recipe_colour("fp16"), row=1)
+>>> with_rows(loss_figure(curves), [(run.name, step_marks(run), recipe_colour("fp16")) for run in runs], "step")
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,8 @@ _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase ch
 
 ROW = 0.05
 """Height of a row of marks, as a share of the plot's, but no lower than a mark, which it would cut off."""
+ROWS = 3
+"""Rows of marks below the curves; each further one makes the figure higher, so that the curves keep their room."""
 _MARK, _AROUND = 12, 155
 """Pixels of a mark, and of what stands above and below the plot of a figure."""
 MANY = 40
@@ -33,12 +37,13 @@ def with_marks(
     of: str | None = None,
     hue: str | None = None,
     row: int = 0,
+    each: float | None = None,
 ) -> go.Figure:
     """`figure` once more, with a strip of marks from `step_marks` below its plot; `x` is `step`, `samples` or `time_s`.
 
     They stand on an axis of their own, so they cover nothing, the range of the figure's own values does not move, and
     zooming keeps them. In a figure of several runs each has a `row` of its own, the first given first, in its colour
-    `hue`, under its name `of`.
+    `hue`, under its name `of`; `each` is the share of the plot that a row takes.
     """
     if not len(marks) or not figure.data:
         return figure
@@ -79,12 +84,35 @@ def with_marks(
     if not said:
         return figure
     layout = marked.layout
-    each = max(ROW, _MARK / max(layout["height"] - _AROUND, 4 * _MARK))
+    each = each or max(ROW, _MARK / max(layout["height"] - _AROUND, 4 * _MARK))
     top = each * (row + 1)
-    marked.xaxis(anchor=f"y{_FIRST_AXIS}")
-    marked.yaxis(domain=[top + each / 2, 1])
+    strips = [int(name[5:]) for name, _ in marked.axes() if name[5:].isdigit() and int(name[5:]) >= _FIRST_AXIS]
+    marked.xaxis(anchor=f"y{min([axis, *strips])}")  # the lowest there is: not every run has marks
+    marked.yaxis(domain=[max(top + each / 2, layout.get("yaxis", {}).get("domain", [0.0])[0]), 1])
     alt = f"{layout['meta']['alt'].rstrip('.')}; {', '.join(said)}."
     strip = {"domain": [each * row, top], "range": [0, 1], "visible": False, "fixedrange": True}
     put(marked, meta={"alt": alt}, **{f"yaxis{axis}": strip})
     layout["margin"]["b"] += legend_px(marked.data) - legend_px(marked.data[: len(figure.data)])
     return marked.made()
+
+
+def with_rows(
+    figure: go.Figure,
+    runs: Iterable[tuple[str, pd.DataFrame, str]],
+    x: str = "step",
+    dark: bool = False,
+) -> go.Figure:
+    """The marks of several `runs`, each its name, its `step_marks` and its colour, in a row each, the first lowest.
+
+    A run without marks takes no row. Runs of one recipe have one colour, so no two share a row.
+    """
+    marked = [(name, marks, hue) for name, marks, hue in runs if marks[x].notna().any()]
+    if not marked or not figure.data:
+        return figure
+    drawn = Sketch.of(figure)
+    around = max(_AROUND, drawn.layout["margin"]["t"] + drawn.layout["margin"]["b"])  # many runs have a high legend
+    drawn.layout["height"] += around - _AROUND + _MARK * max(0, len(marked) - ROWS)
+    each, figure = _MARK / (drawn.layout["height"] - around), drawn.made()
+    for row, (name, marks, hue) in enumerate(marked):
+        figure = with_marks(figure, marks, x, dark, of=name, hue=hue, row=row, each=each)
+    return figure

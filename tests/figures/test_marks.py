@@ -1,10 +1,12 @@
 """Marks of skipped steps: on an axis of their own, told in the alternative text, and none where there is nothing."""
 
+import itertools
+
 import pandas as pd
 import pytest
 
 from amp_core.figures import loss_figure
-from amp_core.figures.marks import with_marks
+from amp_core.figures.marks import ROWS, with_marks, with_rows
 
 CURVE = pd.DataFrame({"run": "a", "precision": "fp16", "step": range(4), "loss": 2.0, "smooth": 2.0})
 
@@ -62,3 +64,40 @@ def test_many_skipped_steps_are_strokes_of_one_line_and_each_still_tells_its_ste
     assert strokes.customdata[1::3].tolist() == list(range(100)) and ": step skipped<" in strokes.hovertemplate
     assert (strokes.y[::3] < 0).all() and (strokes.y[2::3] < 0).all()  # one path: between strokes it is cut off
     assert ((strokes.y[1::3] > 0) & (strokes.y[1::3] < 1)).all()
+
+
+def domains(figure):
+    """Bottom and top of each strip, the lowest first, and of the plot of the curves."""
+    layout = figure.layout.to_plotly_json()
+    return [
+        layout[name]["domain"] for name in sorted((n for n in layout if n[:5] == "yaxis"), key=lambda n: n[5:].zfill(2))
+    ]
+
+
+@pytest.mark.parametrize("count", [2, ROWS, ROWS + 1, 9, 15])
+def test_the_marks_of_many_runs_have_a_row_each_below_the_curves_which_keep_their_room(count):
+    runs = [(f"run {i}", marks(), "#112233") for i in range(count)]
+    drawn = with_rows(loss_figure(CURVE), runs)
+    curves, *strips = domains(drawn)
+    assert len(strips) == count and all(low < high for low, high in strips)
+    assert all(below[1] == pytest.approx(above[0]) for below, above in itertools.pairwise(strips))
+    assert strips[-1][1] < curves[0]
+    plot = drawn.layout.height - 155
+    assert (strips[0][1] - strips[0][0]) * plot >= 12 - 1e-9 and (curves[1] - curves[0]) * plot >= 0.7 * (360 - 155)
+
+
+def test_a_row_drawn_after_higher_ones_does_not_put_the_curves_over_them():
+    drawn = loss_figure(CURVE)
+    for row in (ROWS, 0):
+        drawn = with_marks(drawn, marks(), of=f"run {row}", hue="#112233", row=row)
+    curves, low, high = domains(drawn)
+    assert low[1] < high[1] < curves[0]
+
+
+def test_steps_stand_below_the_lowest_row_that_is_there():
+    second = with_marks(loss_figure(CURVE), marks(), of="second", hue="#445566", row=1)
+    assert second.layout.xaxis.anchor == "y10" and len(domains(second)) == 2
+    both = with_marks(second, marks(), of="first", hue="#112233", row=0)
+    assert both.layout.xaxis.anchor == "y9"
+    skipped = with_rows(loss_figure(CURVE), [("a", marks().iloc[:0], "#112233"), ("b", marks(), "#445566")])
+    assert skipped.layout.xaxis.anchor == "y9" and len(domains(skipped)) == 2  # no row for a run without marks

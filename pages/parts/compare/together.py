@@ -15,7 +15,7 @@ import streamlit as st
 from amp_core import Run, RunError, jobs
 from amp_core.analysis import labelled, loss_curves, noise_band, overview, step_marks
 from amp_core.figures import loss_figure
-from amp_core.figures.marks import with_marks
+from amp_core.figures.marks import with_rows
 from amp_core.figures.style import recipe_colour
 from pages.parts import charts, live, loaders, words
 from pages.parts.shelf.library import Entry
@@ -24,8 +24,6 @@ from pages.parts.start import queue
 X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
 POINTS = 2000
 """Points of a curve; `live.POINTS` while it grows."""
-ROWS = 6
-"""Rows of marks below the curves; more would cover them, so further runs share them."""
 
 
 def losses(runs: Sequence[Run], points: int = POINTS) -> None:
@@ -39,9 +37,11 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
     curves = loaders.analysed(loss_curves, runs, x, most=points)
     figure = loss_figure(curves, dark=dark, log=log, band=loaders.analysed(noise_band, runs, x))
     recipes = dict(zip(curves["run"], curves["precision"], strict=True))
-    for place, (name, run) in enumerate(zip(labelled(runs), runs, strict=True)):
-        marks, hue = loaders.analysed(step_marks, run), recipe_colour(recipes.get(name), dark)
-        figure = with_marks(figure, marks, x, dark, of=name, hue=hue, row=place % ROWS)
+    marks = [
+        (name, loaders.analysed(step_marks, run), recipe_colour(recipes.get(name), dark))
+        for name, run in zip(labelled(runs), runs, strict=True)
+    ]
+    figure = with_rows(figure, marks, x, dark)
     charts.show(figure, "compare.loss")
 
 
