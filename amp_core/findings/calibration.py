@@ -50,6 +50,10 @@ def calibration_skips(run: Run) -> list[Finding]:
             steps=(first, last),
             value=float(summary.skips),
             unit="skipped steps",
+            advice=(
+                "This is how a GradScaler works: it starts high, backs off at an overflow, and tries a larger scale "
+                "after each growth interval. Nothing needs to change."
+            ),
         )
     ]
 

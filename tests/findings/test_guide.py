@@ -1,8 +1,14 @@
 """The guide: an entry for each code that says what it is, what shows it, from where on, and what repairs it."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+from amp_core import diagnose, findings, load_run
 from amp_core.findings import FAMILIES, GUIDE, SEVERITIES, Entry
+from tests.synthetic import SAMPLES
 
 
 @pytest.mark.parametrize("entry", GUIDE.values(), ids=lambda e: e.code)
@@ -19,3 +25,25 @@ def test_an_entry_says_what_shows_it_and_what_repairs_it(entry: Entry) -> None:
 
 def test_every_code_is_in_one_family() -> None:
     assert sum(len(entries) for entries in FAMILIES.values()) == len(GUIDE) == 50
+
+
+def graded() -> set[str]:
+    """Codes that a rule finds as more than one severity."""
+    rules = [ast.parse(path.read_text()) for path in Path(findings.__file__).parent.glob("*.py")]
+    calls = [node for tree in rules for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "found"]
+    return {call.args[0].value for call in named if any(keyword.arg == "severity" for keyword in call.keywords)}
+
+
+@pytest.mark.parametrize("code", sorted(graded()))
+def test_an_entry_says_when_a_finding_is_of_another_severity(code: str) -> None:
+    assert re.search("An error|[Aa] warning|[Aa] remark", GUIDE[code].threshold)
+
+
+def test_calibration_tells_what_to_do_of_a_warning_and_of_none() -> None:
+    info = next(f for f in diagnose(load_run(SAMPLES["fp16-healthy"])) if f.code == "calibration-skips")
+    warning = next(f for f in diagnose(load_run(SAMPLES["fp16-overflow"])) if f.code == "calibration-skips")
+    advice = GUIDE["calibration-skips"].advice
+    assert info.severity == "info" and info.advice.endswith("Nothing needs to change.")
+    assert warning.severity == "warning" and "growth_interval=2000" in warning.snippet
+    assert "Nothing needs to change" not in advice and "growth_interval=2000" in advice and "init_scale" in advice

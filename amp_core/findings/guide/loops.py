@@ -97,7 +97,8 @@ ENTRIES = (
         "warning",
         "The learning-rate schedule goes on at skipped steps, so it runs ahead of the weights.",
         "Scheduler calls, or changes of the learning rate, after skipped steps.",
-        "A schedule that moves with each step and moved at a skipped one (PyTorch warns of the same order).",
+        "A schedule that moves with each step and moved at a skipped one (PyTorch warns of the same order). A remark "
+        "where the loop works out the rate itself, from the number of the step: that is meant so.",
         "Each skip costs a step of warm-up or decay that no weight saw. Step the schedule only where the scale did "
         "not fall.",
         "before = scaler.get_scale()\n"
@@ -118,7 +119,8 @@ ENTRIES = (
         "updated once for each.",
         "Which optimizer's gradients were not finite, and how many updates there are per iteration.",
         "After the first 25 steps, skips of one optimizer alone that are more than growths; or an update after every "
-        "optimizer in turn (torch.amp examples: update once, after all optimizers).",
+        "optimizer in turn (torch.amp examples: update once, after all optimizers), which is a remark in loops of "
+        "Accelerate and Lightning: theirs do so by design.",
         "`update()` adds up what all optimizers found, so one of them decides the scale of the others. Call it once "
         "at the end of the iteration, or give optimizers with losses of their own a scaler each.",
         "scaler_a = torch.amp.GradScaler(device_type)\n"
@@ -194,7 +196,7 @@ ENTRIES = (
         "Anomaly mode is on with a scaler: overflow that the scaler would have skipped ends the run, and every step is "
         "slow.",
         "Anomaly mode at backward; the error that it raised.",
-        "Both at once.",
+        "Both at once. An error where it ended the run.",
         "Scaled gradients overflow now and then by design, and anomaly mode takes that for an error. Turn it off, or "
         "on only for the few steps that you look into, once the scale has settled.",
         "torch.autograd.set_detect_anomaly(False)",

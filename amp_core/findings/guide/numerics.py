@@ -152,7 +152,7 @@ ENTRIES = (
         "warning",
         "Activation checkpointing computes a module again in another dtype than the first time.",
         "dtypes of outputs in forward and in the recomputation; the error of torch.utils.checkpoint.",
-        "Any difference: gradients are then those of another function.",
+        "Any difference: gradients are then those of another function. An error where the run ended of it.",
         "The recomputation runs under other autocast settings than forward did. Use torch's checkpoint, which keeps "
         "them, and open no other autocast region around backward.",
         "from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
@@ -163,7 +163,8 @@ ENTRIES = (
         "warning",
         "backward() is called inside the autocast region.",
         "Autocast at the call of backward.",
-        "Once. torch.amp: backward under autocast is not recommended; operators run in the dtypes of forward anyway.",
+        "Once. torch.amp: backward under autocast is not recommended; operators run in the dtypes of forward anyway. A "
+        "remark in Lightning's manual optimization, which does so by design.",
         "Operators of backward that have no counterpart in forward are cast again, which costs time and can overflow. "
         "Close the region before backward.",
         LOOP,

@@ -19,12 +19,15 @@ ENTRIES = (
     Entry(
         "calibration-skips",
         "info",
-        "The scaler skips steps while it finds its scale, and once after a growth. That is its way of working.",
+        "The scaler skips steps while it finds its scale, and once after a growth. That is its way of working, as "
+        "long as it costs few steps.",
         "Steps whose gradients were not finite, with the scale before and after.",
         "Skips that begin in the first 25 steps (from 2^16 to 1 takes 16), later ones no more than growths. A warning "
-        "where growing costs more than 2 % of the steps: PyTorch expects one skip in some hundreds.",
-        "This is how a GradScaler works: it starts high, backs off at an overflow, and tries a larger scale after each "
-        "growth interval. Nothing needs to change.",
+        "where growing costs more than 2 % of the steps, as PyTorch expects one skip in some hundreds, or where the "
+        "first scale took more than 25 halvings.",
+        "An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger scale after "
+        "each growth interval. A warning costs a batch at each skip: use the default `growth_interval=2000` where the "
+        "scale grows too often, and `init_scale=2.0**16` where it began too high.",
     ),
     Entry(
         "scale-collapse",
@@ -32,7 +35,7 @@ ENTRIES = (
         "Step after step is skipped and the loss scale falls below 1: gradients are not finite at any scale.",
         "Consecutive skips, the scale, and whether the forward pass itself was finite.",
         "5 skips in a row and a scale below 1, where scaling only shrinks gradients. PyTorch's GradScaler says that a "
-        "scale below 1 means that float16 cannot hold the gradients.",
+        "scale below 1 means that float16 cannot hold the gradients. A warning where the last steps were made again.",
         "A smaller loss scale no longer helps: gradients are not finite whatever they are multiplied by, so the "
         "overflow is in the forward pass, the data or the learning rate. Check that the loss is finite, keep the "
         "module where it overflows in float32, or use bfloat16.",
@@ -66,7 +69,8 @@ ENTRIES = (
         "error",
         "Training in float16 without a loss scale: small gradients become zero, and nothing says so.",
         "The dtype of autocast, and whether a scaler scaled by anything but 1.",
-        "FP16 autocast and no scale other than 1. FP16 rounds what is below 2^-25 to zero.",
+        "FP16 autocast and no scale other than 1. FP16 rounds what is below 2^-25 to zero. A "
+        "warning where there is a scaler that `watch` was not given: call it after the scaler is made.",
         "Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a GradScaler "
         "lifts them above that before backward. Add one with its usual first scale of 2^16, or use bfloat16, which "
         "needs none.",

@@ -8,7 +8,8 @@ ENTRIES = (
         "warning",
         "The FP32 run that others are held against already uses TF32, so mixed precision looks as if it gained little.",
         "Kernels of precision tf32 in an FP32 run; torch's TF32 switches on a GPU that has it.",
-        "One such kernel, or a switch that is on (compute capability 8.0 or newer).",
+        "One such kernel, or a switch that is on (compute capability 8.0 or newer). A remark for a trace, which does "
+        "not say whether TF32 was meant.",
         "TF32 runs matrix products on tensor cores with 10 bits of mantissa, up to 8 times as fast as FP32. Turn it "
         "off for a fair baseline, or name the baseline TF32.",
         "torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
