@@ -195,6 +195,11 @@ def makes_runs(folder: str | os.PathLike[str]) -> bool:
         return False
 
 
+def folder_name(name: str) -> str:
+    """`name` as `start` cleans it: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
+    return re.sub(r"[^\w.]+", "-", name).strip(".-_")[:60].rstrip(".-_")
+
+
 def device_of(config: TrainConfig) -> str:
     """The device that `config` will train on, as far as can be told without torch: `cpu` or `cuda:N`."""
     if config.device == "auto":
@@ -282,8 +287,8 @@ def _await_process(folder: Path) -> None:
 
 
 def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
-    given = _clean(name) if name is not None else ""
-    base = given or _clean(_described(config))
+    given = folder_name(name) if name is not None else ""
+    base = given or folder_name(_described(config))
     numbers = itertools.count(2 if given else 1)
     folder = runs_dir / (given or f"{base}-{next(numbers)}")
     try:
@@ -303,11 +308,6 @@ def _described(config: TrainConfig) -> str:
     own = config.own
     what = f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.resolved().size}"
     return f"{what}-{config.precision}"
-
-
-def _clean(name: str) -> str:
-    """`name` as a file name: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
-    return re.sub(r"[^\w.]+", "-", name).strip(".-_")[:60].rstrip(".-_")
 
 
 def _has_cuda() -> bool:

@@ -44,10 +44,10 @@ def test_names_are_readable_unique_and_never_paths(runs: Path, stand_in: Callabl
         "digits-cnn-tiny-fp16-3",
     ]
     assert sorted(p.name for p in runs.iterdir()) == sorted(names)
-    long = jobs._clean("n" * 500)
+    long = jobs.folder_name("n" * 500)
     assert len(long) == 60
     own = dataclasses.replace(CPU, workload="some where/my file.py:make", precision="bf16")
-    assert jobs._clean(jobs._described(own)) == "my-file-make-bf16"
+    assert jobs.folder_name(jobs._described(own)) == "my-file-make-bf16"
 
 
 def test_listing_is_newest_first_and_empty_without_a_folder(runs: Path, stand_in: Callable[[str], list[str]]) -> None:

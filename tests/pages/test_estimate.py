@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from amp_core.labels import label_of
 from tests.pages.conftest import words
 from tests.pages.test_start_run import START, field, started, submit  # noqa: F401 - a fixture
@@ -55,3 +57,13 @@ def test_the_form_says_the_command_that_does_the_same(home, open_app):
     assert all("--workload text-gpt" in line and "--size tiny" in line and "--steps 30" in line for line in lines)
     field(app, "steps").set_value(-1).run()
     assert not any("--size" in code.value for code in app.code)
+
+
+@pytest.mark.parametrize(("typed", "folder"), [("../../a/b ?", "a-b"), ("my first/ run?", "my-first-run")])
+def test_the_command_makes_the_folder_that_start_makes(home, open_app, typed, folder):
+    app = open_app(START)
+    field(app, "name").set_value(typed)
+    field(app, "precisions").set_value(["fp16", "bf16"]).run()
+    lines = next(code.value for code in app.code if "--out" in code.value and "my_task" not in code.value).splitlines()
+    outs = [line.split(" --out ")[1] for line in lines if " --out " in line]
+    assert outs == [f"{home.runs}/{folder}-fp16", f"{home.runs}/{folder}-bf16", f"{home.runs}/{folder}"]

@@ -82,7 +82,7 @@ def commands(state: Mapping[str, Any]) -> str:
         wanted = configs(state)
     except RunError:  # Start says it
         return ""
-    name = state.get("name") or ""
+    name = jobs.folder_name(state.get("name") or "")
     lines = []
     for config in wanted:
         said = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
