@@ -56,10 +56,22 @@ def aside(path: Path) -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
+def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> None:
+    """Raise `RunError` where `place` lies inside of a run's folder, whose files it would replace or be taken for."""
+    if is_address(place):
+        return
+    for folder in Path(place).resolve().parents:
+        if (folder / "run.json").is_file():
+            raise RunError(
+                f"{argument}={os.fspath(place)!r} lies inside of the run {str(folder)!r}; give a place outside of it"
+            )
+
+
 def check_new(out: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where `out` is an address, or holds something already."""
+    """Raise `RunError` where `out` is an address, lies inside of a run, or holds something already."""
     if is_address(out):
         raise RunError(f"out={os.fspath(out)!r} is an address; give a folder on this machine, and copy it from there")
+    check_outside_runs(out)
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")

@@ -18,8 +18,9 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amp_core._files import new_folder, replace_file
+from amp_core._files import check_outside_runs, new_folder, replace_file
 from amp_core._zips import open_zip
+from amp_core.addresses import Address
 from amp_core.run import Run, load_run
 from amp_core.schema import TABLES, RunError
 
@@ -37,10 +38,11 @@ def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None)
     """Write the run folder `run` as a zip, by default beside it as `<run>.zip`, and return its path.
 
     A run that is still being written is packed as far as it has come. An existing file is replaced only when the new
-    one is whole. Raises `RunError`.
+    one is whole, and only a zip. Raises `RunError`.
     """
     opened = load_run(run)
-    target = Path(out) if out is not None else Path(f"{os.fspath(run).rstrip('/')}.zip")
+    target = Path(out) if out is not None else _beside(opened)
+    _refuse_to_replace(target)
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:  # parquet is compressed already
@@ -59,6 +61,19 @@ def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None)
     return target
 
 
+def _beside(run: Run) -> Path:
+    if isinstance(run.path, Address):
+        raise RunError(f"run={str(run.path)!r} is an address, beside which no zip is written; give out, the file")
+    folder = run.path.resolve()  # `.` has no name to call the zip after
+    return folder.with_name(f"{folder.name}.zip")
+
+
+def _refuse_to_replace(target: Path) -> None:
+    check_outside_runs(target)
+    if target.is_file() and target.stat().st_size and not zipfile.is_zipfile(target):
+        raise RunError(f"out={str(target)!r} is a file of another kind; give a zip, or a file that does not exist yet")
+
+
 def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """Unpack the zip `file` into the new folder `out` and return it.
 
@@ -66,6 +81,7 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     too large, or where `out` exists already.
     """
     target = Path(out)
+    check_outside_runs(target)
     if target.exists():
         raise RunError(f"out={str(target)!r} exists already; give a folder that does not exist yet")
     refuse_hostile(file)

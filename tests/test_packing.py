@@ -16,11 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, _bounds, _source, _zips, load_run, packing
+from amp_core.interop.exporting import export
 from amp_core.packing import pack, unpack
 from amp_core.run import Run
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
 from tests.places import ROOT
+
+OLD = b"PK\x05\x06" + bytes(18)
+"""A zip with nothing in it."""
 
 
 def fill(writer: RunWriter) -> None:
@@ -102,7 +106,7 @@ def test_unknown_columns_and_rank_are_kept(tmp_path: Path) -> None:
 
 
 def test_failed_pack_leaves_the_old_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "out.zip").write_bytes(b"old")
+    (tmp_path / "out.zip").write_bytes(OLD)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -110,7 +114,7 @@ def test_failed_pack_leaves_the_old_file(finished: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
     with pytest.raises(RunError, match=r"out='.*out\.zip' cannot be written: No space left on device"):
         pack(finished, tmp_path / "out.zip")
-    assert (tmp_path / "out.zip").read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["a", "out.zip"]  # noqa: PTH208
+    assert (tmp_path / "out.zip").read_bytes() == OLD and sorted(os.listdir(tmp_path)) == ["a", "out.zip"]  # noqa: PTH208
 
 
 def test_existing_target_is_refused(finished: Path, tmp_path: Path) -> None:
@@ -360,3 +364,34 @@ def test_flipped_bytes_are_refused_or_harmless(finished: Path, tmp_path: Path) -
             refused += 1
             assert not (tmp_path / f"out-{i}").exists()
     assert refused > 75
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("out", ["run.json", "steps/00000.parquet", "new.zip"])
+def test_nothing_is_written_inside_of_a_run(finished: Path, tmp_path: Path, out: str) -> None:
+    before = held(finished)
+    with pytest.raises(RunError, match=r"out=.* lies inside of the run .*; give a place outside of it"):
+        pack(finished, finished / out)
+    file = pack(finished)
+    for write in (lambda: unpack(file, finished / "b"), lambda: export(load_run(finished), "csv", finished / "b")):
+        with pytest.raises(RunError, match="lies inside of the run"):
+            write()
+    assert held(finished) == before
+
+
+def test_the_zip_of_the_current_folder_lies_beside_it(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished)
+    assert pack(".") == tmp_path / "a.zip"
+
+
+def test_only_a_zip_is_replaced(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(RunError, match=r"out=.*thesis.tex' is a file of another kind"):
+        pack(finished, tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+    assert pack(finished, pack(finished)) == tmp_path / "a.zip"

@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from amp_core._files import check_outside_runs
 from amp_core.cli._strangers import RUN_HELP
 from amp_core.run import load_run
 from amp_core.schema import RunError
@@ -27,6 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     if out.is_dir() or not out.parent.is_dir():
         raise RunError(f"out={arguments.out!r} cannot be written; give a file in a folder that exists")
+    check_outside_runs(out)
+    if out.is_file() and not _is_html(out):
+        raise RunError(f"out={arguments.out!r} is a file of another kind; give an HTML file, or one to be made")
     runs = [load_run(folder) for folder in arguments.folders]
     for opened in runs:
         opened.validate(full=not opened.is_live)
@@ -43,3 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError(f"out={arguments.out!r} cannot be written: {error.strerror}") from None
     print(f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _is_html(file: Path) -> bool:
+    """Whether an earlier report may be in it; an empty file, as mktemp makes, is nobody's loss either."""
+    with file.open("rb") as opened:
+        begin = opened.read(100).lstrip().lower()
+    return not begin or begin.startswith((b"<!doctype html", b"<html"))

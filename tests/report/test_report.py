@@ -120,3 +120,16 @@ def test_the_command_writes_the_file_in_one_move(tmp_path, capsys):
     assert "2 runs" in capsys.readouterr().out
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_the_command_replaces_no_file_that_is_not_a_report(tmp_path, capsys):
+    run = write_rows(tmp_path / "run")
+    head = (run / "run.json").read_bytes()
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "run.json")]) == 2
+    assert "lies inside of the run" in capsys.readouterr().err
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "mine.txt")]) == 2
+    assert "is a file of another kind" in capsys.readouterr().err
+    assert (run / "run.json").read_bytes() == head and (tmp_path / "mine.txt").read_text() == "mine"
+    (tmp_path / "r.html").write_text("<!doctype html>")
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "r.html")]) == 0
