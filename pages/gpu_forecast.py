@@ -90,7 +90,7 @@ run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
     empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
-address.take("gpu", "forecast.gpus", lambda text: address.several(parts())(text) or None, GPUS)
+address.take("gpu", "forecast.gpus", address.several(parts()), GPUS)
 asked = st.multiselect("GPUs", parts(), key="forecast.gpus", persist_state="session")
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:

@@ -25,7 +25,7 @@ if entry is not None and entry.key in followed:
                 "pages/compare_runs.py",
                 label="Compare these runs" if len(together) > 1 else "Compare it with others",
                 icon=":material/compare_arrows:",
-                query_params={"with": together} if len(together) > 1 else None,
+                query_params=picker.beside(together) if len(together) > 1 else None,
             )
     comparisons.show_latest()
     batch.show_latest()

@@ -1,6 +1,6 @@
 """What a page shows, kept in its address: a copied link opens the same view.
 
-address.take("format", "ranges.formats", lambda text: [f for f in text.split(",") if f in LIMITS])
+address.take("format", "ranges.formats", address.several(LIMITS), ["fp16"])
 ...                                     # the widget with that key
 address.keep("format", "ranges.formats", ",".join(formats))
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
+
+from pages.parts import words
 
 AGAIN_S = 3.0
 """From when a field was set: for so long the browser may not have drawn it yet."""
@@ -45,6 +47,8 @@ def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) 
         value = parse(asked[:2000])
         if value is not None:
             settle(key, value)
+        elif asked != st.session_state.get(f"address.wrote.{name}"):
+            refuse(name, asked)
     if default is not None and st.session_state.get(key) is None:
         settle(key, default)
     elif key in st.session_state:
@@ -60,7 +64,31 @@ def keep(name: str, key: str, text: str) -> None:
         st.query_params[name] = text
     elif name in st.query_params:
         del st.query_params[name]
-    st.session_state[f"address.{key}"] = text or None
+    st.session_state[f"address.{key}"] = st.session_state[f"address.wrote.{name}"] = text or None
+
+
+def refuse(name: str, text: str) -> None:
+    """A link asks for what is not there: `tell` says so."""
+    st.session_state["address.refused"][name] = (text, time.monotonic())
+
+
+def begin(page: str) -> None:
+    """Before a page: what was refused on another one is forgotten."""
+    if st.session_state.get("address.page") != page:
+        st.session_state["address.page"] = page
+        st.session_state["address.refused"] = {}
+
+
+def tell() -> None:
+    """Above the page, once it has run: what its address asks for in vain; also in a pass that follows at once."""
+    refused: dict[str, tuple[str, float]] = st.session_state["address.refused"]
+    said = [f"{name}={text[:60]}" for name, (text, since) in refused.items() if time.monotonic() - since < AGAIN_S]
+    if said:
+        st.warning(
+            f"The address asks for {words.escape(' and '.join(said))}, which this page does not have; "
+            "it shows something else.",
+            icon=":material/link_off:",
+        )
 
 
 def choice(options: list[str]) -> Callable[[str], str | None]:
@@ -68,9 +96,9 @@ def choice(options: list[str]) -> Callable[[str], str | None]:
     return lambda text: text if text in options else None
 
 
-def several(options: list[str]) -> Callable[[str], list[str]]:
+def several(options: list[str]) -> Callable[[str], list[str] | None]:
     """A parser for some of `options`, with commas between."""
-    return lambda text: [one for one in text.split(",") if one in options]
+    return lambda text: [one for one in text.split(",") if one in options] or None
 
 
 def steps(text: str) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from amp_core import RunError
-from pages.parts import empty, look, memory_back, picker, signin, tables
+from pages.parts import address, empty, look, memory_back, picker, signin, tables
 from pages.parts.verdict import report
 
 
@@ -14,6 +14,10 @@ def show(page: StreamlitPage) -> None:
     signin.require()
     picker.show()
     tables.begin()
+    address.begin(page.url_path)
+    notes = st.container()
+    with notes:
+        picker.tell(page.url_path)
     try:
         page.run()
         with st.container(horizontal=True):
@@ -21,4 +25,7 @@ def show(page: StreamlitPage) -> None:
             tables.offer()
     except RunError as error:  # a run that cannot be read, wherever on the page that came to light
         empty.unreadable(error)
+    finally:  # a page may end before its last line
+        with notes:
+            address.tell()
     memory_back.soon()

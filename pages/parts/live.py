@@ -30,6 +30,7 @@ from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, me
 from amp_core.figures.marks import with_marks
 from pages.parts import cards, charts, head, loaders, memory_back, words
 from pages.parts.hardware import gauges
+from pages.parts.shelf import library
 from pages.parts.shelf.library import Entry
 from pages.parts.start import queue
 from pages.parts.verdict import findings
@@ -58,6 +59,15 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
     more_to_come = under_way or (with_queue and bool(queue.alive()))
     ticking = more_to_come and not paused
     st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking, paused)
+    if entry is not None and paused:
+        st.fragment(_until_it_ends, run_every=TICK_S)(entry.key)
+
+
+def _until_it_ends(key: str) -> None:
+    """While all stands still: what is said of the run, and its buttons, hold only as long as it goes on."""
+    now = library.listing().get(key)
+    if now is None or not now.under_way:
+        st.rerun()
 
 
 def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -> None:

@@ -22,12 +22,30 @@ def show() -> None:
             at_first = keys.index(st.session_state["run"])
             st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_turned)
             st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
-        if missing := st.session_state.pop("picker.missing", None):
-            st.warning(f"There is no run {words.escape(missing)} here; this is another one.")
+
+
+def tell(page: str) -> None:
+    """Above the page: the run that was asked for is not there, or not any more, and another one is shown. It is said
+    on that page until somebody chooses a run."""
+    missing, instead, where = st.session_state.get("picker.missing", ("", "", None))
+    if not missing:
+        return
+    if instead != st.session_state.get("run", "") or where not in (None, page):
+        del st.session_state["picker.missing"]
+        return
+    st.session_state["picker.missing"] = (missing, instead, page)
+    shown = chosen()
+    other = f" What follows is another run, {words.escape(label(shown))}." if shown is not None else ""
+    st.warning(f"There is no run {words.escape(missing)} here.{other}", icon=":material/link_off:")
 
 
 def _turned() -> None:
     st.session_state["picker.turn"] = st.session_state.get("picker.turn", 0) + 1
+
+
+def let_go(key: str) -> None:
+    """The run of that key was deleted here: that another one is shown needs no word."""
+    st.session_state["picker.let_go"] = key
 
 
 def choose(key: str) -> None:
@@ -65,15 +83,25 @@ def reference_first(keys: Iterable[str]) -> list[str]:
     return sorted(keys, key=lambda key: "fp32" not in key.rpartition("/")[2])
 
 
+def beside(keys: list[str]) -> dict[str, str | list[str]]:
+    """The address of Compare with these runs. All of it: what the page itself adds would be one more step for Back."""
+    return {"run": st.session_state["run"], "with": keys}
+
+
 def _follow_address(entries: dict[str, Entry]) -> None:
     """Take over a run from the address when someone put it there: a deep link, or the browser's Back."""
-    asked = st.query_params.get("run")
+    asked, missing = st.query_params.get("run"), None
     if asked and asked != st.session_state.get("picker.address"):
         if asked in entries:
             address.settle("run", asked)
         else:
-            st.session_state["picker.missing"] = asked
+            missing = asked
     # A pass that was under way when the run was renamed sends its old label, which is no choice any more: it stays.
     before = (st.session_state.get("run"), st.session_state.get("picker.address"))
     kept = next((key for key in before if key in entries), None)
-    address.settle("run", kept or library.preferred(entries) or next(iter(entries), ""))
+    if kept is None and before[1] and before[1] != st.session_state.get("picker.let_go"):
+        missing = missing or before[1]
+    shown = kept or library.preferred(entries) or next(iter(entries), "")
+    address.settle("run", shown)
+    if missing:
+        st.session_state["picker.missing"] = (missing, shown, None)

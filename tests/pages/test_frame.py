@@ -1,6 +1,7 @@
 """The frame: navigation, the run picker and the address, with and without runs."""
 
 import ast
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -86,7 +87,34 @@ def test_unknown_run_in_the_address_is_said_and_another_shown(home, open_app, as
     app = open_app(run=asked)
     assert not app.exception
     assert app.session_state["run"] == "run/here"
-    assert any("There is no run" in w.value for w in app.sidebar.warning)
+    assert f"There is no run {asked.replace('_', '')} here. What follows is another run, here." in words(app)
+    app.run()
+    assert "There is no run" in words(app)  # until somebody chooses one, or goes on
+    app.switch_page("pages/loss_scale.py").run()
+    assert "There is no run" not in words(app)
+
+
+def test_a_run_that_goes_away_is_not_replaced_without_a_word(home, open_app):
+    write(home.runs / "here", "healthy")
+    path = write(home.runs / "open", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/open")
+    shutil.rmtree(path)
+    app.run()
+    assert "There is no run run/open here. What follows is another run, here." in words(app)
+    app.sidebar.selectbox[0].select("run/here").run()
+    assert app.session_state["run"] == "run/here"
+
+
+def test_what_an_address_asks_for_in_vain_is_said(home, open_app):
+    write(home.runs / "a", "healthy")
+    asked = {"run": "run/a", "layer": "nope", "kind": "bogus", "format": "zz", "steps": "5000-9000"}
+    app = open_app("pages/layer_detail.py", **asked)
+    said = words(app)
+    for name in ("layer=nope", "kind=bogus", "format=zz", "steps=5000-9000"):
+        assert name in said
+    assert app.query_params["layer"] != "nope" and not app.exception
+    app = open_app("pages/layer_detail.py", run="run/a", layer=app.query_params["layer"])
+    assert "The address asks for" not in words(app)
 
 
 def test_picker_changes_run_and_address(home, open_app):

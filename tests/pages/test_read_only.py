@@ -16,6 +16,7 @@ from tests.synthetic import live, write
 READS = {
     "Open",
     "Compare these 2",
+    "Compare ticked",
     "Put away",
     "Read what is new",
     "See it on a sample run",

@@ -35,6 +35,8 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
     new = asked != (None, None) and asked != st.session_state.get("layer.address")
     kind, name = asked if new else (st.session_state.get("layer.kind"), st.session_state.get("layer.name"))
     order = [k for k in words.KIND_LABELS if k in kinds]
+    if new and kind and kind not in order:
+        address.refuse("kind", kind)
     address.settle("layer.kind", kind if kind in order else order[0])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.segmented_control(
@@ -46,6 +48,8 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
             persist_state="session",
         )
         names = loaders.analysed(tensor_names, run, kind)
+        if new and name and not near(name, names):
+            address.refuse("layer", name)
         address.settle("layer.name", same(name, names))
         name = st.selectbox("Tensor", names, key="layer.name", persist_state="session")
     st.query_params["kind"], st.query_params["layer"] = st.session_state["layer.address"] = (kind, name)
@@ -76,8 +80,12 @@ def same(name: str | None, names: Sequence[str]) -> str:
     """The tensor of that name; where there is none of this kind, the one of the same module, else the first."""
     if name in names:
         return str(name)
-    near = [n for n in names if name and (n.startswith(f"{name}.") or name.startswith(f"{n}."))]
-    return (near or names)[0]
+    return (near(name or "", names) or names)[0]
+
+
+def near(name: str, names: Sequence[str]) -> list[str]:
+    """The tensors of that name or of the same module."""
+    return [n for n in names if n == name or (name and (n.startswith(f"{name}.") or name.startswith(f"{n}.")))]
 
 
 def where(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> dict[str, str]:

@@ -23,6 +23,7 @@ def remove(entry: Entry) -> None:
     """Delete was pressed: into the bin, and say how to get it back."""
     try:
         st.session_state["library.undo"] = discarded.discard(entry)
+        picker.let_go(entry.key)
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
@@ -55,6 +56,7 @@ def save_label(entry: Entry) -> None:
         # The field held the run's name: left alone, that is no name of one's own. Emptied, the recorded one is back.
         name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
+        picker.choose(st.session_state["run"])  # else the browser goes on showing the name of before
         st.toast("Saved.", icon=":material/check:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
@@ -93,23 +95,33 @@ def label_form(entry: Entry) -> None:
 
 
 def actions(entry: Entry, ticked: list[str]) -> None:
-    """What can be done with the chosen run, and with those that are ticked."""
-    with st.container(horizontal=True, vertical_alignment="center", border=True, key="library.actions"):
+    """What can be done with the chosen run, and with those that are ticked. Always two lines, and Compare in its place:
+    the table below must not move between two ticks."""
+    together = picker.reference_first(dict.fromkeys([*ticked, entry.key]))
+    with st.container(border=True, key="library.actions"):
         color, icon = words.STATUS_LOOK[entry.status]
-        st.markdown(f"**{words.escape(entry.name)}**", width="content")
-        st.badge(entry.status, icon=icon, color=color)
-        st.space("stretch")
-        if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
-            st.switch_page("pages/run_overview.py")
-        together = list(dict.fromkeys([*ticked, entry.key]))
-        if len(together) > 1 and st.button(f"Compare these {len(together)}", icon=":material/compare_arrows:"):
-            st.switch_page("pages/compare_runs.py", query_params={"with": together})
-        if entry.readable:
-            share(entry)
-        if not current().read_only:
-            changes(entry)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**{words.escape(entry.name)}**", width="content")
+            st.badge(entry.status, icon=icon, color=color)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            buttons(entry, together)
     if entry.note:
         st.caption(f"Note: {words.escape(entry.note)}")
+
+
+def buttons(entry: Entry, together: list[str]) -> None:
+    """The second line: `together` are the keys of what is ticked."""
+    if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
+        st.switch_page("pages/run_overview.py")
+    several = len(together) > 1
+    why = None if several else "Tick two runs or more."
+    label = f"Compare these {len(together)}" if several else "Compare ticked"
+    if st.button(label, key="library.compare", icon=":material/compare_arrows:", disabled=not several, help=why):
+        st.switch_page("pages/compare_runs.py", query_params=picker.beside(together))
+    if entry.readable:
+        share(entry)
+    if not current().read_only:
+        changes(entry)
 
 
 def share(entry: Entry) -> None:

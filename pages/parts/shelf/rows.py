@@ -138,7 +138,8 @@ def look_into(entry: Entry) -> dict[str, Any]:
     except RunError as error:
         return {"Verdict": "damaged", "Status": "damaged", "Sentence": str(error)}
     said = verdict(found, muted(run.path))
-    if said == HEALTHY and entry.status in ("failed", "lost"):  # nothing was found in what little there is
+    little = entry.status in ("failed", "lost") or (entry.status == "stopped" and not view.steps_done)
+    if said == HEALTHY and little:  # nothing was found in what little there is
         said = entry.status
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {

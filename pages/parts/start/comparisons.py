@@ -50,5 +50,5 @@ def show_latest() -> None:
             "pages/compare_runs.py",
             label="Compare the runs that take turns" if job.alive else "Compare the runs that took turns",
             icon=":material/compare_arrows:",
-            query_params={"with": keys},
+            query_params=picker.beside(keys),
         )

@@ -89,5 +89,5 @@ def beside(keys: Sequence[str]) -> None:
             "pages/compare_runs.py",
             label=f"Follow these {len(keys)} side by side",
             icon=":material/compare_arrows:",
-            query_params={"with": picker.reference_first(keys)},
+            query_params=picker.beside(picker.reference_first(keys)),
         )

@@ -10,7 +10,7 @@ import streamlit as st
 from amp_core import Finding, Run, RunError
 from amp_core.analysis import Comparison, Overview, compare, lost_gradient, reference
 from amp_core.serving import current
-from pages.parts import loaders, words
+from pages.parts import loaders, picker, words
 from pages.parts.shelf.library import Entry
 from pages.parts.start import again
 
@@ -74,7 +74,7 @@ def gain(run: Run, view: Overview) -> None:
     if compared.table["speed_verdict"].iloc[-1] == "slower" and on_cpu(run):
         st.caption("Trained on a CPU, which has no tensor cores: its numbers carry over to a GPU, its times do not.")
     keys = [base.key, st.session_state["run"]]
-    st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params={"with": keys})
+    st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.beside(keys))
 
 
 def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
