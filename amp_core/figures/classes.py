@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.sketch import Sketch
-from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, tick_names
+from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, tick_names
 
 MOST_BARS = 30
 
@@ -70,6 +70,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         cliponaxis=False,
         showlegend=False,
         hoverinfo="skip",
+        meta=ORNAMENT,
     )
     put(figure, xaxis=share_axis("share of all elements"))
     figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import ORNAMENT, STROKES
+from amp_core.figures.style import NO_X, NO_Y, ORNAMENT, STROKES
 from amp_core.spreadsheet import as_csv
 
 
@@ -15,7 +15,7 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
 
     Traces that only make a heatmap clickable or the legend complete, ornaments, and traces without points are left out;
-    of strokes there is one row each.
+    of strokes there is one row each. What stands at an edge or in a strip, for want of a number, has none here.
     """
     frames = []
     for number, trace in enumerate(figure.data):
@@ -32,6 +32,8 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
             rows = slice(1, None, 3) if trace.meta == STROKES else slice(None)
             x, y = _array(trace.x)[rows], _array(trace.y)[rows]
             if x.tolist() != [None]:
+                x = np.full(len(x), np.nan, dtype=np.float32) if trace.meta == NO_X else x
+                y = np.full(len(y), np.nan, dtype=np.float32) if trace.meta in (NO_Y, STROKES) else y
                 frames.append(pd.DataFrame({"trace": name, "x": x, "y": y}))
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"trace": [], "x": [], "y": []})
     layout = figure.layout

@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.sketch import Sketch
-from amp_core.figures.style import colour, empty, finished, numbers, raised, upright
+from amp_core.figures.style import ORNAMENT, colour, empty, finished, numbers, raised, upright
 
 
 def format_range_figure(
@@ -64,6 +64,7 @@ def format_range_figure(
         cliponaxis=False,
         showlegend=False,
         hoverinfo="skip",
+        meta=ORNAMENT,
     )
     for row, (label, at) in enumerate(marks):
         inside = min(max(at, low), high)

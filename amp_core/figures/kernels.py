@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.sketch import Sketch
-from amp_core.figures.style import colour, empty, finished, percent, put, share_axis, shortened
+from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, shortened
 from amp_core.words import number
 
 MOST = 15
@@ -106,6 +106,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         cliponaxis=False,
         hoverinfo="skip",
         showlegend=False,
+        meta=ORNAMENT,
     )
     room = 1.7 * float(share.max())  # for the numbers beside the bars; a share has no more than 100 %
     put(figure, xaxis=share_axis("share of their time", min(1.0, room), room))

@@ -17,6 +17,7 @@ from amp_core.figures.lines import outer_edges
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     BAR,
+    NO_Y,
     PAGE,
     SHARES,
     bar_below,
@@ -133,6 +134,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
             mode="markers",
             marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
             name="∞ or NaN",
+            meta=NO_Y,
             hoverinfo="skip",
         )
     put(figure, xaxis={"title": "step", "range": outer_edges(trace["step"].to_numpy())})
@@ -189,6 +191,7 @@ def magnitude_figure(
             mode="markers",
             marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
             name="∞ or NaN",
+            meta=NO_Y,
             hoverinfo="skip",
         )
     lines, labels = [], []

@@ -14,6 +14,7 @@ from amp_core.figures.marks import MANY
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     DASHES,
+    NO_Y,
     STROKES,
     colour,
     comb,
@@ -52,7 +53,7 @@ def loss_figure(
     groups = [(str(run), curve) for run, curve in curves.groupby("run", sort=False)]
     if band is not None and len(band):
         _noise(figure, band, x, recipe_colour(groups[0][1]["precision"].iloc[0], dark))
-    for _, curve in groups:  # beneath all the thick ones
+    for run, curve in groups:  # beneath all the thick ones
         figure.add_scatter(
             x=numbers(curve[x]),
             y=numbers(curve["loss"]),
@@ -61,7 +62,8 @@ def loss_figure(
                 "color": faded(recipe_colour(curve["precision"].iloc[0], dark), 0.4 if len(groups) < 3 else 0.22),
                 "width": 1,
             },
-            legendgroup=str(curve["run"].iloc[0]),
+            name=f"{shortened(run)} (recorded)",
+            legendgroup=run,
             showlegend=False,
             hoverinfo="skip",
         )
@@ -103,8 +105,8 @@ def _noise(figure: Sketch, band: pd.DataFrame, x: str, hue: str) -> None:
     """The band from `low` to `high`, behind everything."""
     line = {"width": 0, "color": hue}
     common = {"x": numbers(band[x]), "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": "noise"}
-    figure.add_scatter(y=numbers(band["low"]), showlegend=False, **common)
     name = "noise from seed to seed"
+    figure.add_scatter(y=numbers(band["low"]), name=f"{name} (lowest)", showlegend=False, **common)
     figure.add_scatter(y=numbers(band["high"]), fill="tonexty", fillcolor=faded(hue, 0.3), name=name, **common)
 
 
@@ -183,7 +185,7 @@ def on_the_edge(figure: Sketch, steps: "pd.Series[Any]", at: float, top: float, 
         line={"color": hue, "width": 1},
         marker={"symbol": "x", "size": 8, "color": hue},
         name=name,
-        meta=STROKES if strokes else None,
+        meta=STROKES if strokes else NO_Y,
         hovertemplate=f"step %{{x:,}}: {name}<extra></extra>",
     )
 

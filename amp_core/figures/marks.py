@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.room import legend_px
 from amp_core.figures.sketch import Sketch
-from amp_core.figures.style import STROKES, colour, comb, numbers, put, shortened
+from amp_core.figures.style import NO_Y, STROKES, colour, comb, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 
@@ -74,7 +74,7 @@ def with_marks(
             marker={"symbol": symbol, "size": 7, "color": shown, "line": {"color": shown, "width": 1.6}},
             name=name,
             showlegend=name not in known,
-            meta=STROKES if strokes else None,
+            meta=STROKES if strokes else NO_Y,
             customdata=np.repeat(told, len(places) // len(at), axis=0),
             hovertemplate=f"{f'{shortened(of)}, ' if of else ''}step "
             + (f"%{{customdata:,}}: {what}" if alike else "%{customdata[0]:,}: %{customdata[1]}")

@@ -10,7 +10,18 @@ import plotly.graph_objects as go
 
 from amp_core.analysis.memory_parts import CATEGORIES
 from amp_core.figures.sketch import Sketch
-from amp_core.figures.style import MEMORY, colour, empty, faded, finished, hatched, numbers, shortened, upright
+from amp_core.figures.style import (
+    MEMORY,
+    ORNAMENT,
+    colour,
+    empty,
+    faded,
+    finished,
+    hatched,
+    numbers,
+    shortened,
+    upright,
+)
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
@@ -102,6 +113,7 @@ def memory_moments_figure(
         text=said,
         hovertemplate="%{text}<extra></extra>",
         showlegend=False,
+        meta=ORNAMENT,
     )
     last = float(moments["number"].iloc[-1])
     for phase, rows in moments.groupby("phase", sort=False):

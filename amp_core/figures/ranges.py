@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     BAR,
+    NO_X,
     SHARES,
     UNSEEN,
     bar_below,
@@ -191,6 +192,7 @@ def _tell_nonfinite(figure: Sketch, classes: pd.DataFrame, high: int, dark: bool
         hovertemplate="%{y}: %{customdata[0]:.3~r} % infinite, %{customdata[1]:.3~r} % NaN<extra></extra>",
         showlegend=False,
         name="not finite",
+        meta=NO_X,
     )
     return 84
 

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from amp_core.figures.lines import first_to_last
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
+    ORNAMENT,
     colour,
     empty,
     faded,
@@ -144,6 +145,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         x=value.astype(np.float32),
         y=names,
         orientation="h",
+        name=title,
         marker={"color": hues, "line": {"width": 0}},
         error_x=error if spread else None,
         text=words,
@@ -161,6 +163,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         cliponaxis=False,
         hoverinfo="skip",
         showlegend=False,
+        meta=ORNAMENT,
     )
     if bar.reference is not None:
         figure.add_shape(upright(bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))

@@ -122,8 +122,9 @@ UNSEEN = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplaye
 """Markers that tell and report clicks of what does not by itself, such as a heatmap's cells. Plotly finds each of them
 under the pointer though it draws but one: what nobody sees costs the browser nothing."""
 
-STROKES, ORNAMENT = "strokes", "ornament"
-"""`meta` of traces: its points are those of `comb`; another holds its numbers."""
+STROKES, ORNAMENT, NO_X, NO_Y = "strokes", "ornament", "no x", "no y"
+"""`meta` of traces: its points are those of `comb`, with no number for their height; a label, or another trace holds
+its numbers; its points stand at an edge or in a strip, where x or y is no number of theirs."""
 
 _PIXELS = 500
 """Fewer than a plot is wide."""

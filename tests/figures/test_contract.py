@@ -298,3 +298,6 @@ def test_the_numbers_of_every_figure_are_to_be_had(name: str, runs: dict[str, Ru
     table = chart_data(figure)
     assert len(table) and {"trace", "x", "y"} <= set(table)
     assert chart_csv(figure).count(b"\n") == len(table) + 1
+    unnamed = table["trace"].str.fullmatch(r"trace \d+")
+    assert table["trace"].nunique() == 1 or "z" in table or not unnamed.any()
+    assert all(trace.meta for trace in figure.data if trace.type == "scatter" and trace.mode == "text")  # labels
