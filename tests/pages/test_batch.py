@@ -25,8 +25,15 @@ def search(home, monkeypatch):
 
     monkeypatch.setattr(jobs, "start", start)
     monkeypatch.setattr(jobs, "find", lambda folder: job)
-    job.folder.mkdir(parents=True)
+    record(job.folder, "runs")
     return asked, job
+
+
+def record(folder, makes):
+    """What `jobs.start` writes of a job that makes a run or several."""
+    folder.mkdir(parents=True)
+    told = {"argv": ["train"], "device": "cpu", "created_ns": 1, "makes": makes}
+    (folder / "job.json").write_text(json.dumps(told))
 
 
 def press(app, key):
@@ -69,3 +76,40 @@ def test_a_search_that_ended_without_an_answer_says_so(search, open_app):
     (job.folder / FILE).write_text(json.dumps(ANSWER | {"answer": "not even a batch of 1 fits", "largest_batch": None}))
     app = app.run()
     assert "not even a batch of 1 fits." in words(app) and not any(b.key == "batch.use" for b in app.button)
+
+
+@pytest.mark.parametrize(
+    "name", ["batch-a\0b", "../runs/batch-1", "batch-1/", "batch-" + "a" * 300, "training", "batch-2"]
+)
+def test_an_address_that_names_no_search_is_refused(search, home, open_app, name):
+    record(home.runs / "training", "runs")  # a comparison
+    record(home.runs / "batch-2", "run")  # a training that somebody called so
+    _, job = search
+    job.alive = False
+    app = open_app(START, search=name)
+    assert not app.exception
+    assert "The address asks for search=" in words(app) and "search for a batch" not in words(app)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "{}", "[]", '{"answer": 1}', json.dumps(ANSWER | {"answer": "48"}), "[" * 99_999, "\udcff"]
+)
+def test_a_damaged_answer_is_told_in_a_sentence_without_a_place_on_the_disk(search, home, open_app, damaged):
+    _, job = search
+    job.alive = False
+    (job.folder / FILE).write_text(damaged, errors="surrogateescape")
+    app = open_app(START, search=job.name)
+    assert not app.exception and not any(b.key == "batch.use" for b in app.button)
+    assert "What the search for a batch found cannot be read: its max_batch.json is damaged." in words(app)
+    assert str(home.runs) not in words(app)
+
+
+def test_a_search_whose_record_cannot_be_kept_up_is_told_too(search, open_app, monkeypatch):
+    _, job = search
+
+    def find(folder):
+        raise OSError(28, "No space left on device", str(folder))
+
+    monkeypatch.setattr(jobs, "find", find)
+    app = open_app(START, search=job.name)
+    assert not app.exception and "cannot be looked at: No space left on device." in words(app)

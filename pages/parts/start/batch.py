@@ -5,8 +5,10 @@ batch.show_latest()        # how it stands, with a button that takes the answer 
 """
 
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -19,6 +21,10 @@ from pages.parts.shelf import library
 TRIAL_S = 60
 """Seconds that one trial may take: somebody waits for the answer."""
 _STARTED = "batch.started"
+_PREFIX = "batch-"
+"""What the folders of these searches begin with: other jobs make several runs too."""
+_SAID = ("workload", "size", "precision", "device", "answer")
+"""What stands in an answer in words."""
 
 
 def begin(config: TrainConfig) -> str:
@@ -26,7 +32,7 @@ def begin(config: TrainConfig) -> str:
     if config.own is not None:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
     settled = config.resolved()
-    name = f"batch-{settled.workload}-{settled.size}-{settled.precision}"
+    name = f"{_PREFIX}{settled.workload}-{settled.size}-{settled.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
     job = jobs.start(config, library.runs_dir(), name, command=command, makes="runs")
     st.session_state[_STARTED] = job.name
@@ -40,17 +46,25 @@ def show_latest() -> None:
     if name is None:
         return
     address.keep("search", _STARTED, name)
-    folder = library.runs_dir() / name
     try:
-        job = jobs.find(folder)
-        found = json.loads((folder / FILE).read_text(encoding="utf-8")) if not job.alive else None
+        job = jobs.find(library.runs_dir() / name)
     except RunError:  # removed meanwhile
         return
+    except OSError as error:
+        st.warning(
+            f"The search for a batch cannot be looked at: {words.escape(words.sentence(error.strerror or 'an error'))}"
+        )
+        return
+    if job.alive:
+        return  # the queue shows it
+    try:
+        found = _answer(job.folder)
     except OSError:
         st.warning(f"The search for a batch ended without an answer: {words.escape(_last_words(job))}")
         return
     if found is None:
-        return  # the queue shows it
+        st.warning(f"What the search for a batch found cannot be read: its {FILE} is damaged.")
+        return
     with st.container(horizontal=True, vertical_alignment="center", border=True, key="batch.answer"):
         what = f"{found['workload']} {found['size']} in {found['precision']} on {found['device']}"
         st.markdown(f"**{words.escape(what)}**: {words.escape(words.sentence(found['answer']))}", width="stretch")
@@ -58,8 +72,20 @@ def show_latest() -> None:
             st.button("Use it", key="batch.use", on_click=_use, args=(found["largest_batch"],))
 
 
+def _answer(folder: Path) -> dict[str, Any] | None:
+    """What a search wrote at its end; None where that is damaged. Raises `OSError` where there is none."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):  # neither JSON nor UTF-8, or brackets without end
+        return None
+    whole = isinstance(found, dict) and all(isinstance(found.get(name), str) for name in _SAID)
+    return found if whole and isinstance(found.get("largest_batch", ""), int | None) else None
+
+
 def _folder_name(text: str) -> str | None:
-    return text if text not in ("", ".", "..") and Path(text).name == text else None
+    """The name of a search's folder, from an address; what `jobs.start` makes has no other letters."""
+    plain = re.fullmatch(rf"{_PREFIX}[\w.-]+", text) is not None
+    return text if plain and jobs.makes_runs(library.runs_dir() / text) else None
 
 
 def _use(size: int) -> None:
