@@ -67,6 +67,16 @@ def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> 
             )
 
 
+def check_holds_runs(out: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where `out` can be no folder of runs: it is a run itself, lies inside of one, or is a file."""
+    target = Path(out)
+    if (target / "run.json").is_file():
+        raise RunError(f"out={os.fspath(out)!r} is a run; give a folder that does not exist yet, for several runs")
+    check_outside_runs(out)
+    if any(place.exists() and not place.is_dir() for place in (target, *target.parents)):
+        raise RunError(f"out={os.fspath(out)!r} is a file, or lies below one; give a folder that does not exist yet")
+
+
 def check_new(out: str | os.PathLike[str]) -> None:
     """Raise `RunError` where `out` is an address, lies inside of a run, or holds something already."""
     if is_address(out):

@@ -31,7 +31,7 @@ from typing import Any
 
 from amp_core import _ending
 from amp_core._columns import message
-from amp_core._files import create_file, replace_file
+from amp_core._files import check_outside_runs, create_file, replace_file
 from amp_core._machine import this_process
 from amp_core._resuming import Earlier, earlier_part
 from amp_core._sealing import OpenSegment, Sealer
@@ -232,6 +232,8 @@ class RunWriter:
     def _claim(self) -> None:
         try:
             os.fspath(self.folder).encode()  # Arrow opens no file by another name
+            if self._shipment is None:
+                check_outside_runs(self.folder, "into")
             self.folder.mkdir(parents=True, exist_ok=True)
             present = {p.name for p in self.folder.iterdir()} if self._shipment is None else self._shipment.names()
             if self.earlier is not None:

@@ -44,6 +44,12 @@ def train(folder, *more):
         (["train", "--out", "x", "--config", "no.json"], "config='no.json' cannot be read"),
         (["compare", "--out", "x", "--precisions", "fp32,fp8"], "precisions='fp8' is unknown; choose one of fp32"),
         (["compare", "--out", "x", "--precisions", "fp32,fp32"], "precisions='fp32,fp32' names fp32 twice"),
+        (["compare", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),
+        (
+            ["compare", "--out", "x", "--precisions", "fp32,bf16", "--loss-scale", "128"],
+            "loss_scale=128.0 has no effect",
+        ),
+        (["tune", "no.py:f", "--device", "cpu"], "there is no file no.py"),
         (["pack", "no-run"], "path='no-run' does not exist"),
         (["unpack", "no.zip", "--out", "x"], "no.zip"),
     ],
@@ -92,6 +98,26 @@ def test_folder_that_cannot_be_used_is_exit_code_2(tmp_path, capsys):
     assert train(tmp_path / "r") == 2
     assert "already holds a run" in capsys.readouterr().err
     assert len(load_run(tmp_path / "r").steps) == 3
+
+
+def test_no_training_goes_into_a_run(tmp_path, capsys):
+    run = tmp_path / "r"
+    assert train(run) == 0
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    (tmp_path / "file").write_text("a file, not a folder")
+    for argv, said in (
+        (["train", "--out", run / "again"], "lies inside of the run"),
+        (["compare", "--out", run], "is a run; give a folder that does not exist yet"),
+        (["compare", "--out", run / "steps"], "lies inside of the run"),
+        (["tune", "--out", run / "tune", "--device", "cpu"], "lies inside of the run"),
+        (["compare", "--out", tmp_path / "file"], "is a file, or lies below one"),
+        (["tune", "--out", tmp_path / "file", "--device", "cpu"], "is a file, or lies below one"),
+    ):
+        assert main([os.fspath(part) for part in argv]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("ampscope: out=") and said in err and err.count("\n") == 1
+    assert sorted(p for p in tmp_path.rglob("*") if p.name != "file") == before
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from amp_core import words
+from amp_core._files import check_holds_runs
 from amp_core.cli.comparison_text import in_full
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.run import load_run
@@ -67,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     rounds = [
         [Member(_seeded(config, extra), out / _name(config, extra)) for config in configs] for extra in range(seeds)
     ]
+    check_holds_runs(out)
+    configs[0].check_file()
     folders = [member.folder for members in rounds for member in members]
     for folder in folders:
         if (folder / "run.json").exists():
@@ -108,13 +111,15 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
     """One configuration per precision, all checked before the first run begins."""
     names = [name.strip() for name in arguments.precisions.split(",")]
     given = settings(arguments)
+    scaled = any(name in RECIPES and RECIPES[name].scaler for name in names)
     configs = []
     for name in names:
         if name not in RECIPES:
             raise unknown("precisions", name, RECIPES)
         if names.count(name) > 1:
             raise RunError(f"precisions={arguments.precisions!r} names {name} twice; name each once")
-        scale = {} if RECIPES[name].scaler else {"loss_scale": "dynamic"}
+        # It is for those with a scaler; where none has one, the first refuses it.
+        scale = {"loss_scale": "dynamic"} if scaled and not RECIPES[name].scaler else {}
         configs.append(TrainConfig.from_dict(given | scale | {"precision": name}))
     return configs
 

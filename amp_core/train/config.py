@@ -184,6 +184,15 @@ class TrainConfig:
         match = None if self.workload in WORKLOADS else _OWN.fullmatch(self.workload)
         return None if match is None else (Path(match["file"]), match["function"])
 
+    def check_file(self) -> None:
+        """Raise `RunError` where the file of one's own workload is not there. Asked where it is about to be trained:
+        settings may be made, and read, on another machine."""
+        if self.own is not None and not self.own[0].is_file():
+            file = self.own[0]
+            raise RunError(
+                f"workload={self.workload!r}: there is no file {file}; give the path of a Python file that exists"
+            )
+
     @property
     def spec(self) -> Size | None:
         """The chosen size of a built-in workload; None for one's own."""

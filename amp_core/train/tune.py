@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from amp_core import words
+from amp_core._files import check_holds_runs
 from amp_core.run import Run, load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
@@ -60,8 +61,10 @@ def tune(
     """
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not 0 < budget_s < 1e7:
         raise RunError(f"budget={budget_s!r} is not possible; give seconds above 0, e.g. 300")
+    check_holds_runs(into)
     if into.exists() and any(path.name not in ("job.json", "config.json", "console.log") for path in into.iterdir()):
         raise RunError(f"out={str(into)!r} is in use; give a folder that does not exist yet")
+    config.check_file()
     into.mkdir(parents=True, exist_ok=True)
     with Crew() as crew:
         search = Search(config, into, Budget(float(budget_s), clock), tell, trainer or partial(interleave, crew=crew))

@@ -42,6 +42,7 @@ def build(config: TrainConfig) -> Workload:
     if config.own is not None:
         from amp_core.train.workloads import own
 
+        config.check_file()
         return own.load(*config.own)
     module = import_module(f"amp_core.train.workloads.{config.workload.replace('-', '_')}")
     workload: Workload = module.build(config)
