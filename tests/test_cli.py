@@ -38,6 +38,7 @@ def train(folder, *more):
         (["train", "--out", "x", "--size", "huge"], "size='huge' is unknown; choose one of tiny, mini"),
         (["train", "--out", "x", "--precision", "fp12"], "precision='fp12' is unknown; choose one of fp32"),
         (["train", "--out", "x", "--batch-size", "-4"], "batch_size=-4 is not possible; give a whole number of 1"),
+        (["train", "--out", "x", "--profile", "500:503"], "profile='500:503' begins at step 500, and steps=200"),
         (["train", "--out", "x", "--steps", "ten"], "steps='ten' is not possible; give a whole number"),
         (["train", "--out", "x", "--loss-scale", "static"], "loss_scale='static' is unknown; give dynamic or"),
         (["train", "--out", "x", "--workload", "no.py:f"], "there is no file no.py"),

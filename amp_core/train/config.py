@@ -113,6 +113,12 @@ class TrainConfig:
         if self.trace_ops is not None:
             _whole("trace_ops", self.trace_ops, least=0)
         object.__setattr__(self, "profile", _window(self.profile))
+        if self.profile and self.profile[0] >= self.steps:
+            first, stop = self.profile
+            raise RunError(
+                f"profile='{first}:{stop}' begins at step {first}, and steps={self.steps} ends with step "
+                f"{self.steps - 1}; begin it sooner or leave it out"
+            )
         object.__setattr__(self, "islands", _names("islands", self.islands))
         if self.islands and self.recipe.autocast is None:
             raise RunError(

@@ -113,9 +113,8 @@ def largest_batch(
     fits, fails = 0, most + 1  # the largest known to fit, the smallest known or taken not to
     asked = min(config.batch_size or spec.batch_size, most)
     while fails - fits > 1:
-        trial = attempt(
-            dataclasses.replace(config, batch_size=asked, steps=STEPS, evaluate=False), limit_bytes, timeout_s
-        )
+        short = dataclasses.replace(config, batch_size=asked, steps=STEPS, profile=None, evaluate=False)
+        trial = attempt(short, limit_bytes, timeout_s)
         trials.append(trial)
         if tell is not None:
             tell(trial)

@@ -133,6 +133,7 @@ def _look(search: Search) -> Run:
         fp8=False,
         steps=steps,
         every=5,
+        profile=None,
         evaluate=False,
     )
     began = search.budget.used

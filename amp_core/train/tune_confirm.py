@@ -141,7 +141,9 @@ class Asking:
         """Runs of all of them; None where the budget was used up before they were whole."""
         search = self._search
         search.tell(f"{', '.join(c.name for c in going)}: {self.steps} steps, seed {seed}")
-        configs = [dataclasses.replace(c.config, steps=self.steps, seed=seed, every=SELDOM) for c in going]
+        configs = [
+            dataclasses.replace(c.config, steps=self.steps, seed=seed, every=SELDOM, profile=None) for c in going
+        ]
         folders = [search.into / "confirm" / f"{c.name}-seed{seed}" for c in going]
         members = [(c.name, Member(s, f)) for c, s, f in zip(going, configs, folders, strict=True)]
         race = Race([c.name for c in going], folders, over=lambda: search.budget.left <= 0)

@@ -62,7 +62,9 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
     steps = budget.steps(names, share, *RACE_STEPS)
     search.tell(f"{', '.join(names)} race for up to {steps} steps")
     folders = [search.into / stage / name for name in names]
-    configs = [dataclasses.replace(c.config, steps=steps, every=SELDOM, evaluate=False) for c in candidates]
+    configs = [
+        dataclasses.replace(c.config, steps=steps, every=SELDOM, profile=None, evaluate=False) for c in candidates
+    ]
     watcher = Race(names, folders, over=lambda: budget.left <= 0)
     members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
     codes = search.train(members, default_block(steps), watcher.keep)

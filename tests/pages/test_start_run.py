@@ -125,6 +125,16 @@ def test_a_profile_that_is_no_window_is_refused_beside_its_field(started, open_a
     assert "is no window of steps" in app.error[0].value
 
 
+def test_a_profile_behind_the_last_step_is_refused_beside_its_field(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "profile").set_value("500:503")
+    app = submit(app)
+    assert not configs
+    assert app.error[0].value.replace("\\", "").startswith("profile='500:503' begins at step 500, and steps=200 ends")
+    assert app.session_state["start.refused"][0] == "profile"
+
+
 def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, open_app):
     configs, _ = started
     app = open_app(START)

@@ -322,3 +322,14 @@ def test_what_is_no_size_is_refused(text):
 def test_sizes_are_told_with_three_digits():
     assert (in_bytes(700), in_bytes(3 * MIB), in_bytes(5.5 * 2**30)) == ("700 bytes", "3 MiB", "5.50 GiB")
     assert MaxBatch(None, 1, None, True, (Trial(1, False, "x", None, None, None, 0.0),)).in_words().endswith("x")
+
+
+def test_a_window_of_the_training_is_not_profiled_in_the_short_trials():
+    asked = []
+
+    def attempt(config, limit_bytes, timeout_s):
+        asked.append(config.profile)
+        return machine(5)(config, limit_bytes, timeout_s)
+
+    assert largest_batch(dataclasses.replace(CONFIG, profile=(20, 23)), attempt=attempt).largest == 5
+    assert set(asked) == {None}
