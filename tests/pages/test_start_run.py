@@ -12,7 +12,7 @@ from amp_core import jobs
 from amp_core.serving import Rules
 from amp_core.train.config import TrainConfig
 from pages.parts.shelf.library import Entry
-from pages.parts.start import again, devices, fields, form
+from pages.parts.start import ablation, again, devices, fields, form
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write
 
@@ -274,6 +274,12 @@ def test_the_loss_scale_ablation_queues_four_runs_that_differ_in_scaling_alone(s
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "Compare the latest four")
     assert link.page == "compare"
     assert link.query_string == "&".join(f"with=run%2F{name}" for name in names)
+
+
+def test_a_double_click_queues_the_four_once(started, open_app):
+    configs, _ = started
+    app = press_ablation(press_ablation(open_app(START)))
+    assert not app.exception and len(configs) == len(ablation.FOUR)
 
 
 def test_the_ablation_takes_the_seed_of_the_form(started, open_app):

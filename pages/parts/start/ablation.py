@@ -4,6 +4,7 @@ FP32 is the reference; FP16 runs without a scaler, with a static scale of 128 an
 the seed included, is the same, so that the four loss curves can be laid over each other.
 """
 
+import time
 from typing import Any
 
 import streamlit as st
@@ -23,6 +24,8 @@ FOUR: dict[str, dict[str, Any]] = {
     "fp16-dynamic": {"precision": "fp16"},
 }
 """What each run is called, and what it does differently."""
+TWICE_S = 2.0
+"""A click that comes so soon after the four were queued belongs to a double click."""
 
 
 def show() -> None:
@@ -47,6 +50,8 @@ def show() -> None:
 
 def begin() -> None:
     """The button was pressed: start the four jobs and choose the first, or keep the refusal."""
+    if time.monotonic() < st.session_state.get("ablation.began", -TWICE_S) + TWICE_S:
+        return
     st.session_state["start.refused"] = None
     found, _ = devices.available()
     device = st.session_state.get("start.device", found[0][0])
@@ -60,6 +65,7 @@ def begin() -> None:
         st.session_state["start.refused"] = ("", words.sentence(error))
     if started:
         st.session_state["start.followed"] = st.session_state["ablation.started"] = started
+        st.session_state["ablation.began"] = time.monotonic()  # now: starting four takes as long as a double click
         picker.choose(started[0])
 
 
