@@ -34,6 +34,7 @@ from amp_core.figures import (
     step_heatmap,
 )
 from amp_core.figures.marks import with_marks
+from amp_core.figures.speed import CUT, PEAK
 from amp_core.formats import FORMATS
 from tests.figures.drawn import limits, texts, trace
 
@@ -153,9 +154,11 @@ def test_long_run_names_leave_room_for_bars_and_title(runs: dict[str, Run]) -> N
 def test_a_peak_is_cut_off_and_told() -> None:
     times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
     figure = phase_figure(times)
-    assert figure.layout.yaxis.range == (0, 24.0)
+    assert figure.layout.yaxis.range == (0, CUT * 10.0)
     assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
     assert phase_figure(times[1:]).layout.yaxis.range is None
+    times.loc[0, "forward_ms"] = PEAK * 10.0
+    assert phase_figure(times).layout.yaxis.range is None  # up to there every step is whole
 
 
 def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
