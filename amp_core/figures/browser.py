@@ -6,6 +6,8 @@
 Streamlit hands each figure to plotly.js twice, the second time as a copy. Plotly then draws it anew unless all parts
 are equal, and of three it cannot tell: of packed numbers (base64), of `meta` and of a template. So numbers are lists,
 where plotly leaves it to `datarevision` whether they have changed, and each figure says what a template would say.
+Only numbers of two dimensions stay packed, a heatmap's above all: plotly unpacks them into a list of rows, which is as
+good, and of up to 400,000 cells they are half as long as in digits.
 """
 
 import base64
@@ -78,7 +80,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(part) for name, part in value.items()}
     if not isinstance(value, np.ndarray):
         return value
-    if value.ndim == 2 and value.dtype.kind == "f":  # a heatmap's: its rows are lists to plotly, and it has many
+    if value.ndim == 2 and value.dtype.kind == "f":  # a heatmap's above all
         packed = base64.b64encode(value.astype(np.float32).tobytes()).decode()
         return {"dtype": "f4", "bdata": packed, "shape": f"{value.shape[0]}, {value.shape[1]}"}
     return _rounded(value) if value.dtype.kind == "f" else value.tolist()
