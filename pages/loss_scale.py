@@ -31,6 +31,7 @@ EPISODE_COLUMNS = {
         "Gradients that were not finite", width="large", help="The first in backward stands first"
     ),
 }
+EPISODES = "Episodes of skipped steps with scales."
 
 
 def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
@@ -116,10 +117,11 @@ if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
     shown = thin(trace, "step", "loss_scale", keep="skipped")
     over_time = loaders.analysed(safe_window_over_time, run)
-    figure = scale_figure(shown, episodes, dark, window=over_time)
+    doubtful = window is None or window.caveat is not None  # a band would show a lower end that nobody knows
+    figure = scale_figure(shown, episodes, dark, window=None if doubtful else over_time)
     figure = with_marks(figure, phases, dark=dark)
     clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
-    if (over_time["lowest"] > over_time["highest"]).any():
+    if not doubtful and (over_time["lowest"] > over_time["highest"]).any():
         st.caption("Where the band is interrupted, no single loss scale served every gradient.")
     for point in clicked[:1]:
         open_step(int(float(point["x"])))
@@ -142,8 +144,10 @@ if len(episodes):
         key="loss_scale.episodes",
         on_select="rerun",
         selection_mode="single-row",
-        alt="Episodes of skipped steps with scales.",
+        alt=EPISODES,
     )
+    # Shown in words; a file of them holds the numbers.
+    tables.remember(episodes.rename(columns={"first": "first_step", "last": "last_step"}), EPISODES)
     with opening:
         names = tensors_of(episodes, event["selection"]["rows"])
         for name in [n for n in names if n in loaders.analysed(tensor_names, run, "weight_grad")]:

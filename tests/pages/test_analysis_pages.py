@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis import class_shares, safe_window, scale_summary, what_if, whole_model
+from amp_core.analysis import class_shares, safe_window, scale_summary, skip_episodes, what_if, whole_model
 from amp_core.figures.style import percent
 from pages.parts.numbers import ranges
 from pages.parts.words import percent as percent_
@@ -28,6 +28,19 @@ def test_loss_scale_counts_skips_and_lists_episodes(home, open_app):
     assert episodes["skips"].sum() == about.skips
     assert "head.weight" in episodes["tensors"].iloc[0]
     assert titles(app) == ["Loss scale", "Gradient norm"]
+
+
+def test_episodes_are_shown_in_words_and_kept_as_numbers(home, open_app):
+    write(home.runs / "a", "overflowing")
+    app = open_app("pages/loss_scale.py", run="run/a")
+    found = skip_episodes(load_run(home.runs / "a"))
+    shown, kept = app.dataframe[0].value, app.session_state["tables.shown"]["Episodes of skipped steps with scales."]
+    assert shown["before"].iloc[0] == scale(found["scale_before"].iloc[0])
+    assert (
+        kept[["first_step", "last_step", "skips"]].to_numpy().tolist()
+        == found[["first", "last", "skips"]].to_numpy().tolist()
+    )
+    assert kept["scale_before"].equals(found["scale_before"]) and kept["scale_after"].dtype == "float64"
 
 
 def test_loss_scale_of_a_clean_run(home, open_app):
@@ -228,13 +241,24 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
     window = safe_window(load_run(home.runs / "a"))
     assert window.exists
     said = words(app)
-    assert f"FP16 is safe from {scale(window.lowest)} to {scale(window.highest)}" in said
+    doubtful = window.caveat is not None
+    span = (
+        f"up to {scale(window.highest)}; how low"
+        if doubtful
+        else f"from {scale(window.lowest)} to {scale(window.highest)}"
+    )
+    assert f"FP16 is safe {span}" in said
     assert f"{scale(window.recommended)} is recommended" in said
     assert f"its upper end from {window.highest_by}" in said
-    assert ("Doubtful:" in said) == (window.caveat is not None)
+    assert ("Doubtful:" in said) == doubtful == (scenario == "underflowing")
     if scenario == "overflowing":
         band = json.loads(app.get("plotly_chart")[0].proto.spec)["data"][1]
         assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in said
+    if doubtful:
+        drawn = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+        assert not [trace for trace in drawn if trace.get("name") == "safe for FP16, predicted"]
+        taught = words(open_app("pages/format_lab.py", run="run/a"))
+        assert "how high a scale FP16 needed, this recording cannot tell" in taught
 
 
 def test_without_gradients_there_is_no_window(home, open_app):
