@@ -125,19 +125,21 @@ def window_verdict(found: SafeWindow, last: float | None) -> str:
             f"No loss scale serves all gradients in FP16: {words.escape(found.lowest_by)} needs at least "
             f"{words.scale(found.lowest)}, {words.escape(found.highest_by)} at most {words.scale(found.highest)}."
         )
-    doubt = ", with doubt" if found.caveat else ""
-    span = f"Predicted{doubt}: FP16 is safe from {words.scale(found.lowest)} to {words.scale(found.highest)}"
-    place = ""
-    if last is not None:
-        where = "above" if last > found.highest else "below" if last < found.lowest else "within"
-        place = f", the last scale lies {where}"
-    return f"{span}{place}; {words.scale(found.recommended)} is recommended."
+    place = "" if last is None else "above" if last > found.highest else "below" if last < found.lowest else "within"
+    if found.caveat:  # both doubts are about the lower end: what was lost was never counted
+        span = f"FP16 is safe up to {words.scale(found.highest)}; how low a scale may be, this recording cannot tell"
+        place = place if place == "above" else ""
+    else:
+        span = f"FP16 is safe from {words.scale(found.lowest)} to {words.scale(found.highest)}"
+    where = f", the last scale lies {place}" if place else ""
+    return f"Predicted: {span}{where}; {words.scale(found.recommended)} is recommended."
 
 
 def about_window(found: SafeWindow) -> str:
     """What the window rests on, and what makes it doubtful."""
     steps = f"steps {found.first_step:,}–{found.last_step:,}" if found.first_step < found.last_step else "one step"
     said = f"The window is predicted from the gradients recorded at {steps}. "
-    said += f"Its lower end comes from {found.lowest_by}, its upper end from {found.highest_by}."
+    lower = "would come" if found.caveat else "comes"
+    said += f"Its lower end {lower} from {found.lowest_by}, its upper end from {found.highest_by}."
     doubt = f" Doubtful: {words.sentence(found.caveat)}" if found.caveat else ""
     return words.escape(f"{said}{doubt}")

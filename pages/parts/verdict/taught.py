@@ -10,6 +10,7 @@ from amp_core.analysis import (
     amdahl,
     memory_breakdown,
     precision_map,
+    safe_window,
     safe_window_over_time,
     scale_summary,
     step_cost,
@@ -75,9 +76,12 @@ def _scaling(run: Run) -> str:
     needs = f"FP16 needed at least {words.scale(first['lowest'])} at step {first['step']:,}"
     if len(window) > 1:
         needs += f" and {words.scale(last['lowest'])} at step {last['step']:,}"
+    needs += ", predicted"
+    if loaders.analysed(safe_window, run).caveat:
+        needs = "how high a scale FP16 needed, this recording cannot tell"
     about = loaders.analysed(scale_summary, run)
     own = f"; its own scale ended at {words.scale(about.last)}" if about.has_scaler else ""
-    return f"{needs}, predicted{own}."
+    return f"{needs}{own}."
 
 
 def _loop(run: Run) -> str:
