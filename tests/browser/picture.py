@@ -5,6 +5,7 @@
 Needs the test extra (Playwright) and Chromium; starts the app on a free port of this machine and stops it again.
 """
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -36,9 +37,16 @@ def take(base: str) -> None:
         browser.close()
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Take the picture; 1 where it is too large to keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ampscope-picture-") as aside, app(Path(aside) / "runs") as server:
         take(server.base)
     size = PICTURE.stat().st_size
     sys.stdout.write(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB\n")
-    sys.exit(size > MOST_BYTES)
+    return int(size > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,11 +2,13 @@
 
 import itertools
 import re
+import sys
 
 import pytest
 
 from amp_core import RunError, load_run
 from amp_core.packing import pack
+from tests.browser import picture
 from tests.browser.conftest import wait_for
 from tests.pages.conftest import pages
 from tests.serve.running import app
@@ -84,6 +86,7 @@ def test_a_live_run_is_followed_and_pause_holds_it(server, new_tab):
         run.advance(10)
         tab.page.wait_for_timeout(3000)
         assert shown(tab) == held
+    tab.page.get_by_test_id("stMain").get_by_text("finished").first.wait_for(timeout=20_000)  # its end is no chart
     assert not tab.exceptions() and not tab.wrong
 
 
@@ -236,3 +239,11 @@ def test_a_theme_chosen_in_the_menu_reaches_the_charts_at_once(server, new_tab):
     _, heading, title = tab.page.evaluate(looks)
     assert title == heading
     assert not tab.exceptions() and not tab.wrong
+
+
+def test_help_on_the_readmes_picture_takes_none(monkeypatch, capsys):
+    monkeypatch.setattr(picture, "app", None)
+    monkeypatch.setattr(sys, "argv", ["picture", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        picture.main()
+    assert "sample_runs/loss-scale.png" in capsys.readouterr().out

@@ -1,10 +1,15 @@
-"""The same histograms read by AMPscope and by TensorBoard's event reader: `python -m tests.serve.beside_tensorboard`.
+"""The same histograms read by AMPscope and by TensorBoard's event reader.
+
+    python -m tests.serve.beside_tensorboard
 
 60 sampled steps of 1,000 tensors are written in both forms and read back whole, in turns; printed is processor time,
 which other programs on the machine change little. Needs `pip install tensorboard`.
 """
 
+import argparse
+import importlib.util
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -65,6 +70,10 @@ def seconds(read: Callable[[Path], int], folder: Path) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    if importlib.util.find_spec("tensorboard") is None:
+        sys.exit("TensorBoard is not installed here; pip install tensorboard.")
     with tempfile.TemporaryDirectory(prefix="ampscope-beside-") as home:
         run, events = Path(home) / "run", Path(home) / "events"
         with big_run(run, STEPS, STEPS * TENSORS * 2, TENSORS):

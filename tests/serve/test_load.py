@@ -1,6 +1,7 @@
 """The quick forms of `many_eyes`, `big_runs` and `soak`: that they work, and what holds whatever the machine is busy
 with. Times are for their long forms to print."""
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.serve import beside_tensorboard
 from tests.serve.big_runs import big_run, library, live_tail, pages, write_library
 from tests.serve.many_eyes import rounds
 from tests.serve.running import Server, app, run_async, serving
@@ -81,3 +83,13 @@ def test_a_start_opens_the_app_in_a_browser_once_it_answers(tmp_path: Path, star
         while not opened.exists() and time.monotonic() < give_up:
             time.sleep(0.1)
         assert opened.read_text() == server.base
+
+
+def test_the_comparison_with_tensorboard_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["beside_tensorboard"])
+    with pytest.raises(SystemExit, match=r"^TensorBoard is not installed here; pip install tensorboard\.$"):
+        beside_tensorboard.main()
+    monkeypatch.setattr(sys, "argv", ["beside_tensorboard", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        beside_tensorboard.main()
