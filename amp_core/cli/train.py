@@ -7,11 +7,13 @@ import re
 import sys
 import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amp_core.cli.settings import add_settings, number, settings
 from amp_core.schema import RunError
 from amp_core.train.config import RECIPES, TrainConfig
+from amp_core.train.resuming import recorded_settings
 from amp_core.train.stopping import stop_on_signals
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="processes that train together, with DDP (default 1)",
     )
     command.add_argument(
-        "--resume", action="store_true", help="go on with the run in DIR from its checkpoint, up to --steps in all"
+        "--resume",
+        action="store_true",
+        help="go on with the run in DIR from its checkpoint, with its settings, up to --steps in all",
     )
     add_settings(command)
     command.set_defaults(run=run)
@@ -51,8 +55,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; 130 where it was asked to stop."""
-    given = settings(arguments)
-    config = TrainConfig.from_dict(given | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {}))
+    given = recorded_settings(Path(arguments.out)) if arguments.resume else {}
+    given |= settings(arguments) | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {})
+    config = TrainConfig.from_dict(given)
     # Read by OpenMP when torch is loaded. By default its threads spin while they wait, which on a machine that also has
     # a browser or a second job to run makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -29,6 +29,7 @@ from amp_core.train.model_changes import changed
 from amp_core.train.processes import Team, joined
 from amp_core.train.progress import Progress
 from amp_core.train.recipes import Precision, backend_flags
+from amp_core.train.resuming import check_more, check_same, repeated
 from amp_core.train.stopping import stop_on_signals
 from amp_core.train.workloads import Workload, build
 
@@ -68,11 +69,13 @@ def train(
     `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
     reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings; `level`
     is how much `watch` looks at. With `resume` the run in `into` goes on from its checkpoint, up to `config.steps` in
-    all. Where torchrun started this process, it trains together with the others. Raises `RunError` for a device that is
-    not there, a workload that cannot be loaded and a folder that cannot be used. What the loop itself raises ends the
-    run as `failed` and is raised again.
+    all; its settings must be the same, but for those in `resuming.MAY_CHANGE`. Where torchrun started this process, it
+    trains together with the others. Raises `RunError` for a device that is not there, a workload that cannot be loaded
+    and a folder that cannot be used. What the loop itself raises ends the run as `failed` and is raised again.
     """
     config = config.resolved()
+    if resume:
+        check_same(config, Path(into))
     with (
         stop_on_signals() if stop is None else nullcontext(stop) as stop_reason,
         joined(config) as team,
@@ -91,6 +94,7 @@ def train(
         state = checkpoint.read(Path(into)) if resume else None
         if state is not None:
             done = state["step"]
+            check_more(config.steps, done)
             for _ in range(done * config.accumulate):  # the data that the steps before it took
                 next(batches)
             checkpoint.restore(state, model=raw_model, optimizer=optimizer, scaler=scaler)
@@ -111,6 +115,8 @@ def train(
             | dict(also or {}),
             resume=resume,
         ) as rec:
+            if resume and team.rank == 0:
+                tell_of_resuming(rec, done)
 
             def due(step: int, last: str | None) -> bool:
                 every = config.checkpoint_every
@@ -166,6 +172,16 @@ def train(
     if progress is not None:
         progress.update(summary.steps, last=True)
     return summary
+
+
+def tell_of_resuming(rec: Recorder, done: int) -> None:
+    """Say where there was nothing to go on with, or where steps after the checkpoint are made again."""
+    earlier = rec.writer.earlier
+    if earlier is None:
+        log.warning("AMPscope: nothing to resume in %s; beginning", rec.writer.into)
+    elif detail := repeated(done, earlier.next_step):
+        log.warning("AMPscope: %s", detail)
+        rec.writer.event("warning", name="checkpoint", detail=detail, step=earlier.next_step)
 
 
 def train_step(
@@ -315,7 +331,6 @@ def with_what_was_recorded(known: Summary, run_id: str | None) -> Summary:
     losses = steps["loss"].to_pylist()
     return replace(
         known,
-        steps=steps.num_rows,
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         skipped=sum(steps["skipped"].to_pylist()),

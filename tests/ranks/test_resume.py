@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from amp_core import RunError, diagnose, load_run
+from amp_core.__main__ import main
 from amp_core.record import watch
 from amp_core.runlog import RunWriter
 from amp_core.train import TrainConfig
@@ -111,3 +112,66 @@ def test_the_engine_refuses_what_it_cannot_go_on_from(tmp_path):
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(RunError, match="no checkpoint that can be read"):
         train(config, tmp_path / "run", resume=True)
+
+
+def command(into, *more):
+    return main(["train", "--out", str(into), *more])
+
+
+FIRST = ("--workload", "digits-cnn", "--precision", "fp16", "--device", "cpu", "--no-evaluate", "--clip-norm", "1.5")
+
+
+def test_the_command_takes_up_the_settings_of_the_run(tmp_path, capsys):
+    into = tmp_path / "run"
+    assert command(into, *FIRST, "--steps", "4", "--checkpoint-every", "2") == 0
+    assert command(into, "--resume", "--steps", "6") == 0
+    assert "finished after 6 steps" in capsys.readouterr().out
+    config = load_run(into).head.config
+    given = ("workload", "precision", "clip_norm", "checkpoint_every", "evaluate", "steps")
+    assert [config[name] for name in given] == ["digits-cnn", "fp16", 1.5, 2, False, 6]
+    assert torch.load(into / "checkpoint.pt")["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--steps", "3"), "steps=3 is what the run is to make in all, and it has made 4; give more"),
+        ((), "steps=4 is what the run is to make in all, and it has made 4; give more"),
+        (("--steps", "9", "--precision", "bf16"), "precision='bf16' is not what the run in"),
+        (("--steps", "9", "--lr", "5"), "lr=5.0 is not what the run in"),
+    ],
+)
+def test_what_would_be_another_training_or_none_is_refused(tmp_path, capsys, more, said):
+    into = tmp_path / "run"
+    assert command(into, *FIRST, "--steps", "4", "--checkpoint-every", "2") == 0
+    before = (into / "run.json").read_bytes()
+    assert command(into, "--resume", *more) == 2
+    assert said in capsys.readouterr().err
+    assert (into / "run.json").read_bytes() == before
+
+
+def test_steps_after_the_checkpoint_are_made_again_and_that_is_said(tmp_path, caplog, capsys):
+    """What `kill -9` leaves: rows beyond the checkpoint, and a head that says running, of a process that is gone."""
+    into = tmp_path / "run"
+    config = dataclasses.replace(CONFIG, checkpoint_every=5, evaluate=False)
+    asked = iter([None] * 8 + ["enough"])
+    assert train(config, into, stop=lambda: next(asked)).steps == 8
+    state = torch.load(into / "checkpoint.pt")
+    early = iter([None] * 5 + ["enough"])
+    train(config, tmp_path / "early", stop=lambda: next(early))
+    (into / "checkpoint.pt").write_bytes((tmp_path / "early" / "checkpoint.pt").read_bytes())
+    assert state["step"] == 8 and torch.load(into / "checkpoint.pt")["step"] == 5
+    assert command(into, "--resume") == 0
+    run = load_run(into)
+    assert run.steps.step.tolist() == list(range(8 + 7))  # nothing recorded is lost
+    assert run.steps.loss[5:8].tolist() == run.steps.loss[8:11].tolist()
+    said = run.events[(run.events.kind == "warning") & (run.events.name == "checkpoint")]
+    assert said.step.tolist() == [8] and said.detail.iloc[0].startswith("steps 5 to 7 were recorded after the last")
+    out, err = capsys.readouterr()
+    assert "finished after 12 steps" in out and "steps 5 to 7 were recorded" in caplog.text
+    assert "step 12 of 12" in err and "-" not in err.rpartition("|")[2]
+
+
+def test_that_there_is_nothing_to_resume_is_said(tmp_path, caplog):
+    train(dataclasses.replace(CONFIG, steps=1, evaluate=False), tmp_path / "new", resume=True)
+    assert "nothing to resume in" in caplog.text and "; beginning" in caplog.text
