@@ -100,8 +100,8 @@ def opened(entries: list[Entry]) -> list[Run]:
             if run.steps.empty and entry.under_way:
                 continue  # its line says so
             if run.steps.empty:
-                name = words.escape(entry.name)
-                st.info(f"{name} has no steps and is left out. Step cost sets a trace beside another run.")
+                beside = " Step cost sets a trace beside another run." if run.table("windows").num_rows else ""
+                st.info(f"{words.escape(entry.name)} has no steps and is left out.{beside}")
             else:
                 runs.append(run)
         except RunError as error:

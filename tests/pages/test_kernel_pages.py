@@ -98,6 +98,17 @@ def test_an_imported_trace_without_steps_opens(home, open_app):
     assert not app.exception and "The profiled window takes" in words(app)
 
 
+def test_compare_names_step_cost_for_a_trace_alone(home, open_app):
+    rows = [row | {"step": None, "steps": None} for row in kernels("fp16")]
+    foreign(home.runs / "trace", rows, windows=columns([window("fp16", rows) | {"step": None, "steps": None}]))
+    write(home.runs / "stopped", "fp32", steps=0, status="stopped")
+    app = open_app("pages/compare_runs.py", **{"with": ["run/trace", "run/stopped"]})
+    assert [said.value for said in app.info[:2]] == [
+        "trace has no steps and is left out. Step cost sets a trace beside another run.",
+        "stopped has no steps and is left out.",
+    ]
+
+
 def test_a_device_without_tensor_cores_is_said_to_have_none(home, open_app, tmp_path):
     from amp_core.runlog import RunWriter
 
