@@ -77,7 +77,10 @@ def ending(opened: Run) -> None:
     """Why a run that did not finish ended, with the last lines of its output."""
     if opened.status in ("failed", "lost", "stopped") and opened.end_reason:
         say = st.warning if opened.status == "stopped" else st.error
-        say(f"{opened.status.capitalize()}: {words.escape(words.sentence(opened.end_reason))}")
+        reason = words.escape(words.sentence(opened.end_reason))
+        status = opened.status.capitalize()
+        told = reason.lower().startswith(f"{opened.status} ")  # "stopped by SIGTERM", "stopped on request"
+        say(f"{status}{reason[len(status) :]}" if told else f"{status}: {reason}")
     if opened.status in ("failed", "lost") and (lines := opened.console(20)):
         with st.expander("Last lines of its output", expanded=True):
             st.code("\n".join(lines), language=None, wrap_lines=True)

@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from amp_core import load_run
 from amp_core.runlog import RunWriter
 from tests.pages.conftest import metric, titles, words
@@ -41,6 +43,19 @@ def test_failed_run_says_why_with_its_last_lines(home, open_app):
     assert "Failed: RuntimeError: out of memory." in words(app)
     assert "step 119\nRuntimeError: out of memory" in [c.value for c in app.code]
     assert not app.success
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("stopped by SIGTERM", "Stopped by SIGTERM."),
+        ("stopped on request", "Stopped on request."),
+        ("killed: it did not end in time", "Stopped: killed: it did not end in time."),
+    ],
+)
+def test_stopped_run_says_so_once(home, open_app, reason, said):
+    write(home.runs / "a", "healthy", status="stopped", end_reason=reason)
+    assert [warning.value.replace("\\", "") for warning in open_app(run="run/a").warning] == [said]
 
 
 def test_lost_run_is_called_lost(home, open_app):
