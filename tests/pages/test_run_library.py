@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import load_run
+from amp_core import RunError, load_run
 from amp_core._children import python_path
 from amp_core.labels import Label, label_of, write_label
 from amp_core.muting import mute
@@ -87,6 +87,18 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     button(again, "Delete").click().run()
     button(again, "Remove all for good").click().run()
     assert not again.exception and files_below(home.runs) == []
+
+
+def test_a_run_that_another_tab_has_deleted_is_said_to_be_gone(home):
+    write(home.runs / "few", "healthy")
+    entry = library.listing()["run/few"]
+    discarded.discard(entry)
+    with pytest.raises(RunError, match=r"^few is no longer there: it was moved or deleted elsewhere$"):
+        discarded.discard(entry)
+    (kept,) = discarded.kept()
+    discarded.restore(kept)
+    with pytest.raises(RunError, match=r"^the place of few is taken by another run; rename or delete that first$"):
+        discarded.restore(kept)
 
 
 def test_a_damaged_run_of_a_comparison_comes_back_too(home):
@@ -317,8 +329,6 @@ def test_folder_upload_takes_tables_of_one_file_each(home, tmp_path):
     ],
 )
 def test_bad_folder_upload_is_refused(home, files, said):
-    from amp_core import RunError
-
     with pytest.raises(RunError, match=said):
         incoming.take_folder(files)
     assert files_below(home.runs) == []
@@ -335,8 +345,6 @@ def test_an_upload_is_read_by_this_amp_core_wherever_the_server_was_started(home
 
 
 def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
-    from amp_core import RunError
-
     monkeypatch.setattr(incoming, "TIME_LIMIT_S", 0.01)
     with pytest.raises(RunError, match="took more than"):
         incoming.take_zip("slow.zip", zip_of({"run.json": b"{}"}))
@@ -419,3 +427,30 @@ def test_a_failed_run_is_not_called_well(home, open_app):
         raise ZeroDivisionError
     table = open_app(LIBRARY, run="run/a").dataframe[0].value
     assert table.set_index("Name").loc["a", "Verdict"] == "failed"
+
+
+def test_a_run_that_never_made_a_step_has_no_verdict(home, open_app):
+    for name, status in (("a", "stopped"), ("b", "failed")):
+        with RunWriter(home.runs / name) as writer:
+            writer.close(status, "before it began")
+    table = open_app(LIBRARY).dataframe[0].value.set_index("Name")
+    assert dict(table["Verdict"]) == {"a": "stopped", "b": "failed"}
+
+
+def test_fp32_is_the_reference_of_what_is_compared(home, open_app):
+    for name in ("fp16", "fp32"):
+        write(home.runs / name, name if name == "fp32" else "healthy")
+    app = open_app(LIBRARY, run="run/fp16")
+    assert button(app, "Compare ticked").disabled
+    app.session_state["library.ticked"] = ["run/fp16", "run/fp32"]
+    app.run()
+    button(app, "Compare these 2").click().run()
+    assert app.query_params["with"] == ["run/fp32", "run/fp16"]
+
+
+def test_a_new_name_reaches_the_picker(home, open_app):
+    write(home.runs / "a", "healthy")
+    app = open_app(LIBRARY, run="run/a")
+    next(t for t in app.text_input if t.key == "library.name.run/a").set_value("the good one")
+    button(app, "Save").click().run()
+    assert app.sidebar.selectbox[0].proto.set_value and "the good one (a)" in app.sidebar.selectbox[0].options

@@ -58,7 +58,8 @@ def restore(run: Kept) -> str:
     current().check_change("restore a run")
     target = library.runs_dir() / run.key.removeprefix("run/")
     if target.exists():
-        raise RunError(f"{target} is taken by another run; rename or delete that first")
+        place = run.key.removeprefix("run/")
+        raise RunError(f"the place of {place} is taken by another run; rename or delete that first")
     _move(run.path, target)
     shutil.rmtree(library.runs_dir() / BIN / run.stamp, ignore_errors=True)
     return run.key
@@ -89,4 +90,6 @@ def _move(source: Path, target: Path) -> None:
         for file in beside:
             file.rename(target.with_name(file.name))
     except OSError as error:
-        raise RunError(f"{source} cannot be moved to {target}: {error.strerror or error}") from error
+        if not source.exists():
+            raise RunError(f"{source.name} is no longer there: it was moved or deleted elsewhere") from error
+        raise RunError(f"{source.name} cannot be moved: {error.strerror or error}") from error
