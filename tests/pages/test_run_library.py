@@ -234,6 +234,7 @@ def test_bad_upload_is_one_sentence_and_nothing_is_written(home, open_app, name,
     assert not app.exception
     assert len(app.error) == 1
     assert app.error[0].value.endswith(".") and "Traceback" not in app.error[0].value
+    assert "path=" not in app.error[0].value.replace("\\", "")
     assert str(home.runs.parent) not in app.error[0].value.replace("\\", "")
     assert files_below(home.runs) == before
 

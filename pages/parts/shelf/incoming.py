@@ -126,6 +126,6 @@ def _said(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
     said = lines[-1]
     for stored, name in names.items():
         path = str(aside / stored)
-        for written in (f"file={path!r}", path, f"trace={stored!r}", stored):
+        for written in (f"file={path!r}", f"path={path!r}", path, f"trace={stored!r}", stored):
             said = said.replace(written, name)
     return said
