@@ -205,7 +205,7 @@ def train_step(
     for _ in range(config.accumulate):
         batch = next(batches)
         with precision.autocast():  # forward and loss only: backward follows the dtypes that forward chose
-            micro_loss = workload.loss_fn(model, batch) / config.accumulate
+            micro_loss = one_number(workload.loss_fn(model, batch), config.workload) / config.accumulate
         scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
         samples += workload.samples(batch)
@@ -219,6 +219,15 @@ def train_step(
     scaler.step(optimizer)  # skipped where a gradient is not finite
     scaler.update(precision.new_scale)
     optimizer.zero_grad(set_to_none=True)
+
+
+def one_number(loss: Any, workload: str) -> torch.Tensor:
+    """`loss` without dimensions. Raises `RunError` where the workload returned no single number to go backward from."""
+    if not isinstance(loss, torch.Tensor):
+        raise RunError(f"workload={workload!r} returned a loss of type {type(loss).__name__}; return a tensor")
+    if loss.numel() != 1:
+        raise RunError(f"workload={workload!r} returned a loss of shape {tuple(loss.shape)}; return one number")
+    return loss.reshape(()) if loss.ndim else loss
 
 
 def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batch: Any, rec: Recorder) -> None:

@@ -218,3 +218,31 @@ def test_own_workload_that_is_wrong_is_refused(own_file, function, said):
 def test_own_workload_without_its_file_is_refused(tmp_path):
     with pytest.raises(RunError, match="there is no file"):
         build(TrainConfig(workload=f"{tmp_path}/none.py:f"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("model(batch)[:1]", r"returned a loss of shape \(1, 2\); return one number"),
+        ("0.5", "returned a loss of type float; return a tensor"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_refused(tmp_path, loss, said):
+    file = tmp_path / "shapes.py"
+    file.write_text(
+        f"import torch\ndef f():\n    return torch.nn.Linear(3, 2), [torch.ones(4, 3)], lambda model, batch: {loss}\n"
+    )
+    config = TrainConfig(workload=f"{file}:f", precision="fp32", device="cpu", steps=1)
+    with pytest.raises(RunError, match=said):
+        train(config, tmp_path / "run")
+
+
+def test_a_loss_of_one_number_may_have_a_dimension(tmp_path):
+    file = tmp_path / "vector.py"
+    file.write_text(
+        "import torch\n"
+        "def f():\n"
+        "    return torch.nn.Linear(3, 1), [torch.ones(1, 3)], lambda model, batch: model(batch)[0]\n"
+    )
+    config = TrainConfig(workload=f"{file}:f", precision="fp32", device="cpu", steps=2)
+    assert train(config, tmp_path / "run").steps == 2
