@@ -101,7 +101,9 @@ def class_shares(run: Run, kind: str, step: int | None = None) -> pd.DataFrame:
     dtypes = pd.Series(table.column("dtype").take(pa.array(first)).to_pylist(), dtype="str")
     with np.errstate(invalid="ignore", divide="ignore"):
         fractions = {f"{name}_frac": total(values) / counted for name, values in classes.items()}
-        rms = np.sqrt(total(np.nan_to_num(_floats(table, "rms")) ** 2 * finite) / total(finite))
+        squares = _floats(table, "rms") ** 2
+        known = ~np.isnan(squares)  # a row without it says nothing of how large its values are
+        rms = np.sqrt(total(np.where(known, squares * finite, 0)) / total(np.where(known, finite, 0)))
     exponents = exponent_shares(run, kind, step).groupby("name")["exponent"]
     return pd.DataFrame(
         {"name": pd.Series(names, dtype="str"), "dtype": dtypes, "numel": largest(numel), "counted": counted}

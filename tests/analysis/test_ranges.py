@@ -42,6 +42,16 @@ def test_shares_are_of_all_finite_nonzero_values_of_a_tensor(small: Run) -> None
     assert shares(small) == {"b": {-3: 1 / 8, -2: 6 / 8, -1: 1 / 8}, "a": {5: 1.0}}  # both steps together
 
 
+def test_rms_is_of_the_rows_that_have_one_and_nan_where_none_has(tmp_path: Path) -> None:
+    rows = tensors(
+        {"step": 0, "name": "a", "exp_counts": [8], "rms": None},
+        {"step": 1, "name": "a", "exp_counts": [4], "rms": 3.0},
+        {"step": 0, "name": "b", "exp_counts": [8], "rms": None},
+    )
+    rms = class_shares(load_run(write_rows(tmp_path / "a", tensors=rows)), "weight_grad")["rms"]
+    assert rms[0] == pytest.approx(3.0) and math.isnan(rms[1])
+
+
 def test_tensors_keep_the_order_of_the_run(small: Run) -> None:
     assert exponent_shares(small, "weight_grad")["name"].unique().tolist() == ["b", "a"]
     assert class_shares(small, "weight_grad")["name"].tolist() == ["b", "a", "dead"]
