@@ -309,7 +309,7 @@ def test_compare_tells_the_four_of_an_ablation_apart(home, open_app):
     assert "Compare the latest four" not in {link.proto.label for link in gone.get("page_link")}
     app = open_app("pages/compare_runs.py", **{"with": keys})
     curves = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
-    curves = [t for t in curves if t.get("name") and t["mode"] == "lines"]  # the rest are marks
+    curves = [t for t in curves if t.get("showlegend") is not False and t["mode"] == "lines"]  # the rest are marks
     lines = [(t["line"]["color"], t["line"]["dash"]) for t in curves]
     assert [t["name"] for t in curves] == [f"ablation-{name}" for name in names]
     assert len(set(lines)) == 4
