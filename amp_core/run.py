@@ -14,6 +14,7 @@ Frames are pandas; where null (not measured) and NaN (measured, not a number) mu
 import copy
 import os
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from amp_core._segments import Segment, is_ordered
 from amp_core._source import FolderSource, Source, ZipSource, retried
 from amp_core.addresses import Address, located
-from amp_core.schema import TABLES, RunError, Table
+from amp_core.schema import KINDS, TABLES, RunError, Table
 from amp_core.tasting import Taster, Tasting, written_here
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def load_run(path: str | os.PathLike[str]) -> "Run":
 
     Raises `RunError`, and nothing else, for what is not a readable run.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise RunError(f"path={path!r:.80} is no path; give a run folder or a packed run (.zip), as text or a Path")
     where = located(path)
     if isinstance(where, Address):
         from amp_core._remote import open_address
@@ -48,6 +51,13 @@ def load_run(path: str | os.PathLike[str]) -> "Run":
     except OSError as error:
         raise RunError(f"path={str(path)!r} cannot be read: {error.strerror or error}") from None
     raise RunError(f"path={str(path)!r} does not exist; give a run folder or a packed run (.zip)")
+
+
+def check_run(run: object, argument: str = "run") -> None:
+    """Raise `RunError` where what was given as a run is not an opened one, such as the path of one."""
+    if not isinstance(run, Run):
+        right = f"load_run({os.fspath(run)!r})" if isinstance(run, str | os.PathLike) else "what load_run returns"
+        raise RunError(f"{argument}={run!r:.80} is not an opened run; give {right}")
 
 
 class Run:
@@ -146,8 +156,14 @@ class Run:
     ) -> "pd.DataFrame":
         """Rows of `tensors`, of one kind, one name and the steps from `steps[0]` to `steps[1]`, both included.
 
-        `exp_counts` holds a NumPy array of int64 per row.
+        `exp_counts` holds a NumPy array of int64 per row. Raises `RunError` for an unknown kind and for steps that are
+        no pair of numbers.
         """
+        if kind is not None and kind not in KINDS:
+            raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        pair = isinstance(steps, Sequence) and len(steps) == 2 and all(isinstance(n, Real) for n in steps)
+        if steps is not None and not pair:
+            raise RunError(f"steps={steps!r} is no pair of steps; steps=(100, 200) takes those from 100 to 200")
         table = self.table("tensors")
         if kind is not None:
             table = table.filter(pc.field("kind") == kind)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from amp_core import RunError, _segments, _source, load_run
+from amp_core import RunError, _segments, _source, diagnose, load_run
 from amp_core._machine import this_process
 from amp_core._segments import File, read_parquet, read_stream
+from amp_core.analysis import compare, safe_window, what_if
 from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
 from tests.written import HEAD, write_steps
@@ -83,6 +84,34 @@ def test_what_is_no_run_is_one_sentence(tmp_path: Path, make: Callable[[Path], A
     with pytest.raises(RunError, match=says) as caught:
         load_run(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"runs/a"])
+def test_what_is_no_path_is_one_sentence(path: Any) -> None:
+    with pytest.raises(RunError, match=f"path={path!r} is no path; give a run folder or a packed run"):
+        load_run(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kind": "foo"}, "kind='foo' is unknown; choose one of weight_grad"),
+        ({"steps": 5}, "steps=5 is no pair of steps"),
+        ({"steps": (1, 2, 3)}, r"steps=\(1, 2, 3\) is no pair of steps"),
+        ({"steps": ("1", "2")}, "is no pair of steps"),
+    ],
+)
+def test_tensors_that_cannot_be_chosen_are_refused(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
+    with RunWriter(tmp_path / "a") as writer:
+        write_steps(writer, 0, 3)
+    with pytest.raises(RunError, match=says):
+        load_run(tmp_path / "a").tensors(**wrong)
+
+
+@pytest.mark.parametrize("public", [diagnose, what_if, safe_window, lambda run: compare([run])])
+def test_a_path_in_place_of_a_run_is_one_sentence(public: Callable[[Any], Any]) -> None:
+    with pytest.raises(RunError, match=r"='runs/a' is not an opened run; give load_run\('runs/a'\)"):
+        public("runs/a")
 
 
 def test_run_of_a_dead_process_is_lost_and_gives_its_last_output(theirs: Path) -> None:

@@ -31,7 +31,7 @@ from amp_core.analysis.parity import Judged
 from amp_core.analysis.ratios import Ratio
 from amp_core.analysis.scale import scale_summary
 from amp_core.analysis.tensorcores import tensor_core_use
-from amp_core.run import Run
+from amp_core.run import Run, check_run
 from amp_core.schema import RunError
 
 
@@ -81,8 +81,14 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
     final loss, its 95 % interval and the reference's seed-to-seed deviation, over the reference's loss), parity.
     """
+    if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
+        raise RunError(
+            f"runs={runs!r:.80} is no list of runs; give one, as in [load_run('runs/a'), load_run('runs/b')]"
+        )
     if not runs:
         raise RunError("runs=[] is empty; give one run or more")
+    for place, run in enumerate(runs):
+        check_run(run, f"runs[{place}]")
     labels = labelled(runs)
     groups = repeats(runs, labels)
     frames = [attempts(run) for run in runs]

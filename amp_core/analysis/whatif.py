@@ -24,7 +24,7 @@ import pandas as pd
 from amp_core.analysis._autocast import Rounding
 from amp_core.analysis._counts import TrueCounts, true_counts
 from amp_core.formats import FORMATS, Format
-from amp_core.run import Run
+from amp_core.run import Run, check_run
 from amp_core.schema import KINDS, RunError
 
 GRADIENTS = ("weight_grad", "output_grad")
@@ -54,7 +54,7 @@ def what_if(
     """Predicted losses of every tensor under each format and each scale 2^k.
 
     Args:
-        formats: names from `amp_core.formats.FORMATS`.
+        formats: names from `amp_core.formats.FORMATS`, or one of them.
         log2_scales: whole numbers k.
         kinds: of `amp_core.schema.KINDS`; activations and weights are not multiplied by the loss scale, so for them
             only k = 0 is what training does.
@@ -72,15 +72,17 @@ def what_if(
     output gradient that it is made from, estimated where that is hidden inside an operator; NaN for other kinds and
     with `tensor`). Where much of the source underflows, what is left of it is noise, and a weight gradient's own
     underflow can be told only roughly: see `HEALTHY_SOURCE`. Fractions run from 0 to 1. Raises `RunError` for a format,
-    kind or scaling that is unknown.
+    kind or scaling that is unknown and for a power that is no whole number.
     """
-    chosen = [format_named(name) for name in formats]
+    check_run(run)
+    chosen = [format_named(name) for name in _listed(formats)]
+    kinds = _listed(kinds)
     if scaling is not None and scaling not in SCALINGS:
         raise RunError(f"scaling={scaling!r} is unknown; choose one of {', '.join(SCALINGS)}")
     for kind in kinds:
         if kind not in KINDS:
             raise RunError(f"kinds={kind!r} is unknown; choose from {', '.join(KINDS)}")
-    scales = np.array(list(log2_scales), dtype=np.int64)
+    scales = _whole(log2_scales)
     rounding = Rounding(run)
     outputs = true_counts(run, "output_grad", step)
     frames = []
@@ -128,6 +130,21 @@ def whole_model(predictions: pd.DataFrame) -> pd.DataFrame:
         sums[column] /= sums["nonzero"]
     sums["underflow_mass_frac"] /= sums["mass"]
     return sums
+
+
+def _listed(names: Sequence[str]) -> Sequence[str]:
+    """One name is a list of one, and not one of letters."""
+    return [names] if isinstance(names, str) else names
+
+
+def _whole(log2_scales: Iterable[int]) -> np.ndarray:
+    given = list(log2_scales) if isinstance(log2_scales, Iterable) else [log2_scales]
+    for power in given:
+        if not isinstance(power, int | float | np.number) or not float(power).is_integer():
+            raise RunError(
+                f"log2_scales={power!r} is no whole number; log2_scales=(0, 16) takes the scales 1 and 65536"
+            )
+    return np.array(given, dtype=np.int64)
 
 
 def format_named(name: str) -> Format:

@@ -31,7 +31,7 @@ from amp_core.analysis._limits import GRADIENTS, Limits, limits
 from amp_core.analysis.ranges import sampled_steps
 from amp_core.analysis.whatif import format_named
 from amp_core.formats import FORMATS
-from amp_core.run import Run
+from amp_core.run import Run, check_run
 from amp_core.schema import RunError
 
 COSINE = 0.999
@@ -106,6 +106,7 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     them. Where the run was audited, at all sampled steps from the first audit on, which the window can be held against.
     Raises `RunError` for an unknown format and for a run without gradients.
     """
+    check_run(run)
     form = format_named(format)
     found = limits(run, form, ERROR_LIMIT, step, since=first_step(run) if step is None else None)
     if not len(found.steps):

@@ -29,7 +29,7 @@ from amp_core.findings import (
 from amp_core.findings.causes import Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
-from amp_core.run import Run
+from amp_core.run import Run, check_run
 
 __all__ = [
     "FAMILIES",
@@ -133,6 +133,9 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     With `baseline`, a run of the same task in FP32, also what shows only beside it. Raises `RunError` for damaged
     tables.
     """
+    check_run(run)
+    if baseline is not None:
+        check_run(baseline, "baseline")
     findings = [finding for rule in RULES for finding in rule(run)]
     if baseline is not None:
         findings += [finding for pair in pairs.PAIRED for finding in pair(run, baseline)]

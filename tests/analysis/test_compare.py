@@ -136,6 +136,12 @@ def test_no_runs_are_refused() -> None:
         compare([])
 
 
+def test_what_is_no_list_of_runs_is_refused(runs: dict[str, Run]) -> None:
+    for given in (next(iter(runs.values())), "runs/a", None):
+        with pytest.raises(RunError, match=r"^runs=.* is no list of runs; give one, as in \[load_run"):
+            compare(given)  # type: ignore[arg-type]
+
+
 def test_curves_keep_what_is_not_a_number_and_drop_what_was_not_recorded(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "run",

@@ -185,12 +185,20 @@ def test_steps_are_taken_together_or_one_by_one(tmp_path):
     [
         ({"formats": ("fp12",)}, "format='fp12' is unknown; choose one of fp64, fp32"),
         ({"kinds": ("grads",)}, "kinds='grads' is unknown; choose from weight_grad"),
+        ({"log2_scales": [0.5]}, "log2_scales=0.5 is no whole number"),
+        ({"log2_scales": [float("inf")]}, "log2_scales=inf is no whole number"),
         ({"scaling": "block"}, "scaling='block' is unknown; choose one of loss, tensor"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(tmp_path, wrong, says):
     with pytest.raises(RunError, match=says):
         what_if(run_of(tmp_path / "run", [row("w", [1], 0)]), **wrong)
+
+
+def test_one_format_and_one_kind_need_no_list(tmp_path):
+    run = run_of(tmp_path / "run", [row("w", [1], 0)])
+    assert what_if(run, "fp16", [0], "output_grad").equals(what_if(run, ["fp16"], [0], ["output_grad"]))
+    assert len(what_if(run, "fp16", 2, "weight_grad")) == 1
 
 
 def test_a_run_without_gradients_gives_empty_frames(tmp_path):
