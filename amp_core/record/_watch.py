@@ -1,9 +1,10 @@
 """`watch`: one line that records any training loop. What it returns is in `recorder.py`."""
 
 import fnmatch
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from amp_core.record import ranks
 from amp_core.record import scaler as scaling
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
-from amp_core.record.environment import environment, model_summary, recipe_found
-from amp_core.record.gradients import learning_rate, unwrapped
+from amp_core.record.environment import computes, environment, model_summary, recipe_found
+from amp_core.record.gradients import learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.notices_scaler import ScalerUnseen
@@ -27,6 +28,8 @@ from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
+
+log = logging.getLogger("amp_core")
 
 KINDS = ("weight_grad", "output_grad")
 """Kinds that are recorded unless others are asked for."""
@@ -75,7 +78,8 @@ def watch(
         profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
             profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
         trace_ops: traces the operators of this step, with their dtypes and what decided them, into the table `ops`.
-        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default.
+        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. Where they
+            leave none, an event and the log say so.
         name: what people will call the run; the folder's name by default.
         config: settings of yours to keep in the head of the run.
         resume: go on with the run in `into`, of a training that goes on from a checkpoint: its steps are numbered on
@@ -100,7 +104,10 @@ def watch(
         raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on each tenth step")
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
+    if not isinstance(into, str | os.PathLike):
+        raise RunError(f"into={into!r:.80} is no path; give the folder of the run, as text or a Path")
+    named = _listed("kinds", kinds)
+    for kind in named:
         if kind not in ALL_KINDS:
             raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(ALL_KINDS)}")
     if level not in LEVELS:
@@ -108,9 +115,9 @@ def watch(
     if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
         raise RunError(f"budget={budget!r} is not a share between 0 and 1; budget=0.03 allows 3 % of the step time")
     window = _window(profile)
+    wanted = _name_filter(_listed("include", include or ()), _listed("exclude", exclude or ()))
     if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
         raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
-    named = [kinds] if isinstance(kinds, str) else list(kinds)
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = ranks.place()
     if rank and not resume:
@@ -142,6 +149,10 @@ def watch(
         world_size=world_size,
         resume=resume,
     )
+    if not rank and (include or exclude) and not any(wanted(name) for name in _names_of(model, chosen)):
+        detail = f"include={include!r} and exclude={exclude!r} leave no tensor to measure"
+        log.warning("AMPscope: %s", detail)
+        writer.event("warning", name="include", detail=detail)
     return Recorder(
         model,
         optimizers,
@@ -149,7 +160,7 @@ def watch(
         writer,
         sampling=Sampling(every, budget),
         kinds=frozenset(chosen),
-        wanted=_name_filter(include, exclude),
+        wanted=wanted,
         observers=_observers(writer, model, optimizers, scaler, level, window, trace_ops),
     )
 
@@ -190,12 +201,25 @@ def _observers(
     return observers
 
 
-def _name_filter(include: str | Iterable[str] | None, exclude: str | Iterable[str] | None) -> Callable[[str], bool]:
-    def patterns(given: str | Iterable[str] | None) -> list[str]:
-        return [given] if isinstance(given, str) else list(given or ())
+def _listed(argument: str, names: object) -> list[str]:
+    """Names that may be given as one text or as several."""
+    given = [names] if isinstance(names, str) else names
+    if isinstance(given, Iterable):
+        listed = list(given)
+        if all(isinstance(name, str) for name in listed):
+            return listed
+    raise RunError(f"{argument}={names!r:.80} is no text and no list of texts; give one or the other")
 
-    wanted, unwanted = patterns(include), patterns(exclude)
 
+def _names_of(model: torch.nn.Module, kinds: Iterable[str]) -> Iterator[str]:
+    """The names under which tensors of these kinds are measured: of parameters, and of modules for their outputs."""
+    if not {"weight_grad", "weight"}.isdisjoint(kinds):
+        yield from (name for name, _ in named_parameters(unwrapped(model)))
+    if not {"output_grad", "activation"}.isdisjoint(kinds):
+        yield from (name for name, module in named_modules(unwrapped(model)) if name and computes(module))
+
+
+def _name_filter(wanted: Sequence[str], unwanted: Sequence[str]) -> Callable[[str], bool]:
     def keep(name: str) -> bool:
         if wanted and not any(fnmatch.fnmatchcase(name, p) for p in wanted):
             return False

@@ -36,6 +36,23 @@ def test_include_and_exclude_choose_tensors(tmp_path):
     assert set(load_run(tmp_path / "run").tensors().name) == {"0.weight", "2.weight", "5.weight"}
 
 
+@pytest.mark.parametrize(
+    "names", [{"include": "zzz"}, {"exclude": "*"}, {"include": "*.weight", "kinds": "activation"}]
+)
+def test_patterns_that_leave_nothing_to_measure_are_told(tmp_path, caplog, names):
+    train(tmp_path / "run", **names)
+    run = load_run(tmp_path / "run")
+    said = run.events[(run.events.kind == "warning") & (run.events.name == "include")]
+    assert said.detail.iloc[0].endswith("leave no tensor to measure") and said.detail.iloc[0] in caplog.text
+    assert run.tensors().empty
+
+
+def test_patterns_that_leave_something_are_not(tmp_path):
+    train(tmp_path / "run", include=["3"], kinds="output_grad")
+    run = load_run(tmp_path / "run")
+    assert set(run.tensors().name) == {"3"} and "include" not in set(run.events.name)
+
+
 def test_the_head_tells_settings_and_model(tmp_path):
     train(tmp_path / "run", torch.float16, growth_interval=7)
     head = load_run(tmp_path / "run").head
@@ -54,6 +71,10 @@ def test_the_head_tells_settings_and_model(tmp_path):
         ({"every": 0}, "every=0 is not a whole number from 1"),
         ({"every": 2.5}, "every=2.5 is not a whole number from 1"),
         ({"kinds": ("gradients",)}, "kinds='gradients' cannot be recorded; choose from weight_grad"),
+        ({"kinds": None}, "kinds=None is no text and no list of texts"),
+        ({"include": 5}, "include=5 is no text and no list of texts"),
+        ({"exclude": [5]}, "exclude=[5] is no text and no list of texts"),
+        ({"into": None}, "into=None is no path; give the folder of the run"),
         ({"level": "fullest"}, "level='fullest' is unknown; choose one of standard, full"),
         ({"budget": 3}, "budget=3 is not a share between 0 and 1"),
         ({"profile": (3, 3)}, "profile=(3, 3) is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52"),
