@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import torch
 
 from amp_core.record._aside import Aside
 from amp_core.record._guard import TrainingWriter
+from amp_core.record._needs import needing
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.clock import CudaClock, HostClock, Phases
@@ -26,6 +26,9 @@ from amp_core.record.measure import dtype_name, measurable, measure_together
 from amp_core.record.mirror import Mirror
 from amp_core.record.outbox import Outbox
 from amp_core.record.sampling import Sampling
+
+with needing("keras"):
+    import keras
 
 RECIPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 """By the dtype that layers compute in, with variables in FP32."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import keras
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -27,9 +26,13 @@ from amp_core import _ending
 from amp_core.record import notices_patch
 from amp_core.record._keras_run import KerasRun, Seen
 from amp_core.record._keras_values import as_torch, rows, with_gradients
+from amp_core.record._needs import needing
 from amp_core.record._patch import Patches
 from amp_core.record.gradients import in_backward
 from amp_core.schema import RunError
+
+with needing("keras"):
+    import keras
 
 BACKENDS = ("torch", "tensorflow")
 

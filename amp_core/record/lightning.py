@@ -12,11 +12,13 @@ with several optimizers too.
 import os
 from typing import Any
 
-import lightning
-from lightning.pytorch.callbacks import Callback
-
 from amp_core.record._callback import Watching
+from amp_core.record._needs import needing
 from amp_core.record.recorder import Recorder
+
+with needing("lightning"):
+    import lightning
+    from lightning.pytorch.callbacks import Callback
 
 REQUESTED = {"16": "fp16", "bf16": "bf16"}
 """What the first word of `Trainer(precision=…)` asks for."""

@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import transformers
-
 from amp_core.record._callback import Watching
+from amp_core.record._needs import needing
 from amp_core.record._patch import Patches
 from amp_core.record.outputs import is_compiled
 from amp_core.record.recorder import Recorder
+
+with needing("transformers"):
+    import transformers
 
 TIMES = ("_runtime", "_per_second")
 """Ends of names in an evaluation that tell how long it took, not what came out."""

@@ -1,5 +1,8 @@
 """What `watch` takes: which steps, kinds and tensors are measured, what the head keeps of it, and what is refused."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -122,3 +125,12 @@ def test_numbers_of_numpy_are_logged_and_nan_is_no_count_of_samples(tmp_path):
 def test_unwrapped_finds_the_users_module():
     model = small_model()
     assert unwrapped(torch.compile(nn.DataParallel(model), backend="eager")) is model
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning", "keras"])
+def test_without_the_framework_its_callback_names_the_extra(monkeypatch, framework):
+    monkeypatch.setitem(sys.modules, framework, None)
+    for name in (framework, "_keras_run", "_keras_values"):
+        monkeypatch.delitem(sys.modules, f"amp_core.record.{name}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=rf"^{framework} is not installed; .*\[{framework}\]"):
+        importlib.import_module(f"amp_core.record.{framework}")
