@@ -40,7 +40,7 @@ def test_what_it_buys_is_the_comparison_with_fp32_of_the_same_task(home, open_ap
     app = open_app(run="run/a")
     assert "against b." in words(app) and "Nothing has to change." in words(app)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
-    assert link.query_string == "with=run%2Fb&with=run%2Fa"
+    assert link.query_string == "run=run%2Fa&with=run%2Fb&with=run%2Fa"
     assert "This is FP32, what the others are held against." in words(open_app(run="run/b"))
 
 

@@ -273,7 +273,8 @@ def test_the_loss_scale_ablation_queues_four_runs_that_differ_in_scaling_alone(s
     assert all(name in words(app) for name in names)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "Compare the latest four")
     assert link.page == "compare"
-    assert link.query_string == "&".join(f"with=run%2F{name}" for name in names)
+    links = [f"run=run%2F{names[0]}", *(f"with=run%2F{name}" for name in names)]
+    assert link.query_string == "&".join(links)
 
 
 def test_a_double_click_queues_the_four_once(started, open_app):

@@ -44,7 +44,7 @@ def show() -> None:
                 "pages/compare_runs.py",
                 label="Compare the latest four",
                 icon=":material/compare_arrows:",
-                query_params={"with": keys},
+                query_params=picker.beside(keys),
             )
 
 
