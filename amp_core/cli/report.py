@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     if out.is_dir() or not out.parent.is_dir():
         raise RunError(f"out={arguments.out!r} cannot be written; give a file in a folder that exists")
-    check_outside_runs(out)
+    if out.suffix.lower() not in (".html", ".htm"):  # a page beside a run's tables harms none of them
+        check_outside_runs(out)
     if out.is_file() and not _is_html(out):
         raise RunError(f"out={arguments.out!r} is a file of another kind; give an HTML file, or one to be made")
     runs = [load_run(folder) for folder in arguments.folders]

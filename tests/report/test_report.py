@@ -130,6 +130,7 @@ def test_the_command_replaces_no_file_that_is_not_a_report(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "mine.txt")]) == 2
     assert "is a file of another kind" in capsys.readouterr().err
+    assert main(["report", str(SAMPLES["bf16"]), "--out", str(run / "report.html")]) == 0  # lies beside the tables
     assert (run / "run.json").read_bytes() == head and (tmp_path / "mine.txt").read_text() == "mine"
     (tmp_path / "r.html").write_text("<!doctype html>")
     assert main(["report", str(SAMPLES["bf16"]), "--out", str(tmp_path / "r.html")]) == 0
