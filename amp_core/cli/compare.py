@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     check_holds_runs(out)
     configs[0].check_file()
+    if hasattr(arguments, "profile"):
+        configs[0].check_profile()
     folders = [member.folder for members in rounds for member in members]
     for folder in folders:
         if (folder / "run.json").exists():

@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = recorded_settings(Path(arguments.out)) if arguments.resume else {}
     given |= settings(arguments) | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {})
     config = TrainConfig.from_dict(given)
+    if hasattr(arguments, "profile"):
+        config.check_profile()
     # Read by OpenMP when torch is loaded. By default its threads spin while they wait, which on a machine that also has
     # a browser or a second job to run makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -113,12 +113,6 @@ class TrainConfig:
         if self.trace_ops is not None:
             _whole("trace_ops", self.trace_ops, least=0)
         object.__setattr__(self, "profile", _window(self.profile))
-        if self.profile and self.profile[0] >= self.steps:
-            first, stop = self.profile
-            raise RunError(
-                f"profile='{first}:{stop}' begins at step {first}, and steps={self.steps} ends with step "
-                f"{self.steps - 1}; begin it sooner or leave it out"
-            )
         object.__setattr__(self, "islands", _names("islands", self.islands))
         if self.islands and self.recipe.autocast is None:
             raise RunError(
@@ -189,6 +183,16 @@ class TrainConfig:
         """File and function of one's own workload; None for a built-in one."""
         match = None if self.workload in WORKLOADS else _OWN.fullmatch(self.workload)
         return None if match is None else (Path(match["file"]), match["function"])
+
+    def check_profile(self) -> None:
+        """Raise `RunError` where no step would be profiled. Asked where a window is typed: a training that ends before
+        its window begins is none the worse."""
+        if self.profile and self.profile[0] >= self.steps:
+            first, stop = self.profile
+            raise RunError(
+                f"profile='{first}:{stop}' begins at step {first}, and steps={self.steps} ends with step "
+                f"{self.steps - 1}; begin it sooner or leave it out"
+            )
 
     def check_file(self) -> None:
         """Raise `RunError` where the file of one's own workload is not there. Asked where it is about to be trained:

@@ -135,6 +135,14 @@ def test_a_profile_behind_the_last_step_is_refused_beside_its_field(started, ope
     assert app.session_state["start.refused"][0] == "profile"
 
 
+def test_a_short_training_is_begun_whatever_window_the_form_has_by_itself(started, open_app):
+    configs, _ = started
+    app = open_app(START)
+    field(app, "steps").set_value(12)
+    submit(app)
+    assert [config.steps for config in configs] == [12]
+
+
 def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, open_app):
     configs, _ = started
     app = open_app(START)

@@ -18,7 +18,7 @@ from amp_core.serving import current
 from amp_core.train.config import RECIPES, WORKLOADS, Size, TrainConfig
 from pages.parts import picker, words
 from pages.parts.shelf import library
-from pages.parts.start import comparisons, devices, fields
+from pages.parts.start import comparisons, devices, fields, more
 
 TRACED_STEP = 2
 """The third: the first ones make what later ones find."""
@@ -44,6 +44,8 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         # One form serves several recipes: a fixed scale is for those that have a scaler.
         loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
         found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
+        if state["profile"] != more.PROFILED:
+            found[-1].check_profile()
     return found
 
 

@@ -23,6 +23,8 @@ COMPILE_HELP = "The first steps take much longer: the model is compiled then."
 DETERMINISTIC_HELP = "The same run again gives the same bits; some operators are slower so, and a few are refused."
 FUSED_HELP = "One kernel updates all weights."
 CHANNELS_HELP = "For convolutions, which tensor cores read so."
+PROFILED = "20:23"
+"""What is profiled unless something else is typed; of a training that ends sooner nothing is."""
 WIDTH = 170
 """Of a field in pixels: four in a row on a page of usual width, two on a narrow one."""
 
@@ -52,7 +54,7 @@ def show() -> None:
     with _group("What is recorded besides"):
         _number("every", "Ranges every (steps)", EVERY_HELP)
         _number("audit_every", "Audit every (steps)", AUDIT_HELP, value=None, placeholder="off", step=50)
-        st.text_input("Profile steps", "20:23", placeholder="none", width=WIDTH, help=PROFILE_HELP, **keep("profile"))
+        st.text_input("Profile steps", PROFILED, placeholder="none", width=WIDTH, help=PROFILE_HELP, **keep("profile"))
         st.toggle("Trace operators", value=True, help=TRACE_HELP, **keep("trace_ops"))
     fields.refusal(*fields.MORE)
 
