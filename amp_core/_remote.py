@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
@@ -67,12 +68,12 @@ class RemoteSource:
                 _keep_better(found, file)
         return found
 
-    def read(self, file: File, table: Table, before: Segment | None) -> Segment:
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         if file.name.endswith(".parquet"):
             body = self._sealed(file, table)
             if self.tasting is not None:
                 self.tasting.sealed(file, table.name, body)
-            return read_parquet(file, pa.BufferReader(body), table, before)
+            return read_parquet(file, pa.BufferReader(body), table, before, where=where)
         start = before.offset if before is not None else 0
         data = self._bytes(file.name, start, None) if file.size > start else b""
         if self.tasting is not None:

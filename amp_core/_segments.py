@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amp_core._bounds import read_bounded, refuse_compressed, refuse_large
@@ -44,8 +45,17 @@ class Segment:
         return self.table.num_rows if self.table is not None else 0
 
 
-def read_parquet(file: File, source: object, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
+def read_parquet(
+    file: File,
+    source: object,
+    table: Table,
+    before: Segment | None,
+    bounded: bool = False,
+    where: pc.Expression | None = None,
+) -> Segment:
     """Read a whole Parquet file, or keep what `before` holds where it is the stream that the file was sealed from.
+
+    With `where`, rows that do not match may be left out: row groups that their statistics rule out are not decoded.
 
     With `bounded`, as is due to strangers' files, one that would decode to too much is refused before it is decoded: a
     run of equal values takes next to nothing in a file, and any amount of memory.
@@ -54,7 +64,12 @@ def read_parquet(file: File, source: object, table: Table, before: Segment | Non
         reader = pq.ParquetFile(source)
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
-        found = read_bounded(reader, source) if bounded else reader.read()
+        if bounded:
+            found = read_bounded(reader, source)
+        elif where is not None and _filterable(reader.schema_arrow, table):
+            found = pq.read_table(source, filters=where, partitioning=None)
+        else:
+            found = reader.read()
         found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
         if bounded:
             refuse_large(found, len(table.columns))
@@ -63,6 +78,12 @@ def read_parquet(file: File, source: object, table: Table, before: Segment | Non
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
     return Segment(file, conform(found, table, file.name))
+
+
+def _filterable(found: pa.Schema, table: Table) -> bool:
+    """Whether a file has all promised columns that are plain values, in their types: `conform` would change none."""
+    plain = (c for c in table.columns if not pa.types.is_nested(c.type))
+    return all(c.name in found.names and found.field(c.name).type == c.type for c in plain)
 
 
 def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from amp_core._machine import process_alive
 from amp_core._segments import File, Segment, read_parquet, read_stream
@@ -48,7 +49,9 @@ class Source(Protocol):
     def head(self) -> Head: ...
     def alive(self, head: Head) -> bool: ...
     def segments(self, table: str) -> dict[str, File]: ...
-    def read(self, file: File, table: Table, before: Segment | None) -> Segment: ...
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        """Read a segment; rows that do not match `where` may be left out."""
+
     def console(self, lines: int) -> list[str]: ...
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
 
@@ -93,7 +96,7 @@ class FolderSource:
                 found |= _listed(folder, within, names)
         return found
 
-    def read(self, file: File, table: Table, before: Segment | None) -> Segment:
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         path = self.path / file.name
         if not file.name.endswith(".parquet"):
             try:
@@ -109,7 +112,7 @@ class FolderSource:
                 file = File(path.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
         if self.tasting is not None:
             self.tasting.sealed(file, table.name)
-        return read_parquet(file, str(path), table, before)
+        return read_parquet(file, str(path), table, before, where=where)
 
     def console(self, lines: int) -> list[str]:
         return console_tail(self.path / "console.log", lines)
@@ -159,7 +162,7 @@ class ZipSource:
                 _keep_better(found, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
         return found
 
-    def read(self, file: File, table: Table, before: Segment | None) -> Segment:
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:  # noqa: ARG002 - a zip is bounded as a whole
         data = self._bytes(file.name, file.size)
         if file.name.endswith(".parquet"):
             if self.tasting is not None:

@@ -103,6 +103,9 @@ class Extract(Run):
         with self._lock:
             return super()._frame(name)
 
+    def _matching(self, name: str, where: pc.Expression) -> pa.Table:
+        return self.table(name).filter(where)  # of the steps that the extract holds, as all of it
+
     def thinned(self, steps: Sequence[int]) -> "Extract":
         """See `Run.thinned`."""
         few = super().thinned(steps)

@@ -12,6 +12,8 @@ Frames are pandas; where null (not measured) and NaN (measured, not a number) mu
 """
 
 import copy
+import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -29,6 +31,10 @@ from amp_core.tasting import Taster, Tasting, written_here
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+SELECTIVE_READS = 4
+"""So many times `Run.tensors` reads only the rows that are asked for, before it reads the whole table and keeps it."""
 
 
 def load_run(path: str | os.PathLike[str]) -> "Run":
@@ -68,6 +74,7 @@ class Run:
         self._segments: dict[str, dict[str, Segment]] = {}
         self._tables: dict[str, pa.Table] = {}
         self._frames: dict[str, pd.DataFrame] = {}
+        self._selective_reads = 0
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
         self.called: str | None = None
@@ -164,16 +171,39 @@ class Run:
         pair = isinstance(steps, Sequence) and len(steps) == 2 and all(isinstance(n, Real) for n in steps)
         if steps is not None and not pair:
             raise RunError(f"steps={steps!r} is no pair of steps; steps=(100, 200) takes those from 100 to 200")
-        table = self.table("tensors")
-        if kind is not None:
-            table = table.filter(pc.field("kind") == kind)
-        if name is not None:
-            table = table.filter(pc.field("name") == name)
+        conditions = [
+            pc.field(column) == value for column, value in (("kind", kind), ("name", name)) if value is not None
+        ]
         if steps is not None:
             first, last = steps
-            table = table.filter((pc.field("step") >= first) & (pc.field("step") <= last))
+            conditions += [pc.field("step") >= first, pc.field("step") <= last]
+        if not conditions:
+            table = self.table("tensors")
+        else:
+            table = self._matching("tensors", functools.reduce(operator.and_, conditions))
         frame: pd.DataFrame = table.to_pandas()
         return frame
+
+    def _matching(self, name: str, where: pc.Expression) -> pa.Table:
+        """Rows of a table that match; read from the files, where the table was not read whole yet.
+
+        Who asks `SELECTIVE_READS` times is likely to go on asking, and gets the table read whole, once.
+        """
+        if name not in self._tables and self._selective_reads < SELECTIVE_READS:
+            self._selective_reads += 1
+            return retried(lambda: self._read_matching(TABLES[name], where), self.path / name)
+        return self.table(name).filter(where)
+
+    def _read_matching(self, table: Table, where: pc.Expression) -> pa.Table:
+        known = self._segments.get(table.name, {})
+        parts = []
+        for stem, file in sorted(self._source.segments(table.name).items()):
+            segment = known.get(stem)
+            if segment is None or segment.file != file:
+                segment = self._source.read(file, table, segment, where)
+            if segment.table is not None:
+                parts.append(segment.table.filter(where))
+        return _ordered(parts, table)
 
     def table(self, name: str) -> pa.Table:
         """A whole table with null and NaN kept apart; empty, with its columns, where the run has none.
@@ -273,12 +303,7 @@ class Run:
 
     def _read(self, table: Table) -> pa.Table:
         self._read_new(table)
-        parts = self._parts(table)
-        whole = pa.concat_tables(parts, promote_options="default") if parts else table.schema.empty_table()
-        keys = [k for k in table.order if k in whole.column_names]
-        if not is_ordered(whole, keys):
-            whole = whole.sort_by([(k, "ascending") for k in keys])
-        return whole
+        return _ordered(self._parts(table), table)
 
     def _parts(self, table: Table) -> list[pa.Table]:
         """What the segments of a table hold, as they were read last."""
@@ -303,3 +328,10 @@ class Run:
             changed = changed or fresh[stem].rows != rows_before
         self._segments[table.name] = fresh
         return changed
+
+
+def _ordered(parts: list[pa.Table], table: Table) -> pa.Table:
+    """The parts as one, in the order that the schema gives the table."""
+    whole = pa.concat_tables(parts, promote_options="default") if parts else table.schema.empty_table()
+    keys = [k for k in table.order if k in whole.column_names]
+    return whole if is_ordered(whole, keys) else whole.sort_by([(k, "ascending") for k in keys])

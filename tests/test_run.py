@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -36,6 +37,65 @@ def test_tensors_are_chosen_by_kind_name_and_steps(tmp_path: Path) -> None:
     assert [c.tolist() for c in chosen["exp_counts"]] == [[1], [2], [3]]
     assert isinstance(chosen["exp_counts"][0], np.ndarray) and chosen["exp_counts"][0].dtype == np.int64
     assert len(run.tensors(name="c")) == 0 and list(run.tensors(name="c").columns) == list(chosen.columns)
+
+
+def recorded(folder: Path) -> RunWriter:
+    """Forty steps of two tensors and two kinds: segments that are sealed, and one that is still open."""
+    writer = RunWriter(folder, seal_bytes=16_384)
+    for step in range(40):
+        for kind in ("weight_grad", "output_grad"):
+            rows = {"step": [step] * 2, "name": ["a", "b"], "kind": [kind] * 2, "exp_counts": [[step], [1, 2]]}
+            writer.append("tensors", rows)
+    return writer
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"name": "a"},
+        {"kind": "output_grad"},
+        {"steps": (5, 17)},
+        {"name": "b", "kind": "weight_grad", "steps": (0, 39)},
+        {"name": "none"},
+    ],
+)
+def test_rows_read_by_themselves_are_those_of_the_whole_table(tmp_path: Path, asked: dict[str, Any]) -> None:
+    with recorded(tmp_path / "a"):
+        assert {p.suffix for p in (tmp_path / "a" / "tensors").iterdir()} >= {".arrows"}
+        alone, read_before = load_run(tmp_path / "a"), load_run(tmp_path / "a")
+        read_before.table("tensors")
+        pd.testing.assert_frame_equal(alone.tensors(**asked), read_before.tensors(**asked))
+    sealed, whole = load_run(tmp_path / "a"), load_run(tmp_path / "a")
+    whole.table("tensors")
+    pd.testing.assert_frame_equal(sealed.tensors(**asked), whole.tensors(**asked))
+
+
+def test_only_rows_that_are_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "a").close()
+    rows: list[int] = []
+    read = _source.FolderSource.read
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        segment = read(*args, **kwargs)
+        rows.append(segment.rows)
+        return segment
+
+    monkeypatch.setattr(_source.FolderSource, "read", counting)
+    run = load_run(tmp_path / "a")
+    assert len(run.tensors(name="a", kind="weight_grad", steps=(3, 7))) == 5
+    assert sum(rows) == 5 and len(rows) > 2
+    for _ in range(20):  # who asks again and again gets the table read once
+        assert len(run.tensors(name="b", kind="weight_grad")) == 40
+    assert sum(rows) < 5 + 160 + 4 * 40
+
+
+def test_rows_of_a_file_without_a_column_are_chosen_by_its_default(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    (folder / "tensors").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(HEAD))
+    pq.write_table(pa.table({"step": [0, 1], "name": ["a", "b"]}), folder / "tensors" / "00000.parquet")
+    default = next(c.default for c in TABLES["tensors"].columns if c.name == "kind")
+    assert load_run(folder).tensors(kind=default, name="b")["step"].tolist() == [1]
 
 
 def test_empty_run_has_every_table_with_its_columns(tmp_path: Path) -> None:
@@ -162,8 +222,8 @@ class Counted:
         self.stream_bytes += len(data)
         return read_stream(file, data, *rest)
 
-    def read_parquet(self, file: File, source: Any, table: Any, before: Any, *rest: Any) -> Any:
-        segment = read_parquet(file, source, table, before, *rest)
+    def read_parquet(self, file: File, source: Any, table: Any, before: Any, **rest: Any) -> Any:
+        segment = read_parquet(file, source, table, before, **rest)
         if before is None or segment.table is not before.table:
             self.parquet.append(file.name)
         return segment
