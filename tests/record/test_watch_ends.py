@@ -31,12 +31,18 @@ def test_close_restores_scaler_and_optimizer(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     before = dict(vars(scaler)), dict(vars(optimizer))
+    methods = [vars(torch.amp.GradScaler)[name] for name in ("scale", "unscale_", "step", "update", "get_scale")]
+    zero_grad = torch.optim.Optimizer.zero_grad
     rec = watch(model, optimizer, scaler=scaler, into=tmp_path / "run")
-    assert "step" in vars(scaler)
+    assert vars(torch.amp.GradScaler)["step"] is not methods[2] and torch.optim.Optimizer.zero_grad is not zero_grad
+    assert (vars(scaler), vars(optimizer)) == before, "nothing is put into them"
     rec.close()
     rec.close()
-    assert vars(scaler) == before[0]
-    assert vars(optimizer).keys() == before[1].keys()
+    assert (vars(scaler), vars(optimizer)) == before
+    assert [
+        vars(torch.amp.GradScaler)[name] for name in ("scale", "unscale_", "step", "update", "get_scale")
+    ] == methods
+    assert torch.optim.Optimizer.zero_grad is zero_grad
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 
 
