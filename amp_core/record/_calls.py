@@ -26,7 +26,6 @@ from amp_core.record._patch import Patches
 Before = Callable[[torch.nn.Module, Any, Any], None]
 After = Callable[[torch.nn.Module, Any, Any, Any], None]
 
-_CALLER = torch.nn.Module._wrapped_call_impl.__code__
 _listened: dict[int, "_Listened"] = {}
 _patches = Patches()
 
@@ -127,9 +126,10 @@ class _Seam:
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
         if torch.compiler.is_compiling():
             return None
-        found = _listened.get(id(module))
-        # Others who look at the attribute want to know whether the module is compiled.
-        return found if found is not None and sys._getframe(1).f_code is _CALLER else None
+        return _listened.get(id(module))
+
+
+_SEAM = _Seam()  # always the same one, so that a graph with a guard on it is found again
 
 
 def _of(module: torch.nn.Module) -> _Listened:
@@ -137,7 +137,7 @@ def _of(module: torch.nn.Module) -> _Listened:
     if found is None:
         found = _listened[id(module)] = _Listened(module)
         if len(_patches) == 0:
-            _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _Seam())
+            _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
     return found
 
 

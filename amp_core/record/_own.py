@@ -14,12 +14,18 @@ from typing import Any
 import torch
 
 
+def attributes(thing: Any) -> dict[str, Any]:
+    """The instance attributes of any object; empty where it has slots alone."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
 def held(thing: Any, name: str) -> Any:
     """The instance attribute `name` of any object; None where the object has none of that name."""
-    try:
-        return object.__getattribute__(thing, "__dict__").get(name)
-    except AttributeError:  # slots
-        return None
+    return attributes(thing).get(name)
 
 
 def _table(module: torch.nn.Module, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record import notices_patch
+from amp_core.record import _own, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record.observers import Observer
 from amp_core.record.prepared import bare
@@ -111,7 +111,7 @@ class CallOrder(Observer):
 
     def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # One made of several tells of itself and of each: once is enough.
-        if bare(getattr(args[0], "optimizer", None)) in self._optimizers and self._calls[-1:] != ["scheduler"]:
+        if bare(_own.held(args[0], "optimizer")) in self._optimizers and self._calls[-1:] != ["scheduler"]:
             self._note("scheduler")
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
