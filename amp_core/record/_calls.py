@@ -21,7 +21,9 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.fx import _symbolic_trace
 
+from amp_core.record._own import without_torch_function
 from amp_core.record._patch import Patches
+from amp_core.record.compiling import not_by_itself
 
 Before = Callable[[torch.nn.Module, Any, Any], None]
 After = Callable[[torch.nn.Module, Any, Any, Any], None]
@@ -82,11 +84,13 @@ class _Listened:
         module = self.module
         if not _is_ordinary():
             return module._call_impl(*args, **kwargs)
-        for before in self.before:
-            try:
-                before(module, args, kwargs)
-            except Exception as error:
-                self._fail(before, None, error)
+        if self.before:
+            with without_torch_function():
+                for before in self.before:
+                    try:
+                        before(module, args, kwargs)
+                    except Exception as error:
+                        self._fail(before, None, error)
         try:
             output = module._call_impl(*args, **kwargs)
         except Exception:
@@ -96,12 +100,13 @@ class _Listened:
         return output
 
     def _tell(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
-        for after, always in self.after:
-            if always or not raised:
-                try:
-                    after(module, args, kwargs, output)
-                except Exception as error:
-                    self._fail(after, always, error)
+        with without_torch_function():
+            for after, always in self.after:
+                if always or not raised:
+                    try:
+                        after(module, args, kwargs, output)
+                    except Exception as error:
+                        self._fail(after, always, error)
 
     def _fail(self, listener: Any, always: bool | None, error: Exception) -> None:
         self.drop(listener, always)
@@ -161,15 +166,5 @@ def _is_ordinary() -> bool:
     return False
 
 
-def _skip(function: Any) -> None:
-    """dynamo is not to compile the code of `function` by itself, only what it calls."""
-    if hasattr(eval_frame, "skip_code"):  # until PyTorch 2.6 or so
-        eval_frame.skip_code(function.__code__)
-    else:
-        action = eval_frame._FrameAction
-        strategy = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        eval_frame.set_code_exec_strategy(function.__code__, strategy)
-
-
 for _function in (_Listened.__call__, _Seam.__get__, _is_ordinary):
-    _skip(_function)
+    not_by_itself(_function)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from amp_core.record._own import without_torch_function
 from amp_core.record.compiling import untraced
 
 Hook = Callable[[torch.optim.Optimizer, Any, Any], Any]
@@ -31,6 +32,9 @@ def after_step(optimizer: torch.optim.Optimizer, hook: Hook) -> Any:
 def _only(whose: torch.optim.Optimizer, hook: Hook) -> Hook:
     @untraced
     def only(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        return hook(optimizer, args, kwargs) if optimizer is whose else None
+        if optimizer is not whose:
+            return None
+        with without_torch_function():
+            return hook(optimizer, args, kwargs)
 
     return only

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+"""A context in which a tensor is read without running the `__torch_function__` of its class."""
+
 
 def attributes(thing: Any) -> dict[str, Any]:
     """The instance attributes of any object; empty where it has slots alone."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from amp_core.record._own import without_torch_function
+
 FEWEST = 64
 """Handles that are kept before those of tensors that are gone are looked for."""
 
@@ -28,7 +30,8 @@ class _Hook:
         self.told = told
 
     def __call__(self, grad: torch.Tensor) -> None:
-        self.told(grad)
+        with without_torch_function():
+            self.told(grad)
 
 
 class TensorHooks:

@@ -28,7 +28,7 @@ from torch.optim import lr_scheduler
 
 from amp_core.record import _own
 from amp_core.record._patch import Patches
-from amp_core.record.compiling import untraced
+from amp_core.record.compiling import not_by_itself, untraced
 
 Listener = Callable[[tuple[Any, ...], dict[str, Any]], None]
 Afterwards = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -76,6 +76,7 @@ class Shared:
                 del _methods[key]
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @not_by_itself
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             afterwards = self._begin(args, kwargs)
@@ -83,6 +84,7 @@ class Shared:
             self._end(afterwards, args, kwargs, result)
             return result
 
+        @not_by_itself
         @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             afterwards = self._begin(args, kwargs)
@@ -113,16 +115,17 @@ class Shared:
 
     def _tell(self, present: list[tuple[Any, Any]], told: tuple[tuple[Any, Any], ...], of: tuple[Any, ...]) -> None:
         args = of[0]
-        for entry in told:
-            listener, whose = entry
-            if (whose is not _ANY and not (args and args[0] is whose)) or entry not in present:
-                continue
-            try:
-                listener(*of)
-            except Exception as error:
-                present.remove(entry)
-                said = f"AMPscope no longer listens to {self._name}: {error!r}"
-                warnings.warn(said, RuntimeWarning, stacklevel=5)
+        with _own.without_torch_function():
+            for entry in told:
+                listener, whose = entry
+                if (whose is not _ANY and not (args and args[0] is whose)) or entry not in present:
+                    continue
+                try:
+                    listener(*of)
+                except Exception as error:
+                    present.remove(entry)
+                    said = f"AMPscope no longer listens to {self._name}: {error!r}"
+                    warnings.warn(said, RuntimeWarning, stacklevel=5)
 
 
 class _OwnMethod(Shared):

@@ -1,5 +1,7 @@
 """A tensor that outlives its step has no more hooks of ours in the last step than in the first, none at the end."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -101,3 +103,31 @@ def test_handles_of_tensors_that_are_gone_are_not_kept():
     assert len(hooks._others) <= FEWEST
     hooks.remove()
     assert not kept._backward_hooks
+
+
+class Nosy(torch.Tensor):
+    """Notes what torch does with it."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Nosy.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_no_code_of_a_tensors_class_runs_for_watching(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x.as_subclass(Nosy))))
+
+    seen = {}
+    for into in (None, tmp_path / "run"):
+        Nosy.seen.clear()
+        losses, _, _ = trained(Net, into, every=1)
+        seen[into] = losses, list(Nosy.seen)
+    assert seen[None] == seen[tmp_path / "run"] and seen[None][1]

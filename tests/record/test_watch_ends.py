@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_core import RunError, load_run
 from amp_core.record import steps, watch
@@ -44,6 +45,7 @@ def test_close_restores_scaler_and_optimizer(tmp_path):
     ] == methods
     assert torch.optim.Optimizer.zero_grad is zero_grad
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
 
 
 def test_somebody_elses_wrapper_on_the_scaler_survives(tmp_path):
