@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.amp.autocast_mode import autocast
 
-from amp_core.record._inert import Hook
+from amp_core.record import _own
+from amp_core.record._calls import after_call, before_call
 from amp_core.record._patch import Patches
 from amp_core.record.gradients import named_modules
 from amp_core.record.measure import dtype_name
@@ -27,7 +28,7 @@ _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Modules:
-    """Knows the module at work on each thread, by hooks on every module. Names are those of `named_modules()`."""
+    """Knows the module at work on each thread, by listening to every module. Names are those of `named_modules()`."""
 
     def __init__(self, model: torch.nn.Module, changed: Callable[[], None] = _NOTHING) -> None:
         self._model = model
@@ -35,7 +36,7 @@ class Modules:
         self._names = {id(m): n for n, m in named_modules(model)}
         self._owners: dict[int, str] = {}
         for name, module in named_modules(model):
-            for parameter in module.parameters(recurse=False):
+            for parameter in _own.parameters(module, recurse=False):
                 self._owners.setdefault(id(parameter), name)
         self._handles: list[Any] = []
         self._stacks: dict[int, list[str]] = {}
@@ -49,13 +50,12 @@ class Modules:
         self._stacks[self._main] = [""]
         self._first = True
         self._mark()
-        for module in self._model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                self._handles += [
-                    module.register_forward_pre_hook(Hook(self._enter)),
-                    # A recomputed forward may end with an exception: checkpointing stops when it has what it needs.
-                    module.register_forward_hook(Hook(self._leave), always_call=True),
-                ]
+        for module in _own.modules(self._model):
+            self._handles += [
+                before_call(module, self._enter),
+                # A recomputed forward may end with an exception: checkpointing stops when it has what it needs.
+                after_call(module, self._leave, always=True),
+            ]
 
     def take_off(self) -> None:
         """Leave the modules alone again."""
@@ -84,7 +84,7 @@ class Modules:
         """Whether `tensor` is a parameter of the model."""
         return id(tensor) in self._owners
 
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+    def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names[id(module)]
         if name == "" and self._first:
             self._first = False
@@ -92,7 +92,7 @@ class Modules:
             self._stacks.setdefault(threading.get_ident(), []).append(name)
         self._mark()
 
-    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module is self._model:
             self._first = False
         stack = self._stacks.get(threading.get_ident())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record import ranks
+from amp_core.record import _own, ranks
 from amp_core.record import scaler as scaling
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
@@ -184,7 +184,7 @@ def _observers(
     trace_ops: int | None,
 ) -> list[Observer]:
     """Who looks on beside the recorder itself."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in _own.parameters(model)), torch.device("cpu"))
     observers: list[Observer] = [
         DeviceSampler(writer, device),
         MemoryWatch(writer, model, optimizers, device),

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from amp_core.record import _own
+
 
 class Cap(NamedTuple):
     """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
@@ -37,9 +39,10 @@ def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
     """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
     if isinstance(module, torch.nn.Linear):
         return -1, 0
-    if isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
-        return 1 - module.weight.dim(), 0
-    if type(module).__name__ == "Conv1D" and getattr(module, "weight", None) is not None:  # GPT-2's, in transformers
+    for spatial, kind in enumerate((torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), start=1):
+        if isinstance(module, kind):
+            return -1 - spatial, 0
+    if type(module).__name__ == "Conv1D" and _own.parameter(module, "weight") is not None:  # GPT-2's, in transformers
         return -1, 1
     return None
 

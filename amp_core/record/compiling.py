@@ -15,10 +15,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._compile import _disable_dynamo
 
 _here = threading.local()
+
+
+def not_by_itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    """dynamo does not compile calls of `function` that it meets outside of a graph; what `function` calls it does."""
+    code = getattr(function, "__code__", None)
+    if hasattr(eval_frame, "skip_code"):  # in older versions of torch
+        eval_frame.skip_code(code)
+    else:
+        action = eval_frame._FrameAction
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
 
 
 def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,6 +49,7 @@ def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
 
     apart = _disable_dynamo(run)  # unlike `torch.compiler.disable` it does not import all of dynamo
 
+    @not_by_itself
     @functools.wraps(look)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

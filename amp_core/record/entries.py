@@ -5,8 +5,8 @@
     entries.remove()
 
 A Lightning module's `training_step` calls its children, a GAN in a `ModuleDict` has no forward of its own. So in the
-first step every module is asked; only a call that no other module makes is an entry. Afterwards hooks stay on the
-model alone if that is all the loop calls, else on the entries seen and on the outermost modules.
+first step every module is asked; only a call that no other module makes is an entry. Afterwards only the model is
+listened to if that is all the loop calls, else the entries seen and the outermost modules.
 """
 
 import threading
@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from amp_core.record._inert import Hook
+from amp_core.record import _own
+from amp_core.record._calls import after_call, before_call
 from amp_core.record.captures import transformed
 from amp_core.record.outputs import is_compiled
 
 
 class Entries:
-    """Hooks on a model that tell of calls from outside of it."""
+    """Listens to a model for calls from outside of it."""
 
     def __init__(
         self,
@@ -36,9 +37,9 @@ class Entries:
         self._thread = threading.get_ident()
         self._entered: dict[int, torch.nn.Module] = {}
         self._handles: dict[int, list[Any]] = {}
-        # Hooks inside of a compiled graph would become part of it.
+        # Calls within a compiled graph cannot be heard.
         self._settled = is_compiled(model)
-        for module in [model] if self._settled else model.modules():
+        for module in [model] if self._settled else _own.modules(model):
             self._put_on(module)
 
     def __len__(self) -> int:
@@ -63,8 +64,8 @@ class Entries:
 
     def _put_on(self, module: torch.nn.Module) -> None:
         self._handles[id(module)] = [
-            module.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
-            module.register_forward_hook(Hook(self._after), always_call=True),
+            before_call(module, self._before),
+            after_call(module, self._after, always=True),
         ]
 
     def _take_off(self, key: int) -> None:
@@ -72,7 +73,7 @@ class Entries:
             handle.remove()
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or transformed() or threading.get_ident() != self._thread:
+        if transformed() or threading.get_ident() != self._thread:
             return
         if module is self._model:
             self._depth = 0
@@ -82,8 +83,8 @@ class Entries:
                 self._entered[id(module)] = module
             self._began(module, args, kwargs)
 
-    def _after(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or transformed() or threading.get_ident() != self._thread:
+    def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if transformed() or threading.get_ident() != self._thread:
             return
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
@@ -92,7 +93,7 @@ class Entries:
 
 def outermost(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The children of a model; of those that only hold others, theirs."""
-    for child in model.children():
+    for child in _own.children(model):
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from outermost(child)
         else:

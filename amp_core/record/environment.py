@@ -13,6 +13,7 @@ import torch
 from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
 from amp_core.hardware import CPU_BF16, CPU_FP16
+from amp_core.record import _own
 from amp_core.record import scaler as scaling
 from amp_core.record.gradients import named_modules, named_parameters, written_class
 from amp_core.record.measure import dtype_name
@@ -55,7 +56,7 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
     each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
     parameter, with the name that stands for it)."""
-    parameters = list(model.parameters())
+    parameters = list(_own.parameters(model))
     names = {id(p): n for n, p in named_parameters(model)}
     every_name = named_parameters(model, remove_duplicate=False)
     tied = dict(_first((n, names[id(p)]) for n, p in every_name if names[id(p)] != n))
@@ -66,7 +67,7 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tensors_by_dtype": dict(dtypes),
-        "modules": sum(1 for _ in model.modules()),
+        "modules": sum(1 for _ in _own.modules(model)),
         "layers": {name: layer_class(m) for name, m in _first(named_modules(model)) if name and computes(m)},
         "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model))},
         "tied": tied,
@@ -83,7 +84,7 @@ def layer_class(module: torch.nn.Module) -> str:
 
 def computes(module: torch.nn.Module) -> bool:
     """Whether a module does something of its own: it has parameters of its own, or no children."""
-    return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))
+    return not any(True for _ in _own.children(module)) or any(True for _ in _own.parameters(module, recurse=False))
 
 
 def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
+
+from amp_core.record import _own
 
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module"})
 """What FSDP, activation checkpointing, `torch.compile` and Lightning's Fabric put into the names of what they wrap."""
@@ -14,11 +15,11 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP, FSDP and Fabric."""
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            inner: Any = model.module
+            names: tuple[str, ...] = ("module",)
         else:
-            held = (getattr(model, name, None) for name in ("_orig_mod", "_fsdp_wrapped_module", "_forward_module"))
-            inner = next((m for m in held if m is not None), None)
-        if not isinstance(inner, torch.nn.Module):
+            names = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module")
+        inner = next((m for name in names if (m := _own.child(model, name)) is not None), None)
+        if inner is None:
             return model
         model = inner
 
@@ -31,19 +32,19 @@ def written_class(module: torch.nn.Module) -> type:
 
 def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """`model.named_parameters()` under the names that the user knows, whatever wraps parts of the model."""
-    for name, parameter in model.named_parameters(remove_duplicate=remove_duplicate):
+    for name, parameter in _own.named_parameters(model, remove_duplicate=remove_duplicate):
         yield plain_name(name), parameter
 
 
 def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """`model.named_buffers()` likewise."""
-    for name, buffer in model.named_buffers():
+    for name, buffer in _own.named_buffers(model):
         yield plain_name(name), buffer
 
 
 def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """`model.named_modules()` likewise."""
-    for name, module in model.named_modules():
+    for name, module in _own.named_modules(model):
         yield plain_name(name), module
 
 

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
-from amp_core.record._patch import Patches
+from amp_core.record._optimizer_steps import after_step, before_step
+from amp_core.record._tensor_hooks import TensorHooks
 from amp_core.record.captures import UNSEEN, capturing
 from amp_core.record.compiling import untraced
 from amp_core.record.entries import Entries
@@ -65,7 +66,8 @@ class Hooks:
         self._repeating = False  # a closure is called again within its step
         self._met_capture = False
         self._stood_in: set[int] = set()  # whose scaler.step was given something else, so that its own step comes later
-        self._patches = Patches()
+        self._methods: list[tuple[notices_patch.Shared, Any]] = []  # of scalers, and what listens to them
+        self._on_tensors = TensorHooks()
         self._handles: list[Any] = []
         self._install(model)
 
@@ -77,8 +79,8 @@ class Hooks:
         self._steps.over = self._entries.settle
         for index, optimizer in enumerate(self._steps.optimizers):
             self._handles += [
-                optimizer.register_step_pre_hook(functools.partial(self._before_optimizer, index)),
-                optimizer.register_step_post_hook(functools.partial(self._after_optimizer, index)),
+                before_step(optimizer, functools.partial(self._before_optimizer, index)),
+                after_step(optimizer, functools.partial(self._after_optimizer, index)),
             ]
         if self.scaler is not None:
             self._wrap(self.scaler)
@@ -87,13 +89,19 @@ class Hooks:
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
 
     def _wrap(self, scaler: Any) -> None:
-        for name, around in (
-            ("scale", functools.partial(self._around_scale, scaler)),
-            ("unscale_", self._around_unscale),
-            ("step", self._around_step),
-            ("update", self._around_update),
+        for name, before, after in (
+            ("scale", self._on_scale, self._on_scaled),
+            ("unscale_", self._on_unscale, None),
+            ("step", self._on_scaler_step, self._on_scaler_stepped),
+            ("update", self._on_update, self._on_updated),
         ):
-            self._patches.wrap(scaler, name, around)
+            method = notices_patch.method_of(scaler, name)
+            if name == "step":
+                method.listen_failed(self._on_scaler_step_failed, of=scaler)
+            method.listen(before, of=scaler)
+            if after is not None:
+                method.listen_after(after, of=scaler)
+            self._methods.append((method, (before, after, self._on_scaler_step_failed)))
 
     def adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
         """The loop turned out to use `scaler`, which is in the middle of `scale`: what is returned is to be told what
@@ -117,9 +125,12 @@ class Hooks:
             handle.remove()
         self._handles = []
         self._entries.remove()
-        self._outputs.take_off()
+        self._outputs.remove()
+        self._on_tensors.remove()
         self._precision.look_no_further()
-        self._patches.restore()
+        for method, listeners in self._methods:
+            method.unlisten(*listeners)
+        self._methods = []
         clipping.unlisten(self._on_clip)
         notices_patch.backward.unlisten(self._on_loss)
         notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
@@ -154,7 +165,7 @@ class Hooks:
             return
         for leaf in tensors_in(output):
             if leaf.requires_grad:
-                leaf.register_hook(functools.partial(self._on_backward, self._gathered.hooked()))
+                self._on_tensors.put_on(leaf, "output", functools.partial(self._on_backward, self._gathered.hooked()))
         self._steps.tell("forward_ended", output)
 
     @untraced  # backward may be called by what is compiled
@@ -252,17 +263,15 @@ class Hooks:
         if not self._inside_scaler_step and index not in self._stood_in:
             self._steps.attempted(index, None)
 
-    def _around_scale(self, scaler: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(outputs: Any) -> Any:
-            if scaler is not self.scaler:  # of several that take turns the last to have scaled counts
-                self.scaler = scaler
-                self._steps.use(scaler)
-            self._before_scale()
-            result = original(outputs)
-            self._after_scale(outputs, result)
-            return result
+    def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        scaler = args[0]
+        if scaler is not self.scaler:  # of several that take turns the last to have scaled counts
+            self.scaler = scaler
+            self._steps.use(scaler)
+        self._before_scale()
 
-        return scale
+    def _on_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._after_scale(notices_patch.argument(args, kwargs, "outputs"), result)
 
     @listening
     def _before_scale(self) -> None:
@@ -278,14 +287,10 @@ class Hooks:
                 self._gathered.add(outputs)
             for leaf in tensors_in(result):
                 if leaf.requires_grad:
-                    leaf.register_hook(functools.partial(self._on_backward, None))
+                    self._on_tensors.put_on(leaf, "scaled", functools.partial(self._on_backward, None))
 
-    def _around_unscale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def unscale_(optimizer: Any) -> Any:
-            self._before_unscale(optimizer)
-            return original(optimizer)
-
-        return unscale_
+    def _on_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before_unscale(notices_patch.argument(args, kwargs, "optimizer"))
 
     @listening
     def _before_unscale(self, optimizer: Any) -> None:
@@ -296,18 +301,14 @@ class Hooks:
                 self._steps.tell("called", "unscale_", index)
                 self._steps.observe(index)
 
-    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._before_scaler_step(optimizer)
-            try:
-                result = original(optimizer, *args, **kwargs)
-            except BaseException:
-                self._inside_scaler_step = False
-                raise
-            self._after_scaler_step(optimizer)
-            return result
+    def _on_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before_scaler_step(notices_patch.argument(args, kwargs, "optimizer"))
 
-        return step
+    def _on_scaler_stepped(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._after_scaler_step(notices_patch.argument(args, kwargs, "optimizer"))
+
+    def _on_scaler_step_failed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inside_scaler_step = False
 
     @listening
     def _before_scaler_step(self, optimizer: Any) -> None:
@@ -335,14 +336,11 @@ class Hooks:
         if not isinstance(optimizer, torch.optim.Optimizer):
             self._stood_in.add(index)
 
-    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update(*args: Any, **kwargs: Any) -> Any:
-            self._before_update()
-            result = original(*args, **kwargs)
-            self._after_update()
-            return result
+    def _on_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._before_update()
 
-        return update
+    def _on_updated(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._after_update()
 
     @listening
     def _before_update(self) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from amp_core.record._inert import Hook
+from amp_core.record import _own
+from amp_core.record._calls import after_call
 from amp_core.record.attempt import earlier_peaks, resident_bytes
 from amp_core.record.gradients import named_modules, named_parameters, unwrapped
 from amp_core.record.observers import Observer
@@ -83,8 +84,8 @@ class MemoryWatch(Observer):
             raise
 
     def _begin(self) -> None:
-        fixed = storages(self._model.parameters(), self._device)
-        buffers = storages(self._model.buffers(), self._device)
+        fixed = storages(_own.parameters(self._model), self._device)
+        buffers = storages(_own.buffers(self._model), self._device)
         self._held = {"parameters_bytes": sum(fixed.values()), "buffers_bytes": sum(buffers.values())}
         self._put_on()
         unseen = "what is compiled keeps its tensors out of sight" if self._compiled else None
@@ -143,12 +144,12 @@ class MemoryWatch(Observer):
         if self._compiled:  # a hook on a part of a compiled model would have it compiled again
             return
         for name, module in _outer_modules(self._model):
-            self._handles.append(module.register_forward_hook(Hook(self._after_module(name))))
+            self._handles.append(after_call(module, self._after_module(name)))
         trained = [(n, p) for n, p in named_parameters(self._model) if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MOST_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
             hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(hook)))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _stop_looking(self) -> None:
         self._saved.stop()
@@ -161,8 +162,8 @@ class MemoryWatch(Observer):
         self._step = None
 
     def _after_module(self, name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not self.at_own_work():
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.is_grad_enabled() and not self.at_own_work():
                 if self._phase == "optimizer":  # the next micro-batch
                     self._phase = "forward"
                 self._safely(lambda: self._note("module", name))
@@ -209,7 +210,7 @@ class MemoryWatch(Observer):
 
     def _at_border(self, moment: str) -> None:
         """Gradients and optimizer state are looked up."""
-        grads = (p.grad for p in self._model.parameters() if p.grad is not None)
+        grads = (p.grad for p in _own.parameters(self._model) if p.grad is not None)
         self._gradients = storages(grads, self._device)
         state = storages(optimizer_tensors(self._optimizers), self._device)
         self._held["optimizer_bytes"] = sum(state.values())
@@ -265,4 +266,4 @@ def _outer_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 def _has_children(module: torch.nn.Module) -> bool:
-    return next(module.children(), None) is not None
+    return next(_own.children(module), None) is not None

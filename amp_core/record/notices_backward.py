@@ -13,8 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
-from amp_core.record._patch import Patches
-from amp_core.record.compiling import untraced
 from amp_core.record.gradients import in_backward
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -52,7 +50,7 @@ class BackwardState(Observer):
         self._said: set[str] = set()
         self._scaled: list[weakref.ref[torch.Tensor]] = []
         self._asked_before: int | None = None  # when scaled gradients were made that are to be differentiated again
-        self._patches = Patches()
+        self._scalings: list[notices_patch.Shared] = []
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
@@ -63,7 +61,9 @@ class BackwardState(Observer):
         self._scaled = []
 
     def scaler_found(self, scaler: Any) -> None:
-        self._patches.wrap(scaler, "scale", self._around_scale)
+        method = notices_patch.method_of(scaler, "scale")
+        method.listen_after(self._keep, of=scaler)
+        self._scalings.append(method)
 
     def step_ended(self, step: int) -> None:
         self._step = step + 1
@@ -72,18 +72,10 @@ class BackwardState(Observer):
     def close(self) -> None:
         notices_patch.backward.unlisten(self._on_backward)
         notices_patch.grad.unlisten(self._on_grad)
-        self._patches.restore()
+        for method in self._scalings:
+            method.unlisten(self._keep)
 
-    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(outputs: Any) -> Any:
-            result = original(outputs)
-            self._keep(result)
-            return result
-
-        return scale
-
-    @untraced
-    def _keep(self, scaled: Any) -> None:
+    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any], scaled: Any) -> None:
         self._scaled += [weakref.ref(t) for t in tree_leaves(scaled) if isinstance(t, torch.Tensor)]
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -4,15 +4,14 @@ An event `calls` holds the calls from the end of one step to the end of the next
 other than in the step before: a loop that does the same each time writes one. `schema.EVENT_KINDS` has the words.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from amp_core.record import notices_patch
+from amp_core.record import _own, notices_patch
 from amp_core.record import scaler as scaling
-from amp_core.record._patch import Patches
-from amp_core.record.compiling import untraced
 from amp_core.record.observers import Observer
 from amp_core.record.prepared import bare
 from amp_core.runlog import RunWriter
@@ -36,9 +35,9 @@ class CallOrder(Observer):
         self._written = 0
         self._inside = False  # of scaler.step
         self._asked = 0
-        self._patches = Patches()
+        self._methods: list[tuple[notices_patch.Shared, Any]] = []  # and what listens to it
         for index, optimizer in enumerate(self._optimizers):
-            self._patches.wrap(optimizer, "zero_grad", self._noting(self._numbered("zero_grad", index)))
+            self._listen(optimizer, "zero_grad", self._numbered("zero_grad", index))
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
@@ -47,8 +46,12 @@ class CallOrder(Observer):
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
 
     def scaler_found(self, scaler: Any) -> None:
-        self._patches.wrap(scaler, "step", self._around_scaler_step)
-        self._patches.wrap(scaler, "get_scale", self._noting("get_scale"))
+        self._listen(scaler, "get_scale", "get_scale")
+        step = notices_patch.method_of(scaler, "step")
+        step.listen_failed(self._leave_scaler_step, of=scaler)
+        step.listen(self._enter_scaler_step, of=scaler)
+        step.listen_after(self._leave_scaler_step, of=scaler)
+        self._methods += [(step, self._enter_scaler_step), (step, self._leave_scaler_step)]
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself
@@ -69,7 +72,8 @@ class CallOrder(Observer):
         notices_patch.scheduled.unlisten(self._on_scheduler)
         notices_patch.scheduled_on_plateau.unlisten(self._on_scheduler)
         notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
-        self._patches.restore()
+        for method, listener in self._methods:
+            method.unlisten(listener)
         if any(not call.startswith(("scheduler", "zero_grad", "get_scale")) for call in self._calls):
             self._write(self._step)  # a step that was begun and never came to its end
 
@@ -82,42 +86,32 @@ class CallOrder(Observer):
     def _numbered(self, what: str, index: int) -> str:
         return f"{what}:{index}" if len(self._optimizers) > 1 else what
 
-    @untraced
     def _note(self, call: str) -> None:
         self._asked += call == "get_scale"
         if len(self._calls) < MOST_CALLS and not self.at_own_work():
             self._calls.append(call)
 
-    def _noting(self, call: str) -> Callable[[Any], Any]:
-        def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                self._note(call)
-                return original(*args, **kwargs)
+    def _listen(self, thing: Any, name: str, call: str) -> None:
+        """Note `call` whenever the method `name` of an object is called."""
+        method, listener = notices_patch.method_of(thing, name), functools.partial(self._on_method, call)
+        method.listen(listener, of=thing)
+        self._methods.append((method, listener))
 
-            return noted
+    def _on_method(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note(call)
 
-        return around
+    def _enter_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inside = True
 
-    def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._set_inside(True)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._set_inside(False)
-
-        return step
-
-    @untraced
-    def _set_inside(self, inside: bool) -> None:
-        self._inside = inside
+    def _leave_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any = None) -> None:
+        self._inside = False
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._note("backward")
 
     def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # One made of several tells of itself and of each: once is enough.
-        if bare(getattr(args[0], "optimizer", None)) in self._optimizers and self._calls[-1:] != ["scheduler"]:
+        if bare(_own.held(args[0], "optimizer")) in self._optimizers and self._calls[-1:] != ["scheduler"]:
             self._note("scheduler")
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from amp_core.record import notices_patch
-from amp_core.record._inert import Hook
+from amp_core.record import _own, notices_patch
+from amp_core.record._calls import after_call
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import in_backward, named_modules, unwrapped
 from amp_core.record.measure import dtype_name, measurable
@@ -53,7 +53,7 @@ class Sight(NamedTuple):
 
 
 class ForwardCheck(Observer):
-    """Hooks on all modules of one model, which on a CPU do no more than to keep what passes."""
+    """Listens to all modules of one model; on a CPU it only keeps what passes."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
         self._writer = writer
@@ -88,9 +88,7 @@ class ForwardCheck(Observer):
         self._measuring = due and not self._on_cpu
         wanted = self._on_cpu or due
         if wanted and not self._handles:
-            self._handles = [
-                m.register_forward_hook(Hook(self._hook(i)), with_kwargs=True) for i, (_, m) in enumerate(self._modules)
-            ]
+            self._handles = [after_call(m, self._hook(i)) for i, (_, m) in enumerate(self._modules)]
         elif not wanted:
             self._take_off()
         self._armed -= self._armed > 0
@@ -124,7 +122,7 @@ class ForwardCheck(Observer):
 
     def _hook(self, index: int) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.at_own_work():
+            if not torch.is_grad_enabled() or self.at_own_work():
                 return
             if in_backward():  # checkpointing: on a GPU in a thread of autograd's own
                 self._on_recomputed(index, output)
@@ -211,7 +209,7 @@ class ForwardCheck(Observer):
         )
 
     def _has_bad_weights(self, index: int) -> bool:
-        return not all(_finite(p) for p in self._modules[index][1].parameters(recurse=False))
+        return not all(_finite(p) for p in _own.parameters(self._modules[index][1], recurse=False))
 
     def _report(self, step: int, index: int, dtype: torch.dtype, **more: Any) -> None:
         name, module = self._modules[index]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from amp_core.record import notices_patch
+from amp_core.record._optimizer_steps import after_step
 from amp_core.record.captures import capturing
 from amp_core.record.compiling import untraced
 from amp_core.record.gradients import in_backward, named_parameters, unwrapped
@@ -50,7 +51,7 @@ class KeptGradients(Observer):
         self._step = 0
         self._kept = {index: _Kept() for index in range(len(optimizers))}
         self._handles = {
-            index: optimizer.register_step_post_hook(untraced(functools.partial(self._stepped, index)))
+            index: after_step(optimizer, untraced(functools.partial(self._stepped, index)))
             for index, optimizer in enumerate(optimizers)
         }
         notices_patch.backward.listen(self._before)

@@ -16,12 +16,10 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._pytree import tree_leaves
 
-from amp_core.record.notices_patch import Shared
+from amp_core.record.notices_patch import argument, method_of_class
 from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter
 
-scales = Shared(GradScaler, "scale")
-"""`scaler.scale(loss)`, of whatever scaler."""
 TRIES = 20
 """Losses of which none leads to a parameter that is trained here: then no more are looked at."""
 
@@ -37,18 +35,18 @@ class ScalerUnseen(Observer):
         self._tries = 0
         self._adopted: dict[int, Any] = {}
         self._after: Callable[[Any, Any], None] | None = None  # of the present call, if it is the scaler's first
-        scales.listen(self._on_scale)
-        scales.listen_after(self._after_scale)
+        self._scales = method_of_class(GradScaler, "scale")  # of whatever scaler
+        self._scales.listen(self._on_scale)
+        self._scales.listen_after(self._after_scale)
 
     def step_began(self, step: int) -> None:
         self._step = step
 
     def close(self) -> None:
-        scales.unlisten(self._on_scale)
-        scales.unlisten(self._after_scale)
+        self._scales.unlisten(self._on_scale, self._after_scale)
 
     def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scaler, outputs = args[0], _outputs(args, kwargs)
+        scaler, outputs = args[0], argument(args, kwargs, "outputs")
         self._after = None
         if id(scaler) in self._adopted or not scaler.is_enabled():
             return
@@ -67,11 +65,7 @@ class ScalerUnseen(Observer):
     def _after_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         after, self._after = self._after, None
         if after is not None:
-            after(_outputs(args, kwargs), result)
-
-
-def _outputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[1] if len(args) > 1 else kwargs.get("outputs")
+            after(argument(args, kwargs, "outputs"), result)
 
 
 def _leads_to(outputs: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record._inert import Hook
+from amp_core.record._calls import before_call
 from amp_core.record.gradients import named_buffers, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -145,7 +145,7 @@ class Branches(Observer):
         self._without_grad = False
         self._step = 0
         self._written = 0
-        self._handle: Any = model.register_forward_pre_hook(Hook(self._on_forward))
+        self._handle: Any = before_call(model, self._on_forward)
 
     def step_began(self, step: int) -> None:
         self._step = step
@@ -184,7 +184,7 @@ class Branches(Observer):
             phase="backward",
         )
 
-    def _on_forward(self, module: torch.nn.Module, args: Any) -> None:
+    def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() and torch.is_autocast_enabled(self._kind) and not self.at_own_work():
             self._without_grad = module.training
 

@@ -10,6 +10,7 @@ same bit for bit, and afterwards nothing is left in place. What runs as a compil
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from amp_core.record import _own
 from amp_core.record._optally import Seeing, Tally
 from amp_core.record.compiling import within_compiled
 from amp_core.record.gradients import unwrapped
@@ -56,7 +57,7 @@ class OpTrace(Observer):
             self._hindrance = "another TorchDispatchMode was active"
             return
         model = unwrapped(self._model)
-        types = [p.device.type for p in model.parameters()]
+        types = [p.device.type for p in _own.parameters(model)]
         self._step = step
         self._tally = Tally(model, (*types, "cpu", "cuda"), self.at_own_work)
         self._tally.put_on()

@@ -1,6 +1,6 @@
 """Measuring what modules put out and what comes back to it: the kinds `activation` and `output_grad`.
 
-Hooks sit on the modules only during a sampled step. A module's output tensors get tensor hooks of their own, so
+Modules are listened to only during a sampled step. A module's output tensors get tensor hooks of their own, so
 in-place modules, reused modules, nested, dict and dataclass outputs all work, and nothing is kept alive: each tensor is
 measured the moment it passes.
 
@@ -9,6 +9,8 @@ Watched are the modules that compute: those without children, and those with par
 Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
 """
 
+import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amp_core.record._inert import Hook
+from amp_core.record import _own
+from amp_core.record._calls import after_call
+from amp_core.record._tensor_hooks import TensorHooks
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.compiling import untraced
@@ -27,7 +31,7 @@ from amp_core.record.measure import dtype_name, measurable, measure_together
 
 
 class Outputs:
-    """Hooks on the modules of one model, put on for a step and taken off after it."""
+    """Listens to the modules of one model for a step, and leaves them alone after it."""
 
     def __init__(
         self,
@@ -40,12 +44,13 @@ class Outputs:
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused
-        self._hooks = [
-            (m, Hook(self._hook(n, self._on_grad(n, m))))
+        self._listeners = [
+            (m, self._listener(n, self._on_grad(n, m)))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
         ]
         self._handles: list[Any] = []
+        self._on_tensors = TensorHooks()
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
         self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
 
@@ -53,13 +58,19 @@ class Outputs:
         """Measure what passes from now on."""
         if self._kinds and not self._handles:
             self._largest.clear()
-            self._handles = [m.register_forward_hook(hook) for m, hook in self._hooks]
+            self._handles = [after_call(m, listener) for m, listener in self._listeners]
 
     def take_off(self) -> None:
         """Leave the modules alone again."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._on_tensors.take_off_leaves()
+
+    def remove(self) -> None:
+        """Leave everything alone: tensors of earlier forwards too."""
+        self.take_off()
+        self._on_tensors.remove()
 
     def take(self) -> list[tuple[str, str, str, torch.Tensor]]:
         """Name, kind, dtype and packed measurement of all that passed since the last `take`."""
@@ -74,9 +85,9 @@ class Outputs:
         seen = self._largest.get(id(weight))
         return cap_for(grad, *seen) if seen is not None and grad.dim() == weight.dim() else None
 
-    def _hook(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
-        def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self._paused():
+    def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
+        def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not torch.is_grad_enabled() or self._paused():
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
@@ -84,7 +95,7 @@ class Outputs:
                         if "activation" in self._kinds:
                             self._measure(name, "activation", leaf)
                         if "output_grad" in self._kinds and leaf.requires_grad:
-                            leaf.register_hook(on_grad)
+                            self._on_tensors.put_on(leaf, name, on_grad)
 
         return after_forward
 
@@ -95,8 +106,10 @@ class Outputs:
                 if measurable(grad):
                     self._measure(name, "output_grad", grad)
                     channels = channel_of(module)
-                    if channels is not None:
-                        self._keep_largest(module.weight, grad, *channels)
+                    # The gradient of a parametrized weight reaches its parameters through another map.
+                    weight = _own.parameter(module, "weight")
+                    if channels is not None and weight is not None:
+                        self._keep_largest(weight, grad, *channels)
 
         return hook
 
@@ -118,14 +131,28 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's output, however it is built; dataclasses, which pytree leaves alone, included."""
     if isinstance(output, torch.Tensor):  # most are, and pytree takes its time
         return iter((output,))
-    if hasattr(output, "__dataclass_fields__") and not isinstance(output, Mapping):
-        output = [getattr(output, name) for name in output.__dataclass_fields__]
+    fields = getattr(type(output), "__dataclass_fields__", None)
+    if fields is not None and not isinstance(output, Mapping):
+        output = [_field(output, name) for name in fields]
     return (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
 
+def _field(output: Any, name: str) -> Any:
+    """A field of a dataclass; None for one that is computed when it is read."""
+    found = _own.held(output, name)
+    slot = inspect.getattr_static(type(output), name, None)
+    if found is None and inspect.ismemberdescriptor(slot):
+        with contextlib.suppress(AttributeError):  # a slot that was never filled
+            return slot.__get__(output)
+    return found
+
+
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether the model, or a part of it, runs as a compiled graph, into which module hooks do not reach."""
-    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+    """Whether the model, or a part of it, runs as a compiled graph, into which listeners do not reach."""
+    return any(
+        _own.child(m, "_orig_mod") is not None or _own.held(m, "_compiled_call_impl") is not None
+        for m in _own.modules(model)
+    )
 
 
 def mode_would_uncompile() -> bool:

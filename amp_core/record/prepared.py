@@ -16,6 +16,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from amp_core.formats import FORMATS
+from amp_core.record._own import attributes, held
 
 
 def bare(optimizer: Any) -> Any:
@@ -24,9 +25,9 @@ def bare(optimizer: Any) -> Any:
     One's own optimizer that holds another stays whole: that is what its loop gives to `scaler.step`.
     """
     # Those of Accelerate and of Lightning's Fabric are of the class of what they hold.
-    marks = ("accelerator_state", "_strategy")
-    while any(hasattr(optimizer, mark) for mark in marks) or not isinstance(optimizer, torch.optim.Optimizer):
-        inner = getattr(optimizer, "optimizer", None)
+    marks = {"accelerator_state", "_strategy"}
+    while not marks.isdisjoint(own := attributes(optimizer)) or not isinstance(optimizer, torch.optim.Optimizer):
+        inner = own.get("optimizer", own.get("_optimizer"))  # Lightning's have a property `optimizer`
         if not isinstance(inner, torch.optim.Optimizer):
             break
         optimizer = inner
@@ -35,18 +36,18 @@ def bare(optimizer: Any) -> Any:
 
 def bare_scaler(scaler: Any) -> Any:
     """The GradScaler in timm's `NativeScaler` and its like (DeiT, MAE, Swin); what is none is returned as it is."""
-    inner = getattr(scaler, "_scaler", None)
+    inner = held(scaler, "_scaler")
     return inner if isinstance(inner, GradScaler) else scaler
 
 
 def scaler_of(optimizers: Iterable[Any]) -> Any:
     """The GradScaler that Accelerate or Fabric hands to its optimizers; None where there is none."""
-    held = (o.scaler if hasattr(o, "accelerator_state") else _of_fabric(o) for o in optimizers)
-    return next((scaler for scaler in held if scaler is not None), None)
+    found = (held(o, "scaler") if held(o, "accelerator_state") is not None else _of_fabric(o) for o in optimizers)
+    return next((scaler for scaler in found if scaler is not None), None)
 
 
 def _of_fabric(optimizer: Any) -> Any:
-    return getattr(getattr(getattr(optimizer, "_strategy", None), "precision", None), "scaler", None)
+    return getattr(getattr(held(optimizer, "_strategy"), "precision", None), "scaler", None)
 
 
 def scaler_in_sight(frame: FrameType | None) -> Any:
@@ -63,8 +64,9 @@ def _scalers(frame: FrameType | None) -> Iterator[GradScaler]:
             if id(names) not in seen:
                 seen.add(id(names))
                 for value in list(names.values()):
-                    held = inspect.getattr_static(value, "_scaler", None)  # asks nothing of strange objects, nor does
-                    yield from (one for one in (value, held) if issubclass(type(one), GradScaler))  # asking their type
+                    # A strange object is asked nothing: its type is looked at, and not `__class__`.
+                    inner = inspect.getattr_static(value, "_scaler", None)
+                    yield from (one for one in (value, inner) if issubclass(type(one), GradScaler))
         frame = frame.f_back
 
 
@@ -73,5 +75,6 @@ def requested_precision(optimizers: Iterable[Any]) -> str | None:
 
     That is what the user believes in: on a CPU both take `fp16`, and train in FP32 without a word.
     """
-    asked = (str(o.accelerator_state.mixed_precision) for o in optimizers if hasattr(o, "accelerator_state"))
+    states = (held(o, "accelerator_state") for o in optimizers)
+    asked = (str(state.mixed_precision) for state in states if state is not None)
     return next((word for word in asked if word in FORMATS), None)

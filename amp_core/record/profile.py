@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core._machine import cpu_name
-from amp_core.record._inert import Hook
+from amp_core.record._calls import after_call, before_call
 from amp_core.record.gradients import named_modules, unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
@@ -152,7 +152,7 @@ def _mark(phase: str) -> None:
 
 
 class _ModuleMarks:
-    """Hooks that mark the forward of every module in the trace, by its name in `named_modules()`."""
+    """Listeners that mark the forward of every module in the trace, by its name in `named_modules()`."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -160,10 +160,9 @@ class _ModuleMarks:
 
     def put_on(self, model: torch.nn.Module) -> None:
         for name, module in named_modules(model):
-            # One after the other, so that what is on can be taken off whatever comes of the next.
-            self._handles.append(module.register_forward_pre_hook(Hook(self._enter(name)), prepend=True))
-            # always_call: a forward that raises is left as well.
-            self._handles.append(module.register_forward_hook(Hook(self._leave(name)), always_call=True))
+            self._handles.append(before_call(module, self._enter(name), first=True))
+            # A forward that raises is left as well.
+            self._handles.append(after_call(module, self._leave(name), always=True))
 
     def take_off(self) -> None:
         for handle in self._handles:
@@ -171,9 +170,7 @@ class _ModuleMarks:
         self._handles = []
 
     def _enter(self, name: str) -> Any:
-        def before_forward(module: torch.nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
+        def before_forward(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             mark = record_function(MODULE + name)
             mark.__enter__()
             self._open().append((name, mark))
@@ -181,9 +178,9 @@ class _ModuleMarks:
         return before_forward
 
     def _leave(self, name: str) -> Any:
-        def after_forward(module: torch.nn.Module, args: Any, output: Any) -> None:
+        def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             marks = self._open()
-            if torch.compiler.is_compiling() or not any(name == opened for opened, _ in marks):
+            if not any(name == opened for opened, _ in marks):
                 return
             while marks:
                 opened, mark = marks.pop()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record import _own
 from amp_core.record import scaler as scaling
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.attempt import Attempt, memory_bytes
@@ -72,7 +73,7 @@ class Steps:
         self.writer = writer
         self.optimizers = optimizers
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = next((p.device for p in _own.parameters(model)), torch.device("cpu"))
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
         """Of the present step, as `steps.step` has it."""
         self.auditing = False

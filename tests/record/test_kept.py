@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
@@ -174,9 +175,9 @@ def test_nothing_is_listened_to_any_more_once_they_were_cleared(tmp_path):
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=tmp_path / "run"):
-        before = len(optimizer._optimizer_step_post_hooks)
+        before = len(_global_optimizer_post_hooks)
         for _ in range(2):
             model(torch.randn(8, 24)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert len(optimizer._optimizer_step_post_hooks) == before - 1
+        assert len(_global_optimizer_post_hooks) == before - 1

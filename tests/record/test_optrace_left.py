@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from amp_core import load_run, watch
 from amp_core.analysis import precision_map
 from amp_core.record import _optally
+from amp_core.record._calls import listeners
 from amp_core.record._optally import Seeing
 from amp_core.record._places import Modules
 from tests.record import loops
@@ -38,8 +39,8 @@ def test_nothing_is_left_behind(name: str, tmp_path: Path) -> None:
     seen = []
 
     def look(model: nn.Module, step: int) -> None:
-        hooks = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        ours = [h for h in hooks if isinstance(getattr(getattr(h, "func", h), "__self__", None), Modules)]
+        told = [listener for m in model.modules() for listener in listeners(m)]
+        ours = [listener for listener in told if isinstance(getattr(listener, "__self__", None), Modules)]
         wrapped = [getattr(owner, name) is not was for (owner, name), was in zip(changed, before, strict=True)]
         modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Seeing)]
         seen.append((len(ours) == 2 * len(list(model.modules())), bool(ours), all(wrapped), any(wrapped), len(modes)))

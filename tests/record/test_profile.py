@@ -6,13 +6,14 @@ from torch import nn
 
 from amp_core import RunError, load_run
 from amp_core.record import watch
+from amp_core.record._calls import listeners
 from amp_core.record.profile import ProfileWindow
 from amp_core.runlog import RunWriter
 from tests.record.loops import train
 
 
 def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return sum(len(listeners(m)) for m in model.modules())
 
 
 def warnings(run):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_core import RunError, load_run
 from amp_core.record import steps, watch
@@ -31,13 +32,20 @@ def test_close_restores_scaler_and_optimizer(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     before = dict(vars(scaler)), dict(vars(optimizer))
+    methods = [vars(torch.amp.GradScaler)[name] for name in ("scale", "unscale_", "step", "update", "get_scale")]
+    zero_grad = torch.optim.Optimizer.zero_grad
     rec = watch(model, optimizer, scaler=scaler, into=tmp_path / "run")
-    assert "step" in vars(scaler)
+    assert vars(torch.amp.GradScaler)["step"] is not methods[2] and torch.optim.Optimizer.zero_grad is not zero_grad
+    assert (vars(scaler), vars(optimizer)) == before, "nothing is put into them"
     rec.close()
     rec.close()
-    assert vars(scaler) == before[0]
-    assert vars(optimizer).keys() == before[1].keys()
+    assert (vars(scaler), vars(optimizer)) == before
+    assert [
+        vars(torch.amp.GradScaler)[name] for name in ("scale", "unscale_", "step", "update", "get_scale")
+    ] == methods
+    assert torch.optim.Optimizer.zero_grad is zero_grad
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert not _global_optimizer_pre_hooks and not _global_optimizer_post_hooks
 
 
 def test_somebody_elses_wrapper_on_the_scaler_survives(tmp_path):
