@@ -26,7 +26,7 @@ from amp_core.findings import (
     skips,
     stored,
 )
-from amp_core.findings.causes import Cause, first_cause
+from amp_core.findings.causes import DATA, RATE, Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
 from amp_core.run import Run, check_run
@@ -109,6 +109,7 @@ FOLLOWS = {
         "optimizer-step-bypasses-scaler",
         "unscale-per-microbatch",
         "half-model",
+        "half-accumulation",
     ),
     "scale-collapse": (
         "bf16-model-in-fp16",
@@ -126,6 +127,9 @@ FOLLOWS = {
 }
 """By code, the codes that it is a consequence of where both are found."""
 
+ALIKE = {("loss-nonfinite", "half-accumulation")}
+"""Of these only where both are found in one place: a loss in 16 bits may be healthy beside what broke it."""
+
 
 def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     """What the rules find in `run`, the worst first and causes before what follows from them; empty where all is well.
@@ -139,6 +143,17 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     findings = [finding for rule in RULES for finding in rule(run)]
     if baseline is not None:
         findings += [finding for pair in pairs.PAIRED for finding in pair(run, baseline)]
-    codes = {f.code for f in findings}
-    findings = [replace(f, follows=next((c for c in FOLLOWS.get(f.code, ()) if c in codes), "")) for f in findings]
+    findings = [replace(f, follows=_follows(f, findings)) for f in findings]
     return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), bool(f.follows)))
+
+
+def _follows(finding: Finding, findings: list[Finding]) -> str:
+    """Code of the finding that this one is a consequence of; empty where there is none."""
+    own = finding.where in (DATA, RATE)  # no module is to blame, so no finding of one is its cause
+    for code in FOLLOWS.get(finding.code, ()):
+        places = {f.where for f in findings if f.code == code}
+        if own and code != "loss-nonfinite":
+            continue
+        if places and ((finding.code, code) not in ALIKE or finding.where in places):
+            return code
+    return ""

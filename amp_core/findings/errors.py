@@ -16,6 +16,7 @@ from amp_core.findings._signals import (
     optimizer_name,
     signals,
 )
+from amp_core.findings.causes import stays_broken
 from amp_core.findings.model import Finding
 from amp_core.run import Run
 
@@ -227,7 +228,7 @@ def half_model(run: Run) -> list[Finding]:
     if not whole:
         return []
     where = model_name(run) if every <= narrow else whole[0]
-    broken = len(signals(run, "non-finite", "non-finite output", "skipped")) > 0
+    broken = stays_broken(run)
     casting = f", under {autocast_dtype(run)} autocast" if autocast_dtype(run) else ""
     return [
         found(
