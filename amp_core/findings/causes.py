@@ -24,10 +24,12 @@ from amp_core.run import Run
 
 DATA, RATE = "input data", "learning rate"
 """What `Cause.where` says where no module is to blame."""
-ROSE = 10.0
-"""A loss that rose by such a factor while everything was finite diverged."""
-OVER_ALL = 3.0
-"""It must also be so many times the median of all losses before, so that one small first loss is no rise."""
+ROSE, ROSE_AT_ONCE = 10.0, 100.0
+"""A loss that rose by such a factor diverged; the second where only one or two losses came before the rise."""
+RECENT = 50
+"""A rise that began in the last so many steps, or in the later half of them, led to what came after it."""
+STILL = 3.0
+"""So does an earlier one that goes on: its end is at so many times the median of all losses."""
 
 Steps = npt.NDArray[np.int64]
 
@@ -86,8 +88,18 @@ def first_cause(run: Run, first: int, last: int) -> Cause | None:
         if len(spoiled) and (earlier := first_cause(run, first, int(spoiled[-1]))) is not None:
             return earlier
     if cause is None or (cause.where != DATA and cause.op != "its weights"):
-        return divergence(run, begin) or cause
+        return divergence(run, _broken_at(run, outputs, begin, end)) or cause
     return cause
+
+
+def _broken_at(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> int:
+    """The first of these steps at which more than scaled gradients was not finite; the one after them where none was.
+    A scaler skips steps as gradients grow with the loss, whose values are still finite."""
+    frame = attempts(run)
+    frame = frame[frame["has_loss"] & ~np.isfinite(frame["loss"])]
+    steps = np.concatenate([frame["step"].to_numpy(), outputs["step"].dropna().to_numpy(), _applied(run)])
+    steps = steps[(steps >= begin) & (steps <= end)]
+    return int(steps.min()) if len(steps) else end + 1
 
 
 def _first_in(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> Cause | None:
@@ -148,20 +160,25 @@ def stays_broken(run: Run) -> bool:
 
 
 def divergence(run: Run, before: int) -> Cause | None:
-    """A loss that rose over several steps before step `before`, each of them made with finite loss and gradients; None
-    where it did not. So it is where the learning rate is too high, in any precision."""
+    """A loss that rose over several steps before step `before` while it and the forward pass were finite; None where it
+    did not. So it is where the learning rate is too high, in any precision."""
     frame = attempts(run)
-    good = frame["has_loss"] & frame["step"].isin(recovered_steps(run)) & (frame["step"] < before)
+    good = frame["has_loss"] & np.isfinite(frame["loss"]) & (frame["step"] < before)
+    good &= ~frame["step"].isin(_applied(run))
     loss = frame["loss"][good].to_numpy(dtype=float)
-    if len(loss) < 3:
+    count = len(loss)
+    if count < 2:
         return None
-    # The rise begins at the first step from which on every loss is above all those before, two losses at the least.
-    highest, lowest = np.maximum.accumulate(loss)[:-2], np.minimum.accumulate(loss[::-1])[::-1][1:-1]
+    # The rise begins at the first step from which on every loss is above all those before.
+    highest, lowest = np.maximum.accumulate(loss)[:-1], np.minimum.accumulate(loss[::-1])[::-1][1:]
     starts = np.flatnonzero(lowest > highest) + 1
-    if not len(starts):
+    if not len(starts) or (count - starts[0] < 2 < count):  # one high loss alone is no rise, but after the first update
         return None
     calm, top = float(np.median(loss[: starts[0]])), float(loss[-3:].max())
-    if calm <= 0 or top < ROSE * calm or top < OVER_ALL * float(np.median(loss)):
+    lately = starts[0] >= count - max(RECENT, count // 2)
+    if calm <= 0 or not (lately or top >= STILL * float(np.median(loss))):
+        return None
+    if top < (ROSE if starts[0] >= 3 else ROSE_AT_ONCE) * calm:
         return None
     step = int(frame["step"][good].iloc[-1])
     return Cause(step, "divergence", RATE, "", "", top / calm, None, clean=False)

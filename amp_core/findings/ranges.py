@@ -41,6 +41,8 @@ def _overflow(run: Run) -> Cause | None:
             continue
         done = stretch_end(run, step)
         cause = first_cause(run, 0, step)
+        if cause is not None and cause.phase == "divergence":
+            return None  # what overflows after it would have overflowed any format
         if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
             return cause
     return None

@@ -154,8 +154,8 @@ def _of_loss_function(cause: Cause) -> Remedy:
             "loss = loss_fn(model(x).float(), y.float())",
         )
     return Remedy(
-        "Every module gave finite values, so the loss function broke: a logarithm or a division of zero, or a square or "
-        "an exponential of too large a value. Keep its arguments in their domain, or take a loss that works on logits.",
+        "Every module gave finite values, so the loss function broke: a logarithm or a division of zero, or a square "
+        "or an exponential of too large a value. Keep its arguments in their domain, or take a loss of logits.",
         "loss = torch.nn.functional.cross_entropy(logits, y)   # in place of the logarithm of a softmax",
     )
 

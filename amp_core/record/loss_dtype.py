@@ -26,7 +26,7 @@ def loss_dtype(root: torch.Tensor) -> torch.dtype:
         outputs = getattr(node, "_input_metadata", ())
         if not outputs or not node.next_functions or any(math.prod(o.shape) != 1 for o in outputs):
             continue
-        narrow = next((o.dtype for o in outputs if o.dtype in NARROW), None)
+        narrow: torch.dtype | None = next((o.dtype for o in outputs if o.dtype in NARROW), None)
         if narrow is not None:
             return narrow
         for following, _ in node.next_functions:
