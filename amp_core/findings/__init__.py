@@ -51,6 +51,7 @@ RULES: tuple[Callable[[Run], list[Finding]], ...] = (
     errors.mask_constant_overflow,
     errors.graphed_callable_cache,
     errors.no_gradients,
+    errors.update_without_step,
     loops.unscale_per_microbatch,
     loops.missing_scaler_update,
     loops.optimizer_step_bypasses_scaler,

@@ -9,9 +9,9 @@ from amp_core.analysis.window import SERVED, first_step
 from amp_core.findings import remedies
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
-from amp_core.findings.causes import Cause, first_cause, stretch_end
+from amp_core.findings.causes import RATE, Cause, first_cause, stretch_end
 from amp_core.findings.model import Finding
-from amp_core.findings.scaling import fp16_without_scaler, scale_unbounded
+from amp_core.findings.scaling import fp16_without_scaler, loss_nonfinite, scale_unbounded
 from amp_core.formats import FORMATS
 from amp_core.run import Run
 
@@ -66,7 +66,7 @@ def activation_overflow(run: Run) -> list[Finding]:
             )
         ]
     near = signals(run, "near overflow")
-    if near.empty:
+    if near.empty or any(f.where == RATE for f in loss_nonfinite(run)):
         return []
     row = near.iloc[int(near["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)

@@ -204,7 +204,8 @@ def scale_unbounded(run: Run) -> list[Finding]:
 def _backed_off(trace: pd.DataFrame) -> bool:
     """Whether the scale fell after the first steps, in which the scaler finds it."""
     settled = trace[trace["step"] >= trace["step"].iloc[0] + CALIBRATION_STEPS]
-    return bool((np.diff(settled["loss_scale"]) < 0).any())
+    scales = settled["loss_scale"].to_numpy()
+    return bool((scales[1:] < scales[:-1]).any())
 
 
 def _far_from_overflow(run: Run) -> bool:

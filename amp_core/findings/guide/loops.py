@@ -82,6 +82,18 @@ ENTRIES = (
         LOOP,
     ),
     Entry(
+        "update-without-step",
+        "error",
+        "`scaler.update()` is called twice for one step, or before any step: the scaler has nothing to go by and raises.",
+        "The error that ended the run.",
+        "An `update` with no `unscale_` or `step` since the one before (torch/amp/grad_scaler.py, “No inf checks were "
+        "recorded prior to update”).",
+        "`update()` takes in what the steps since the last call have found, and forgets it, so a second call has "
+        "nothing. Call it once per iteration, after the steps of all optimizers.",
+        LOOP,
+        page="",
+    ),
+    Entry(
         "optimizer-step-bypasses-scaler",
         "error",
         "`optimizer.step()` is called beside or in place of `scaler.step(optimizer)`: it uses gradients that are still "
