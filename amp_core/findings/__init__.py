@@ -22,6 +22,7 @@ from amp_core.findings import (
     pairs,
     ranges,
     ranks,
+    recording,
     scaling,
     skips,
     stored,
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 RULES: tuple[Callable[[Run], list[Finding]], ...] = (
+    recording.recording_incomplete,
     errors.fp16_parameters,
     errors.custom_function_dtype,
     errors.bce_banned,

@@ -12,6 +12,8 @@ from amp_core.findings.guide.numerics import ISLAND
 from amp_core.findings.guide.scaling import BF16, LOOP
 from amp_core.run import Run
 
+WIDE = ("float32", "bfloat16")
+"""dtypes of the same range, up to 3.4e38."""
 _FINITE_SAMPLES = """\
 finite = x.isfinite().flatten(1).all(1)
 x, y = x[finite], y[finite]"""
@@ -78,9 +80,9 @@ def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
             BF16,
         )
     return Remedy(
-        f"{cause.where} gave a value that is not finite in {cause.dtype or 'its dtype'}, whose range ends at 3.4e38, "
-        "so a wider format is no remedy. Look there for a division by zero, a logarithm or root of what is not "
-        "positive, an exponential, or weights that grew.",
+        f"{cause.where} gave a value that is not finite, though numbers up to 3.4e38 fit there, so this is no matter "
+        "of precision. Look there for a division by zero, a logarithm or root of what is not positive, an exponential, or "
+        "weights that grew.",
         GUIDE["loss-nonfinite"].snippet,
     )
 
@@ -89,13 +91,12 @@ def of_scale(run: Run, cause: Cause | None) -> Remedy | None:
     """What to do about a loss scale that collapsed, likewise."""
     if cause is not None and cause.phase != "backward":
         return of_loss(run, cause)
-    dtype = computes_in(run)
-    if dtype not in ("float32", "bfloat16"):
+    if computes_in(run) not in WIDE:
         return None
     return Remedy(
-        f"The run computes in {dtype}, whose range ends at 3.4e38, so no loss scale helps: an operator has an infinite "
-        "derivative, such as a root or norm at zero, or the training diverges. Look for it in the module that is "
-        "named, and turn the GradScaler off.",
+        "Gradients up to 3.4e38 fit in this run, so no loss scale helps: an operator has an infinite derivative, such "
+        "as a root or norm at zero, or the training diverges. Look for it in the module that is named, and turn the "
+        "GradScaler off.",
         "scaler = torch.amp.GradScaler(device_type, enabled=False)",
     )
 
@@ -114,7 +115,9 @@ def of_statistics(run: Run, cause: Cause | None) -> Remedy | None:
             "or cures. Lower the learning rate or clip the gradients, and reset the statistics.",
             f"{_SLOWER}\n\n{_RESET}",
         )
-    if (cause is not None and cause.dtype == "float16") or computes_in(run) not in ("float32", "bfloat16"):
+    if cause is None and computes_in(run) not in WIDE:
+        return None
+    if cause is not None and cause.dtype == "float16" and cause.op != "its weights":
         return None
     return Remedy(
         "What went into the layer was not finite, and an average that took it in never forgets it. Find what made it, "
@@ -161,12 +164,11 @@ def _of_loss_function(cause: Cause) -> Remedy:
 
 
 def _without_cause(run: Run) -> Remedy | None:
-    dtype = computes_in(run)
-    if dtype not in ("float32", "bfloat16"):
+    if computes_in(run) not in WIDE:
         return None
     return Remedy(
-        f"The run computes in {dtype}, whose range ends at 3.4e38, so the cause is the data, the learning rate or an "
-        "operation outside of its domain. Check that the input is finite, lower the learning rate, and find the first "
+        "Numbers up to 3.4e38 fit in this run, so the cause is the data, the learning rate or an operation outside of "
+        "its domain. Check that the input is finite, lower the learning rate, and find the first "
         "module whose output is not finite.",
         GUIDE["loss-nonfinite"].snippet,
     )

@@ -5,7 +5,6 @@ The codes and their reasons: PyTorch's notes on automatic mixed precision, "Grad
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,10 @@ from amp_core.analysis import rank_scales, scale_summary, scale_trace, skip_epis
 from amp_core.analysis._steps import attempts, counted
 from amp_core.analysis.whatif import GRADIENTS
 from amp_core.findings import remedies
-from amp_core.findings._found import found
+from amp_core.findings._found import Remedy, found
 from amp_core.findings._signals import facts, last_step, signals
 from amp_core.findings.causes import Cause, first_cause, stretch_end
+from amp_core.findings.guide.scaling import LOOP
 from amp_core.findings.model import Finding
 from amp_core.formats import FORMATS
 from amp_core.run import Run
@@ -129,6 +129,8 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return []
     if run.head.config.get("scaler_unseen"):
         return [_unseen_scaler()]
+    if _is_idle(run):
+        return [_idle_scaler()]
     said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
         found(
@@ -137,19 +139,41 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
     ]
 
 
+def _is_idle(run: Run) -> bool:
+    """Whether the watched scaler began with a scale other than 1 and never scaled a loss."""
+    scaler = facts(run.head.config, "scaler")
+    begun = scaler.get("init_scale")
+    return scaler.get("enabled") is True and isinstance(begun, int | float) and begun != 1
+
+
+def _idle_scaler() -> Finding:
+    return found(
+        "fp16-without-scaler",
+        "Training in float16 with a GradScaler that scaled no loss: another one is at work, or none",
+        "GradScaler",
+        severity="warning",
+        unit="loss scale",
+        remedy=Remedy(
+            "The scaler that `watch` was given scaled no loss: the loop does not use it, or made a new one since, "
+            "whose scale and skipped steps are not in this run. Use this one scaler for the whole training.",
+            LOOP,
+        ),
+    )
+
+
 def _unseen_scaler() -> Finding:
-    finding = found(
+    return found(
         "fp16-without-scaler",
         "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
         "GradScaler",
         severity="warning",
         unit="loss scale",
-        advice=(
+        remedy=Remedy(
             "The scaler was made after watch was called, so its loss scale and the steps it skipped are not in this "
-            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order."
+            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order.",
+            "watch(model, optimizer, scaler=scaler, into=into)",
         ),
     )
-    return replace(finding, snippet="watch(model, optimizer, scaler=scaler, into=into)", frameworks={})
 
 
 def scaler_with_bf16(run: Run) -> list[Finding]:
