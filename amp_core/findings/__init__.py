@@ -122,7 +122,7 @@ FOLLOWS = {
         "loss-nonfinite",
     ),
     "batchnorm-poisoned": ("bf16-model-in-fp16", "activation-overflow", "loss-nonfinite"),
-    "amp-loss-gap": ("gradient-underflow", "fp16-without-scaler", "activation-overflow"),
+    "amp-loss-gap": ("gradient-underflow", "fp16-without-scaler", "activation-overflow", "loss-nonfinite"),
     "scheduler-steps-on-skip": ("scale-collapse",),
     "lost-weight-updates": ("half-model",),
     "optimizer-eps-rounds-to-zero": ("half-model",),

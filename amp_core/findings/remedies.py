@@ -81,8 +81,8 @@ def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
         )
     return Remedy(
         f"{cause.where} gave a value that is not finite, though numbers up to 3.4e38 fit there, so this is no matter "
-        "of precision. Look there for a division by zero, a logarithm or root of what is not positive, an exponential, or "
-        "weights that grew.",
+        "of precision. Look there for a division by zero, a logarithm or root of what is not positive, an exponential, "
+        "or weights that grew.",
         GUIDE["loss-nonfinite"].snippet,
     )
 
