@@ -45,8 +45,8 @@ def amp_loss_gap(run: Run) -> list[Finding]:
 
 
 def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
-    """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32 differ in
-    something else than their precision."""
+    """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32
+    differ in something else than their precision."""
     if computes_in(run) == "float32":
         return []
     comparison = compare([baseline, run])
