@@ -19,7 +19,8 @@ EVENT_KINDS: dict[str, str] = {
     "non-finite output": "the first module, in the order of forward, that gave a non-finite output in the step; op: "
     "its class; value: largest magnitude of its input; limit: largest finite number of dtype; count: modules with such "
     "an output; detail: `input` where its input was not finite either, `data` where the model's own was not, `weights` "
-    "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not",
+    "where its weights were not; op `loss` and no name where all outputs were finite and the loss was not: dtype is "
+    "what it was computed in",
     "near overflow": "output of a module within a factor of 2 of the largest finite number; value: its largest "
     "magnitude; limit: that number",
     "failed in": "the module that was at work when an exception ended the run; op: the function",
@@ -34,7 +35,8 @@ EVENT_KINDS: dict[str, str] = {
     "autocast changed": "autocast was another after the model's forward than before; value: 1 for on, 0 for off",
     "autocast in backward": "backward was called inside of an autocast region of dtype",
     "anomaly mode": "backward was called in anomaly mode",
-    "loss dtype": "the loss that backward started from is of dtype",
+    "loss dtype": "the loss that backward started from is of dtype; detail: `computed` where it was computed in dtype "
+    "and then scaled or cast to a wider one",
     "create_graph": "gradients to be differentiated again; value: 1 where they were multiplied by the loss scale and "
     "nobody asked for the scale, else 0",
     "logged scaled": "the loop logged name multiplied by the loss scale; value: logged over true; limit: the scale",

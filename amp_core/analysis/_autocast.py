@@ -133,7 +133,7 @@ class Rounding:
         owner = owners[0]
         while owner and owner not in numel:
             owner = owner.rpartition(".")[0]
-        return numel.get(owner, 0.0) / width
+        return numel.get(owner, 0.0) / width if width else 0.0
 
     def _weight(self, name: str) -> bool:
         return name in self._narrow_weights or any(self._one(n) for n in (name, *self._aliases.get(name, ())))

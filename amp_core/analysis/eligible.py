@@ -169,7 +169,7 @@ def _row(
     calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
     known = made is not None and kernel["answers"] == 1
     flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
-    rate = flops / us * 1e6 if flops else np.nan
+    rate = flops / us * 1e6 if flops and us else np.nan
     rates = dense_rates(gpu.name) if key["tensor_core"] else None
     peak = (rates.of(precision) if rates else None) or np.nan
     share = rate / (peak * 1e12)

@@ -41,7 +41,8 @@ def energy_per_sample(run: Run) -> Energy:
     device = device_samples(run)[["time_s", "power_w"]].dropna()
     frame = attempts(run)
     frame = frame.iloc[warmup_steps(len(frame)) :]
-    frame = frame[frame["time_s"].notna() & frame["step_ms"].notna() & (frame["samples"] > 0)]
+    timed = np.isfinite(frame["time_s"].astype(float)) & np.isfinite(frame["step_ms"])
+    frame = frame[timed & (frame["samples"] > 0)]
     if device.empty:
         return Energy(None, None, 0, "no device told its power")
     if frame.empty:

@@ -116,7 +116,7 @@ def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
     on_cpu = bool(moments["reserved_bytes"].isna().all())
     height = moments[list(_TENSORS)].sum(axis=1) if on_cpu else moments["peak_bytes"]
     top = moments.iloc[int(height.fillna(0.0).to_numpy().argmax())]
-    total = float(top["peak_bytes"])
+    total = float(top["peak_bytes"]) or np.nan
     about = _WHAT | ({"other": _OTHER_ON_CPU} if on_cpu else {})
     rows = [
         (category, label, float(top[category]), float(top[category]) / total, about[category])

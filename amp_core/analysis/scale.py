@@ -87,7 +87,6 @@ def scale_summary(run: Run) -> ScaleSummary:
     """The loss scale in a few numbers."""
     trace = attempts(run)
     scales = trace["loss_scale"].dropna().to_numpy()
-    change = np.diff(scales)
     skips, count = counted(trace[trace["skipped"]]), counted(trace)
     column = run.table("steps").column("skipped")
     recorded = column.null_count < len(column)
@@ -101,8 +100,8 @@ def scale_summary(run: Run) -> ScaleSummary:
         skips_recorded=recorded,
         attempts=count,
         skip_frac=skips / count if count and recorded else None,
-        growths=int((change > 0).sum()),
-        backoffs=int((change < 0).sum()),
+        growths=int((scales[1:] > scales[:-1]).sum()),
+        backoffs=int((scales[1:] < scales[:-1]).sum()),
     )
 
 

@@ -22,11 +22,12 @@ from amp_core.findings import (
     pairs,
     ranges,
     ranks,
+    recording,
     scaling,
     skips,
     stored,
 )
-from amp_core.findings.causes import Cause, first_cause
+from amp_core.findings.causes import DATA, RATE, Cause, first_cause
 from amp_core.findings.guide import FAMILIES, GUIDE, Entry
 from amp_core.findings.model import SEVERITIES, Finding, Severity
 from amp_core.run import Run, check_run
@@ -45,12 +46,14 @@ __all__ = [
 ]
 
 RULES: tuple[Callable[[Run], list[Finding]], ...] = (
+    recording.recording_incomplete,
     errors.fp16_parameters,
     errors.custom_function_dtype,
     errors.bce_banned,
     errors.mask_constant_overflow,
     errors.graphed_callable_cache,
     errors.no_gradients,
+    errors.update_without_step,
     loops.unscale_per_microbatch,
     loops.missing_scaler_update,
     loops.optimizer_step_bypasses_scaler,
@@ -109,6 +112,7 @@ FOLLOWS = {
         "optimizer-step-bypasses-scaler",
         "unscale-per-microbatch",
         "half-model",
+        "half-accumulation",
     ),
     "scale-collapse": (
         "bf16-model-in-fp16",
@@ -118,13 +122,16 @@ FOLLOWS = {
         "loss-nonfinite",
     ),
     "batchnorm-poisoned": ("bf16-model-in-fp16", "activation-overflow", "loss-nonfinite"),
-    "amp-loss-gap": ("gradient-underflow", "fp16-without-scaler", "activation-overflow"),
+    "amp-loss-gap": ("gradient-underflow", "fp16-without-scaler", "activation-overflow", "loss-nonfinite"),
     "scheduler-steps-on-skip": ("scale-collapse",),
     "lost-weight-updates": ("half-model",),
     "optimizer-eps-rounds-to-zero": ("half-model",),
     "autocast-inactive": ("autocast-not-in-thread",),
 }
 """By code, the codes that it is a consequence of where both are found."""
+
+ALIKE = {("loss-nonfinite", "half-accumulation")}
+"""Of these only where both are found in one place: a loss in 16 bits may be healthy beside what broke it."""
 
 
 def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
@@ -139,6 +146,17 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
     findings = [finding for rule in RULES for finding in rule(run)]
     if baseline is not None:
         findings += [finding for pair in pairs.PAIRED for finding in pair(run, baseline)]
-    codes = {f.code for f in findings}
-    findings = [replace(f, follows=next((c for c in FOLLOWS.get(f.code, ()) if c in codes), "")) for f in findings]
+    findings = [replace(f, follows=_follows(f, findings)) for f in findings]
     return sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), bool(f.follows)))
+
+
+def _follows(finding: Finding, findings: list[Finding]) -> str:
+    """Code of the finding that this one is a consequence of; empty where there is none."""
+    own = finding.where in (DATA, RATE)  # no module is to blame, so no finding of one is its cause
+    for code in FOLLOWS.get(finding.code, ()):
+        places = {f.where for f in findings if f.code == code}
+        if own and code != "loss-nonfinite":
+            continue
+        if places and ((finding.code, code) not in ALIKE or finding.where in places):
+            return code
+    return ""

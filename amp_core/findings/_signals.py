@@ -36,7 +36,11 @@ def _signals(run: Run, *kinds: str) -> pd.DataFrame:
 
 
 def orders(run: Run) -> Orders:
-    """First and last step of each stretch of steps with the same calls, and the calls; empty where not recorded."""
+    """First and last step of each stretch of steps with the same calls, and the calls; empty where not recorded.
+
+    Calls after the last recorded step are left out where the scaler was updated among them: they are of steps of an
+    optimizer that was not watched, one that replaced the watched one, say.
+    """
     frame = signals(run, "calls")
     frame = frame[(frame["rank"] == 0) & frame["step"].notna()]
     if frame.empty:
@@ -47,7 +51,7 @@ def orders(run: Run) -> Orders:
     return [
         (first, last, str(name).split())
         for first, last, name in zip(steps, lasts, frame["name"], strict=True)
-        if last >= first
+        if last >= first and not ((end is None or first > end) and "update" in str(name).split())
     ]
 
 

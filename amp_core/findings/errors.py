@@ -1,6 +1,7 @@
 """Rules on errors that ended a run: recognised by torch's own words, placed by the module that was at work."""
 
 import re
+from collections import Counter
 
 from amp_core import words
 from amp_core.findings._found import found
@@ -16,11 +17,13 @@ from amp_core.findings._signals import (
     optimizer_name,
     signals,
 )
+from amp_core.findings.causes import stays_broken
 from amp_core.findings.model import Finding
 from amp_core.run import Run
 
 _UNSCALED_FP16 = "Attempting to unscale FP16 gradients"
-_NO_CHECKS = ("No inf checks were recorded", "does not require grad and does not have a grad_fn")
+_NO_CHECKS = ("No inf checks were recorded for this optimizer", "does not require grad and does not have a grad_fn")
+_NO_STEP = "No inf checks were recorded prior to update"
 _OVERFLOWING = re.compile(r"cannot be converted to type (at|c10)::(Half|BFloat16) without overflow")
 _BCE = re.compile(r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast")
 _MIXED = re.compile(
@@ -99,6 +102,27 @@ def no_gradients(run: Run) -> list[Finding]:
             value=0.0,
             limit=1.0,
             unit="parameters with a gradient",
+        )
+    ]
+
+
+def update_without_step(run: Run) -> list[Finding]:
+    """`update-without-step`: the run ended because `scaler.update` was called and no optimizer had stepped since it was
+    called before."""
+    if _NO_STEP not in ended_by(run):
+        return []
+    stepped = last_step(run) is not None
+    return [
+        found(
+            "update-without-step",
+            "scaler.update was called twice for one step, which the scaler refused"
+            if stepped
+            else "scaler.update was called before any optimizer stepped, which the scaler refused",
+            "scaler.update",
+            steps=_at(run),
+            value=2.0 if stepped else 1.0,
+            limit=1.0 if stepped else 0.0,
+            unit="updates per step",
         )
     ]
 
@@ -222,17 +246,17 @@ def half_model(run: Run) -> list[Finding]:
     every = set(facts(model, "shapes")) or narrow
     if not narrow:
         return []
-    parts = {n.partition(".")[0] for n in narrow}
-    whole = sorted(p for p in parts if all(n in narrow for n in every if n.partition(".")[0] == p))
+    whole = _whole_parts(every, narrow)
     if not whole:
         return []
-    where = model_name(run) if every <= narrow else whole[0]
-    broken = len(signals(run, "non-finite", "non-finite output", "skipped")) > 0
+    where = whole[0] or model_name(run)
+    more = f" and {words.plural(len(whole) - 1, 'more module')} were" if len(whole) > 1 else " was"
+    broken = stays_broken(run)
     casting = f", under {autocast_dtype(run)} autocast" if autocast_dtype(run) else ""
     return [
         found(
             "half-model",
-            f"{where} was turned to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
+            f"{where}{more} turned to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
             where,
             severity="error" if broken and train else None,
             value=len(narrow) / len(every),
@@ -240,3 +264,23 @@ def half_model(run: Run) -> list[Finding]:
             unit="share of parameters in float16",
         )
     ]
+
+
+def _whole_parts(every: set[str], narrow: set[str]) -> list[str]:
+    """The largest modules of whose parameters each is in `narrow`, those with the most parameters first; the model
+    itself is the empty name."""
+    held: Counter[str] = Counter()
+    filled: Counter[str] = Counter()
+    for name in every:
+        for module in _around(name):
+            held[module] += 1
+            filled[module] += name in narrow
+    whole = {module for module in held if held[module] == filled[module]}
+    largest = [m for m in whole if m == "" or not whole.intersection(_around(m))]
+    return sorted(largest, key=lambda m: (-held[m], m))
+
+
+def _around(name: str) -> list[str]:
+    """The modules that a parameter or module lies in: of `blocks.1.up` these are `blocks.1`, `blocks` and the model."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:i]) for i in range(len(parts), -1, -1)]

@@ -8,7 +8,7 @@ import pandas as pd
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis._steps import scaler_enabled
 from amp_core.findings._found import found
-from amp_core.findings._signals import ended_by, last_step, of, optimizer_name, orders, signals, span
+from amp_core.findings._signals import Orders, ended_by, last_step, of, optimizer_name, orders, signals, span
 from amp_core.findings.model import Finding
 from amp_core.run import Run
 
@@ -55,7 +55,8 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
     kept = signals(run, "kept gradients")
     if not kept.empty:
         return [_never_cleared(run, int(kept["optimizer"].iloc[0]))]
-    bad = [(first, last) for first, last, calls in orders(run) if _mixes(calls)]
+    every = _while_all_step(run)
+    bad = [(first, last) for first, last, calls in every if _mixes(calls)]
     if not bad:
         return []
     return [
@@ -64,11 +65,19 @@ def unscale_per_microbatch(run: Run) -> list[Finding]:
             "unscale_ or update is called for each micro-batch, before all gradients of the step are in",
             "unscale_",
             steps=span(bad),
-            value=float(max(_most(calls) for _, _, calls in orders(run) if _mixes(calls))),
+            value=float(max(_most(calls) for _, _, calls in every if _mixes(calls))),
             limit=1.0,
             unit="calls per optimizer step",
         )
     ]
+
+
+def _while_all_step(run: Run) -> Orders:
+    """The stretches that began before some optimizer made its last step: one that was replaced steps unseen after it,
+    and what is called for it cannot be told from calls for the others."""
+    frame = run.table("steps").select(["step", "optimizer"]).to_pandas()
+    until = frame.groupby("optimizer")["step"].max().min()
+    return [stretch for stretch in orders(run) if not stretch[0] > until]
 
 
 def _never_cleared(run: Run, index: int) -> Finding:

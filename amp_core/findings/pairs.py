@@ -10,6 +10,7 @@ from amp_core.findings._found import found
 from amp_core.findings._signals import autocast_dtype, facts
 from amp_core.findings.memory import memory_not_lower_than
 from amp_core.findings.model import Finding
+from amp_core.findings.remedies import computes_in
 from amp_core.run import Run
 
 COSINE = 0.99
@@ -44,7 +45,10 @@ def amp_loss_gap(run: Run) -> list[Finding]:
 
 
 def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
-    """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both."""
+    """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32
+    differ in something else than their precision."""
+    if computes_in(run) == "float32":
+        return []
     comparison = compare([baseline, run])
     label = str(comparison.table["run"].iloc[1])
     if not comparison.parity[label].startswith("worse"):

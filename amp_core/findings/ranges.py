@@ -6,17 +6,20 @@ import pandas as pd
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis._steps import attempts, scaler_enabled
 from amp_core.analysis.window import SERVED, first_step
+from amp_core.findings import remedies
 from amp_core.findings._found import found
 from amp_core.findings._signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
-from amp_core.findings.causes import Cause, first_cause
+from amp_core.findings.causes import RATE, Cause, first_cause, stretch_end
 from amp_core.findings.model import Finding
-from amp_core.findings.scaling import fp16_without_scaler, scale_unbounded
+from amp_core.findings.scaling import fp16_without_scaler, loss_nonfinite, scale_unbounded
 from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 FP16 = FORMATS["fp16"]
 ZERO_FROM = FP16.min_subnormal / 2
 """What is at most half of the smallest subnormal rounds to 0 (ties go to the even neighbour)."""
+STATISTICS_EVERY = 10
+"""So many steps lie at most between two looks at running statistics."""
 MOST_STEPS = 32
 """Sampled steps from which the share below the window is told: the share of a quarter, to within a few hundredths."""
 GRAVE_MASS = 0.1
@@ -28,14 +31,21 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
 
 
 def _overflow(run: Run) -> Cause | None:
-    """The first module that turned finite input into a non-finite FP16 output."""
+    """The first module that turned finite input into a non-finite FP16 output, and so began a stretch of failing
+    steps."""
     frame = signals(run, "non-finite output")
     frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
-    if frame.empty:
-        return None
-    step = int(frame["step"].iloc[0])
-    cause = first_cause(run, 0, step)
-    return cause if cause is not None and cause.phase == "forward" and cause.dtype == "float16" else None
+    done = -1
+    for step in map(int, frame["step"].dropna()):
+        if step <= done:
+            continue
+        done = stretch_end(run, step)
+        cause = first_cause(run, 0, step)
+        if cause is not None and cause.phase == "divergence":
+            return None  # what overflows after it would have overflowed any format
+        if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
+            return cause
+    return None
 
 
 def activation_overflow(run: Run) -> list[Finding]:
@@ -56,7 +66,7 @@ def activation_overflow(run: Run) -> list[Finding]:
             )
         ]
     near = signals(run, "near overflow")
-    if near.empty:
+    if near.empty or any(f.where == RATE for f in loss_nonfinite(run)):
         return []
     row = near.iloc[int(near["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)
@@ -267,16 +277,28 @@ def batchnorm_poisoned(run: Run) -> list[Finding]:
     at = int(row["step"])
     buffer, more = str(row["name"]), int(row["count"]) - 1
     module = buffer.rpartition(".")[0] or model_name(run)
-    cause = first_cause(run, 0, at)
+    cause = _forward_before(run, at)
     return [
         found(
             "batchnorm-poisoned",
             (f"{buffer} and {more} more statistics are not finite" if more else f"{buffer} is not finite")
-            + (f"; {cause.in_words()}" if cause and cause.phase == "forward" else ""),
+            + (f"; {cause.in_words()}" if cause else ""),
             module,
             steps=(at, at),
             value=float(row["count"]),
             limit=0.0,
             unit="statistics that are not finite",
+            remedy=remedies.of_statistics(run, cause),
         )
     ]
+
+
+def _forward_before(run: Run, at: int) -> Cause | None:
+    """What was not finite in forward when statistics that were seen at step `at` became so. On a GPU they are looked at
+    every `STATISTICS_EVERY`th step; a step that was skipped in between did not keep them from what it held."""
+    outputs = signals(run, "non-finite output")["step"]
+    for step in sorted({int(s) for s in outputs[outputs.between(at - STATISTICS_EVERY + 1, at)]}):
+        cause = first_cause(run, 0, step)
+        if cause is not None and cause.phase != "backward":
+            return cause
+    return None

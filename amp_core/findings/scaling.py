@@ -5,9 +5,9 @@ The codes and their reasons: PyTorch's notes on automatic mixed precision, "Grad
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,13 +16,17 @@ from amp_core import words
 from amp_core.analysis import rank_scales, scale_summary, scale_trace, skip_episodes
 from amp_core.analysis._steps import attempts, counted
 from amp_core.analysis.whatif import GRADIENTS
-from amp_core.findings._found import found
+from amp_core.findings import remedies
+from amp_core.findings._found import Remedy, found
 from amp_core.findings._signals import facts, last_step, signals
-from amp_core.findings.causes import first_cause
+from amp_core.findings.causes import Cause, first_cause, stretch_end
+from amp_core.findings.guide.scaling import LOOP
 from amp_core.findings.model import Finding
 from amp_core.formats import FORMATS
 from amp_core.run import Run
 
+MOST_STRETCHES = 32
+"""So many stretches of failing steps are asked for their cause."""
 CALIBRATION_STEPS = 25
 """Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""
 COLLAPSE_SKIPS = 5
@@ -46,9 +50,8 @@ def loss_nonfinite(run: Run) -> list[Finding]:
     every, steps_bad = (counted(each[each["step"].isin(some)]) for some in (numbers, numbers[bad]))
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
-    cause = first_cause(run, 0, last)  # gradients may have broken before the loss did
-    if cause is not None and cause.phase == "backward" and cause.step >= first:
-        cause = None  # every gradient of a loss that is not finite is not: that names no cause
+    cause = _cause_of_loss(run, numbers[bad])
+    remedy = remedies.of_loss(run, cause)
     return [
         found(
             "loss-nonfinite",
@@ -59,8 +62,29 @@ def loss_nonfinite(run: Run) -> list[Finding]:
             value=float(steps_bad),
             limit=0.0,
             unit="steps",
+            remedy=remedy,
         )
     ]
+
+
+def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
+    """What began the first stretch of steps with such a loss of which that is known."""
+    first = int(bad[0])
+    for _ in range(MOST_STRETCHES):
+        end = stretch_end(run, int(bad[0]))
+        cause = first_cause(run, 0, end)  # gradients may have broken before the loss did
+        # Every gradient of a loss that is not finite is not: that names no cause.
+        if cause is not None and (cause.phase != "backward" or cause.step < bad[0]):
+            return cause
+        bad = bad[bad > end]
+        if not len(bad):
+            break
+    half = signals(run, "loss dtype")
+    half = half[half["dtype"] == "float16"]
+    if half.empty:
+        return None
+    largest = FORMATS["fp16"].max_value  # on a GPU the loss itself is not looked at: its dtype is all that is known
+    return Cause(first, "forward", "loss", "", "float16", None, largest, clean=False)
 
 
 def scale_collapse(run: Run) -> list[Finding]:
@@ -90,6 +114,7 @@ def scale_collapse(run: Run) -> list[Finding]:
             value=lowest,
             limit=1.0,
             unit="loss scale",
+            remedy=remedies.of_scale(run, cause),
         )
     ]
 
@@ -104,6 +129,8 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return []
     if run.head.config.get("scaler_unseen"):
         return [_unseen_scaler()]
+    if _is_idle(run):
+        return [_idle_scaler()]
     said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
         found(
@@ -112,19 +139,41 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
     ]
 
 
+def _is_idle(run: Run) -> bool:
+    """Whether the watched scaler began with a scale other than 1 and never scaled a loss."""
+    scaler = facts(run.head.config, "scaler")
+    begun = scaler.get("init_scale")
+    return scaler.get("enabled") is True and isinstance(begun, int | float) and begun != 1
+
+
+def _idle_scaler() -> Finding:
+    return found(
+        "fp16-without-scaler",
+        "Training in float16 with a GradScaler that scaled no loss: another one is at work, or none",
+        "GradScaler",
+        severity="warning",
+        unit="loss scale",
+        remedy=Remedy(
+            "The scaler that `watch` was given scaled no loss: the loop does not use it, or made a new one since, "
+            "whose scale and skipped steps are not in this run. Use this one scaler for the whole training.",
+            LOOP,
+        ),
+    )
+
+
 def _unseen_scaler() -> Finding:
-    finding = found(
+    return found(
         "fp16-without-scaler",
         "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
         "GradScaler",
         severity="warning",
         unit="loss scale",
-        advice=(
+        remedy=Remedy(
             "The scaler was made after watch was called, so its loss scale and the steps it skipped are not in this "
-            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order."
+            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order.",
+            "watch(model, optimizer, scaler=scaler, into=into)",
         ),
     )
-    return replace(finding, snippet="watch(model, optimizer, scaler=scaler, into=into)", frameworks={})
 
 
 def scaler_with_bf16(run: Run) -> list[Finding]:
@@ -159,7 +208,7 @@ def scale_unbounded(run: Run) -> list[Finding]:
     first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
     if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
         title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient is zero"
-    elif summary.last >= HIGH_SCALE and summary.backoffs == 0 and _far_from_overflow(run):
+    elif summary.last >= HIGH_SCALE and not _backed_off(trace) and _far_from_overflow(run):
         title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflowing"
     else:
         return []
@@ -174,6 +223,13 @@ def scale_unbounded(run: Run) -> list[Finding]:
             unit="loss scale",
         )
     ]
+
+
+def _backed_off(trace: pd.DataFrame) -> bool:
+    """Whether the scale fell after the first steps, in which the scaler finds it."""
+    settled = trace[trace["step"] >= trace["step"].iloc[0] + CALIBRATION_STEPS]
+    scales = settled["loss_scale"].to_numpy()
+    return bool((scales[1:] < scales[:-1]).any())
 
 
 def _far_from_overflow(run: Run) -> bool:

@@ -5,6 +5,8 @@ import numpy as np
 from amp_core.findings._found import found
 from amp_core.findings._signals import facts, orders, signals
 from amp_core.findings.model import Finding
+from amp_core.findings.remedies import computes_in
+from amp_core.findings.scaling import loss_nonfinite
 from amp_core.run import Run
 
 UNMOVED = 0.5
@@ -43,9 +45,12 @@ def lost_weight_updates(run: Run) -> list[Finding]:
 def half_accumulation(run: Run) -> list[Finding]:
     """`half-accumulation`: losses, buffers or gradients of several micro-batches are added up in 16 bits."""
     loss, buffers = signals(run, "loss dtype"), signals(run, "half buffer")
+    # Losses that are scaled or cast at once lose little: autocast on a CPU leaves some in 16 bits. Overflow is a loss.
+    broke = [f for f in loss_nonfinite(run) if f.where == "loss"] if (loss["dtype"] == "float16").any() else []
+    loss = loss[loss["detail"].ne("computed") | len(broke)]
     if len(loss):
         dtype = str(loss["dtype"].iloc[0])
-        return [_accumulated("loss", dtype, f"The loss is computed in {dtype}")]
+        return [_accumulated("loss", dtype, f"The loss is computed in {dtype}", broken=len(broke) > 0)]
     if len(buffers):
         row = buffers.iloc[0]
         return [_accumulated(str(row["name"]), str(row["dtype"]), f"{row['name']} is added up in {row['dtype']}")]
@@ -54,13 +59,20 @@ def half_accumulation(run: Run) -> list[Finding]:
     if narrow and several:
         name, dtype = next(iter(narrow.items()))
         return [_accumulated(name, dtype, f"Gradients of several micro-batches are added up in {dtype}")]
-    told = _told_dtype(run)
+    told = _told_dtype(run) if computes_in(run) != "float32" else None
     return [_accumulated("loss", told, f"The recorded losses have no more bits than {told}")] if told else []
 
 
-def _accumulated(where: str, dtype: str, title: str) -> Finding:
-    bits = WORDS[dtype]
-    return found("half-accumulation", title, where, value=float(bits), limit=24.0, unit="significant bits", steps=None)
+def _accumulated(where: str, dtype: str, title: str, *, broken: bool = False) -> Finding:
+    return found(
+        "half-accumulation",
+        title + (", which it does not fit" if broken else ""),
+        where,
+        severity="error" if broken else None,
+        value=float(WORDS[dtype]),
+        limit=24.0,
+        unit="significant bits",
+    )
 
 
 def _told_dtype(run: Run) -> str | None:

@@ -14,11 +14,13 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record.gradients import in_backward
+from amp_core.record.loss_dtype import NARROW, loss_dtype
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter
 
-NARROW = (torch.float16, torch.bfloat16)
+FIRST_BACKWARDS = 8
+"""The dtype that a loss was computed in is asked for in so many backward passes."""
 
 
 class AutocastKept(Observer):
@@ -49,6 +51,7 @@ class BackwardState(Observer):
         self._step = 0
         self._said: set[str] = set()
         self._scaled: list[weakref.ref[torch.Tensor]] = []
+        self._looked = 0  # backward passes of which it was asked what dtype their loss was computed in
         self._asked_before: int | None = None  # when scaled gradients were made that are to be differentiated again
         self._scalings: list[notices_patch.Shared] = []
         if scaling.is_active(scaler):
@@ -90,6 +93,11 @@ class BackwardState(Observer):
         narrow = next((t.dtype for t in roots if t.dtype in NARROW), None)
         if narrow is not None:
             self._say("loss dtype", name="loss", dtype=dtype_name(narrow))
+        elif self._looked < FIRST_BACKWARDS:
+            self._looked += 1
+            computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
+            if computed is not None:
+                self._say("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
             self._on_created("backward", roots)
         elif self._asked_before is not None:  # until now the loop may have asked for the scale to divide by it

@@ -18,6 +18,7 @@ from amp_core.record import _own, notices_patch
 from amp_core.record._calls import after_call
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import in_backward, named_modules, unwrapped
+from amp_core.record.loss_dtype import loss_dtype
 from amp_core.record.measure import dtype_name, measurable
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import tensors_in
@@ -188,7 +189,7 @@ class ForwardCheck(Observer):
             return
         bad = [k for k, sight in enumerate(self._kept) if not all(_finite(t) for t in sight.outputs)]
         if not bad:
-            self._write(self._step, "", "loss", loss.dtype, value=None, count=0, detail="")
+            self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
             return
         first = self._kept[bad[0]]
         floating = [t for t in first.inputs if t.is_floating_point() and t.numel()]

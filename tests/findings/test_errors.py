@@ -34,3 +34,25 @@ def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Pa
     writer.close("failed", "AssertionError: No inf checks were recorded for this optimizer.")
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "no-gradients"]
     assert finding.where == "Adam (optimizer 0)"
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, "called twice for one step"), (0, "before any optimizer stepped")])
+def test_an_update_without_a_step_is_no_want_of_gradients(steps: int, said: str, tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [{}]})
+    if steps:
+        writer.append("steps", {"step": range(steps)})
+    writer.close("failed", "AssertionError: No inf checks were recorded prior to update.")
+    (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.severity == "error"]
+    assert finding.code == "update-without-step" and said in finding.title and "update()" in finding.advice
+
+
+def test_the_largest_modules_that_are_half_throughout_are_named(tmp_path: Path) -> None:
+    """Not the layers in them, and not a module of which a part is FP32."""
+    half = ["blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight", "blocks.2.up.weight", "head.0.weight"]
+    wide = ["blocks.0.up.weight", "blocks.1.norm.weight", "blocks.2.norm.weight", "head.1.weight"]
+    model = {"dtypes": dict.fromkeys(half, "float16"), "shapes": {n: [4, 4] for n in half + wide}}
+    with RunWriter(tmp_path / "run", model=model) as writer:
+        writer.append("steps", {"step": [0]})
+    (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "half-model"]
+    assert finding.where == "blocks.1.mlp" and finding.value == 0.5
+    assert finding.title.startswith("blocks.1.mlp and 2 more modules were turned to float16: 4 of 8 parameters")

@@ -14,7 +14,10 @@ def test_a_run_that_learns_worse_than_its_baseline_says_so(tmp_path: Path) -> No
     assert finding.where == "loss" and finding.title.startswith(
         "The run learns worse than fp32: the loss is not finite"
     )
+    assert finding.follows == "loss-nonfinite"
     assert not [f for f in diagnose(broken) if f.code == "amp-loss-gap"]
+    wide = load_run(write(tmp_path / "wide", "fp32", loss_breaks_at=60))  # no precision is to blame for that
+    assert not [f for f in diagnose(wide, baseline) if f.code == "amp-loss-gap"]
     healthy = load_run(write(tmp_path / "ok", "healthy"))
     assert not [f for f in diagnose(healthy, baseline) if f.severity != "info"]
 

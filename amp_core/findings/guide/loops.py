@@ -82,6 +82,18 @@ ENTRIES = (
         LOOP,
     ),
     Entry(
+        "update-without-step",
+        "error",
+        "`scaler.update()` is called twice for one step, or before any step, which the scaler refuses.",
+        "The error that ended the run.",
+        "An `update` with no `unscale_` or `step` since the one before (torch/amp/grad_scaler.py, “No inf checks were "
+        "recorded prior to update”).",
+        "`update()` takes in what the steps since the last call have found, and forgets it, so a second call has "
+        "nothing. Call it once per iteration, after the steps of all optimizers.",
+        LOOP,
+        page="",
+    ),
+    Entry(
         "optimizer-step-bypasses-scaler",
         "error",
         "`optimizer.step()` is called beside or in place of `scaler.step(optimizer)`: it uses gradients that are still "
@@ -158,6 +170,18 @@ ENTRIES = (
             "Transformers Trainer": "trainer.train(resume_from_checkpoint=True)   # the scaler too",
             "Lightning": "trainer.fit(model, ckpt_path=path)   # the scaler too",
         },
+    ),
+    Entry(
+        "recording-incomplete",
+        "warning",
+        "Something that should be in the run was not recorded, so neither findings nor figures can tell of it.",
+        "What the recorder says of itself, tables without rows, and backward passes after the last recorded step.",
+        "One reason why something is missing that such a run could have. An error where no step at all was recorded; a "
+        "remark where each step lacks a part.",
+        "What is missing is not zero, and a finding that is not there says nothing of it. Give `watch` all optimizers "
+        "that the loop steps, and a folder that it can write to.",
+        'watch(model, [optimizer_a, optimizer_b], scaler=scaler, into="runs/a")',
+        page="",
     ),
     Entry(
         "rank-ended",

@@ -96,8 +96,8 @@ ENTRIES = (
         "Running statistics of a normalisation layer hold NaN or infinity: training goes on, evaluation is broken.",
         "running_mean and running_var after each step (on a GPU after each tenth).",
         "One value that is not finite: an average that took one in never forgets it.",
-        "A forward pass that overflowed went into the statistics, although the scaler skipped the step. Reset them "
-        "and keep the input of that layer in float32.",
+        "A forward pass that was not finite went into the statistics; a scaler that skips the step does not undo that. "
+        "Reset them, and where float16 overflowed, keep the input of that layer in float32.",
         "for module in model.modules():\n"
         "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):\n"
         "        if not (module.running_mean.isfinite().all() and module.running_var.isfinite().all()):\n"
@@ -124,7 +124,7 @@ ENTRIES = (
         "dtype of the loss that backward starts from, of buffers that grow, of gradients over several micro-batches; "
         "significant bits of the recorded loss.",
         "10 or more different losses that are all exact in 8 (bfloat16) or 11 bits (float16), or any such dtype: a sum "
-        "256 (2048) times its term no longer moves.",
+        "256 (2048) times its term no longer moves. An error where the loss overflowed in it.",
         "The loss has two or three digits, and sums of it fewer. Compute and add up losses and metrics in float32.",
         "loss = loss_fn(model(x).float(), y)\ntotal += loss.detach().double()",
         page="",
@@ -213,7 +213,8 @@ ENTRIES = (
         "warning",
         "The model, or a part of it, was turned to float16 with `.half()`, and nothing is left in float32.",
         "dtypes of parameters, and whether a scaler or autocast is at work.",
-        "All floating-point parameters of a module in float16. An error where something was not finite.",
+        "All parameters of a module and of what is in it in float16. An error where something was not finite that no "
+        "skipped step kept off the weights.",
         "Weights, statistics and updates are then held in 11 bits, which autocast avoids. Keep float32 weights under "
         "autocast, and turn back to float32 or bfloat16 what must not overflow.",
         "model.float()\nscaler = torch.amp.GradScaler(device_type)\n\n" + LOOP,

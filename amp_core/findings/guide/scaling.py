@@ -49,11 +49,13 @@ ENTRIES = (
         "loss-nonfinite",
         "error",
         "The loss is NaN or infinite. Gradients that are not finite are skipped; such a loss is never normal.",
-        "The recorded loss, and the first module whose output was not finite.",
-        "One such loss. One that was not recorded says nothing.",
-        "Skipped steps are normal, a loss that is not finite never is: the forward pass itself overflowed or the data "
-        "or learning rate broke it, and no loss scale can repair that. Find the first module whose output is not "
-        "finite and run it in float32, or use bfloat16.",
+        "The recorded loss, the first module whose output was not finite, and whether the loss rose before.",
+        "One such loss. One that was not recorded says nothing. A loss that rose 10-fold or more while everything was "
+        "finite is called a divergence.",
+        "Skipped steps are normal, a loss that is not finite never is, and no loss scale repairs it: the data was not "
+        "finite, the learning rate was too high, or the forward pass overflowed. Clean the data, lower the rate, or "
+        "find the first module whose output is not finite and, where it overflows float16, run it in float32 or use "
+        "bfloat16.",
         "def check(module, args, output):\n"
         "    if torch.is_tensor(output) and not output.isfinite().all():\n"
         "        raise FloatingPointError(f'{names[module]} gave a non-finite output')\n"

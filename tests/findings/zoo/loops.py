@@ -186,6 +186,45 @@ def schedule(into: Path, faulty: bool) -> None:
                 scheduler.step()
 
 
+@case("update-without-step", "scaler.update")
+def update_twice(into: Path, faulty: bool) -> None:
+    loop = fp16(into)
+    with contextlib.suppress(AssertionError), loop.watched():
+        for x, y in batches(6):
+            loop.backward(loop.loss(x, y))
+            loop.step()
+            if faulty:
+                loop.scaler.update()
+
+
+def _written(into: Path, steps: int, calls: str, warning: str = "") -> None:
+    """A run as `watch` writes it, with so many steps and then these calls."""
+    with RunWriter(into) as writer:
+        writer.event("started", detail="watching Net")
+        writer.event("calls", "zero_grad backward optimizer.step", step=0)
+        if steps:
+            writer.append("steps", {"step": range(steps), "loss": [1.0] * steps})
+        writer.event("calls", calls, step=steps)
+        if warning:
+            writer.event("warning", "not recorded", warning, steps)
+
+
+@case("recording-incomplete", "steps")
+def no_steps(into: Path, faulty: bool) -> None:
+    _written(into, 0 if faulty else 3, " ".join(["backward"] * (40 if faulty else 1)))
+
+
+@case("recording-incomplete", "steps")
+def steps_of_another_optimizer(into: Path, faulty: bool) -> None:
+    _written(into, 8, " ".join(["backward zero_grad"] * (40 if faulty else 1)))
+
+
+@case("recording-incomplete", "watch")
+def watching_stops(into: Path, faulty: bool) -> None:
+    said = "watching failed, and nothing is recorded; the training goes on: ValueError: no"
+    _written(into, 8, "backward", said if faulty else "output_grad: hooks do not reach into a compiled graph")
+
+
 def _two(into: Path, scaler: torch.amp.GradScaler) -> tuple[Loop, torch.optim.Optimizer, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Net()

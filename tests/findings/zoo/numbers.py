@@ -43,6 +43,19 @@ def late_overflow(into: Path, faulty: bool) -> None:
             loop.step()
 
 
+@case("activation-overflow", "middle.up")
+def overflow_after_calibration(into: Path, faulty: bool) -> None:
+    """Steps are skipped at first, as in most FP16 runs, and made again long before the overflow."""
+    loop = fp16(into, Net(Loud(1.0)), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**21))
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(24)):
+            if faulty and i == 20:
+                with torch.no_grad():
+                    loop.model.middle.up.weight.mul_(1e7)
+            loop.backward(loop.loss(x, y))
+            loop.step()
+
+
 @case("scale-collapse", "middle.up")
 def collapse(into: Path, faulty: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -77,6 +90,33 @@ def bad_data(into: Path, faulty: bool) -> None:
             rec.log(loss=loss)
             loop.backward(loss)
             loop.step()
+
+
+def _regression(into: Path, dtype: torch.dtype | None, lr: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 8))
+    loop = Loop(into, model, dtype=dtype, optimizer=torch.optim.SGD(model.parameters(), lr=lr))
+    with loop.watched():
+        for x, _ in batches(40):
+            with loop.autocast():
+                out = loop.model(x)
+            loop.backward(F.mse_loss(out.float(), x[:, :8]))
+            loop.step()
+
+
+@case("loss-nonfinite", "learning rate")
+def diverges(into: Path, faulty: bool) -> None:
+    _regression(into, None, 30.0 if faulty else 0.1)
+
+
+@case("loss-nonfinite", "learning rate")
+def diverges_in_bf16(into: Path, faulty: bool) -> None:
+    _regression(into, torch.bfloat16, 30.0 if faulty else 0.1)
+
+
+@case("loss-nonfinite", "learning rate")
+def diverges_in_fp16(into: Path, faulty: bool) -> None:
+    _regression(into, torch.float16, 30.0 if faulty else 0.1)
 
 
 @case("bf16-model-in-fp16", "Net")
@@ -187,6 +227,29 @@ def half_part(into: Path, faulty: bool) -> None:
     fp16(into, Net(part.half() if faulty else part), dtype=torch.bfloat16, steps=3).run()
 
 
+class Blocks(nn.Module):
+    """Parts within parts, one of them in another dtype than the rest."""
+
+    def __init__(self, *, faulty: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(WIDTH)}) for _ in range(3))
+        for block in self.blocks:
+            block["mlp"] = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        if faulty:
+            self.blocks[1]["mlp"].half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            inner = block["mlp"]
+            x = x + inner(block["norm"](x).to(inner[0].weight.dtype)).float()
+        return x
+
+
+@case("half-model", "middle.blocks.1.mlp")
+def half_inside(into: Path, faulty: bool) -> None:
+    fp16(into, Net(Blocks(faulty=faulty)), dtype=None, steps=3).run()
+
+
 @case("lost-weight-updates", "0.weight")
 def lost_updates(into: Path, faulty: bool) -> None:
     torch.manual_seed(0)
@@ -221,6 +284,18 @@ def half_loss(into: Path, faulty: bool) -> None:
                 loss = (out - F.one_hot(y, 8).to(out.dtype)).square().mul(0.1).mean()
             rec.log(loss=loss)
             loop.backward(loss)
+            loop.step()
+
+
+@case("half-accumulation", "loss")
+def half_sum(into: Path, faulty: bool) -> None:
+    """What the scaler makes of the loss is FP32, and no less infinite."""
+    loop = fp16(into)
+    with loop.watched():
+        for x, _ in batches(4):
+            with loop.autocast():
+                out = loop.model(x)
+            loop.backward(((out if faulty else out.float()) - 40).square().sum())
             loop.step()
 
 

@@ -1,0 +1,209 @@
+"""The rule on the recording itself: whether it has stopped, is empty, or lacks what was asked for, and why."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core import words
+from amp_core.analysis._steps import attempts, whole_number
+from amp_core.findings._found import Remedy, found
+from amp_core.findings._signals import last_step, of, signals
+from amp_core.findings.model import Finding, Severity
+from amp_core.findings.scaling import fp16_without_scaler
+from amp_core.run import Run
+from amp_core.schema import TABLES
+
+MANY_BACKWARDS = 20
+"""So many backward passes after the last recorded step, four times as many as any step had, belong to steps that were
+not recorded."""
+IDLE_S = 300.0
+"""A run that went on for so long after its last step, and for longer than its steps took, is remarked on."""
+LONGEST = 200
+"""Letters of a reason that a title quotes."""
+
+_EXPECTED = (
+    "hooks do not reach into a compiled graph",
+    "layers of Keras do not show theirs",
+    "activations and autocast's casts in memory",
+    "modules of kernels",
+    "the run ended before",
+    "device samples: ",
+)
+"""Reasons that say what such a run cannot have, or that it was too short for it: nothing went wrong."""
+_PARTIAL = (
+    "forward of the model: none was seen",
+    "what a CUDA graph replays",
+    "operators:",
+    "what memory is made of",
+    "device samples from now on",
+    "loss and gradients: XLA",
+)
+"""Reasons for which a part of each step is missing: good to know, and the steps are there."""
+
+_OPTIMIZER = Remedy(
+    "Steps of an optimizer that `watch` was not given are not recorded, nor are those of one that replaced it. Make "
+    "the optimizers before calling `watch`, give it all of them, and keep them for the whole training.",
+    "optimizer = torch.optim.AdamW(model.parameters())   # once, before watch\n"
+    'watch(model, [optimizer], scaler=scaler, into="runs/a")',
+)
+_WRITING = Remedy(
+    "The run folder could not be written for a while, and memory did not hold the rows that waited. Write to a local "
+    "disk with room, and copy the run when it has ended.",
+    'watch(model, optimizer, into="/local/disk/runs/a")',
+)
+_PATTERNS = Remedy(
+    "The patterns `include` and `exclude` leave no tensor to measure, so there are no histograms and no predictions. "
+    "Give patterns that match names of the model's parameters or modules.",
+    "print([name for name, _ in model.named_parameters()])\n"
+    'watch(model, optimizer, into="runs/a", include=["blocks.*"])',
+)
+_FAILED = Remedy(
+    "Watching raised an exception and did less from then on, while the training went on unchanged. Measure fewer "
+    "tensors where memory was short; otherwise leave out the module that is named.",
+    'watch(model, optimizer, into="runs/a", every=100, exclude=["blocks.3.*"])',
+)
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """Something that was not recorded."""
+
+    said: str
+    """What and why, for a title."""
+    where: str
+    severity: Severity
+    since: int | None
+    remedy: Remedy | None
+
+
+def recording_incomplete(run: Run) -> list[Finding]:
+    """`recording-incomplete`: no step was recorded, recording stopped before the training did, or something that was
+    asked for is missing."""
+    lacks = _lacks(run)
+    if not lacks:
+        return []
+    worst = min(lacks, key=lambda lack: ("error", "warning", "info").index(lack.severity))
+    more = f" (and {words.plural(len(lacks) - 1, 'more reason')})" if len(lacks) > 1 else ""
+    last = last_step(run)
+    return [
+        found(
+            "recording-incomplete",
+            worst.said + more,
+            worst.where,
+            severity=worst.severity,
+            steps=(worst.since, max(worst.since, last or 0)) if worst.since is not None else None,
+            value=float(len(lacks)),
+            limit=0.0,
+            unit="things not recorded",
+            remedy=worst.remedy,
+        )
+    ]
+
+
+def _lacks(run: Run) -> list[_Lack]:
+    told = _told(run)
+    if run.is_live or not _watched(run):
+        return told
+    stopped = _stopped(run, told)
+    if stopped is not None:
+        return [stopped, *told]
+    config = run.head.config
+    if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not told:
+        kinds = ", ".join(map(str, config["kinds"])) if isinstance(config["kinds"], list) else "tensors"
+        said = f"No tensor was measured, though {kinds} were asked for"
+        return [_Lack(said, "tensors", "warning", 0, _PATTERNS)]
+    return told
+
+
+def _watched(run: Run) -> bool:
+    """Whether `watch` recorded the run: an imported trace has no steps and lacks nothing."""
+    return bool(signals(run, "started")["detail"].str.startswith("watching").any())
+
+
+def _stopped(run: Run, told: list[_Lack]) -> _Lack | None:
+    """No step at all, or none any more while backward was still called."""
+    last = last_step(run)
+    calls = signals(run, "calls")
+    calls = calls[(calls["rank"] == 0) & calls["step"].notna()]
+    counts = [sum(of(call)[0] == "backward" for call in str(name).split()) for name in calls["name"]]
+    after = [n for n, step in zip(counts, calls["step"], strict=True) if last is None or step > last]
+    before = [n for n, step in zip(counts, calls["step"], strict=True) if last is not None and step <= last]
+    unseen = max(after, default=0)
+    went_on = unseen >= max(MANY_BACKWARDS, 4 * max(before, default=0))
+    though = f", though backward was called {unseen:,} times or more" if unseen > 1 else ""
+    why = next((lack for lack in told if lack.severity != "info"), None)
+    remedy = why.remedy if why is not None else _OPTIMIZER
+    if last is None:
+        if run.status != "finished" and not went_on:
+            return None  # it ended before its first step was over
+        because = f": {why.said}" if why is not None else ""
+        return _Lack(f"No step was recorded{though}{because}", "steps", "error", None, remedy)
+    if why is not None:
+        return None  # the recorder itself says why
+    if went_on:
+        return _Lack(f"No step is recorded after step {last:,}{though} since", "steps", "warning", last + 1, remedy)
+    planned = whole_number(run.head.config.get("steps"))
+    if run.status == "finished" and planned is not None and last + 1 < planned / 2:
+        said = f"Steps are recorded up to step {last:,} of {planned:,} planned, though the run finished"
+        return _Lack(said, "steps", "warning", last + 1, remedy)
+    idle = _idle_s(run)
+    if idle is None:
+        return None
+    said = f"The last step was recorded {words.duration(idle)} before the run ended"
+    return _Lack(said, "steps", "info", last + 1, remedy)
+
+
+def _idle_s(run: Run) -> float | None:
+    """Seconds from the last step to the end, where they are most of the run; None where they are not, or an evaluation
+    may have filled them."""
+    ended, evaluated = signals(run, "ended")["time_s"].max(), signals(run, "evaluated")["time_s"].max()
+    times = attempts(run)["time_s"].dropna().to_numpy(dtype=float)
+    if not len(times) or not np.isfinite(ended) or evaluated > times[-1]:
+        return None
+    idle = float(ended) - float(times[-1])
+    return idle if idle > max(IDLE_S, float(times[-1])) else None
+
+
+def _told(run: Run) -> list[_Lack]:
+    """What the recorder said of itself, each reason once."""
+    frame = signals(run, "warning")
+    frame = frame[frame["name"].isin(["not recorded", "steps lost", "include"])]
+    lacks: dict[str, _Lack] = {}
+    for name, detail, step in zip(frame["name"], frame["detail"].astype(str), frame["step"], strict=True):
+        since = int(step) if step == step else None
+        if detail in lacks or any(known in detail for known in _EXPECTED) or _is_of_the_device(detail):
+            continue
+        if "a GradScaler is at work" in detail and fp16_without_scaler(run):
+            continue  # that finding says so
+        lacks[detail] = _lack(str(name), detail, since)
+    return list(lacks.values())
+
+
+def _lack(name: str, detail: str, since: int | None) -> _Lack:
+    short = detail if len(detail) <= LONGEST else detail[: LONGEST - 1].rstrip() + "…"
+    if name == "include":
+        return _Lack(f"No tensor is measured: {short}", "include, exclude", "warning", since, _PATTERNS)
+    if name == "steps lost":
+        return _Lack(
+            f"The device failed and kept rows that were not written: {short}", "steps", "warning", since, _FAILED
+        )
+    if detail.startswith("watching failed"):
+        stopped = "nothing is recorded" in detail
+        begun = "Recording stopped" if stopped else "Recording paused"
+        at = f" at step {since:,}" if since is not None else ""
+        return _Lack(f"{begun}{at}: {short}", "watch", "warning", since, _FAILED)
+    if "rows lost" in detail:
+        return _Lack(f"Rows were lost: {short}", "run folder", "warning", since, _WRITING)
+    if " stopped at " in detail or detail.startswith("what was held back"):
+        return _Lack(f"A part of the recording stopped: {short}", "watch", "warning", since, _FAILED)
+    if "optimizer" in detail:
+        return _Lack(f"Not recorded: {short}", "steps", "warning", since, _OPTIMIZER)
+    severity: Severity = "info" if detail.startswith(_PARTIAL) else "warning"
+    return _Lack(f"Not recorded: {short}", detail.partition(":")[0][:60], severity, since, None)
+
+
+def _is_of_the_device(detail: str) -> bool:
+    """Whether the reason is one why columns of `device` stay empty, which depends on the machine."""
+    columns = {column.name for column in TABLES["device"].columns}
+    clauses = [clause.partition(":")[0] for clause in detail.split("; ")]
+    return all(name.strip() in columns for name in clauses[0].split(","))

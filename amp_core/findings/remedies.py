@@ -1,0 +1,174 @@
+"""What to do about numbers that are not finite: as their cause and the precision of the run have it.
+
+The guide's advice for a code speaks of float16. A run in FP32 or BF16, bad data and a diverging training need another.
+"""
+
+from amp_core.analysis._steps import recipe, scaler_enabled
+from amp_core.findings._found import Remedy
+from amp_core.findings._signals import autocast_dtype, facts
+from amp_core.findings.causes import DATA, RATE, Cause
+from amp_core.findings.guide import GUIDE
+from amp_core.findings.guide.numerics import ISLAND
+from amp_core.findings.guide.scaling import BF16, LOOP
+from amp_core.run import Run
+
+WIDE = ("float32", "bfloat16")
+"""dtypes of the same range, up to 3.4e38."""
+_FINITE_SAMPLES = """\
+finite = x.isfinite().flatten(1).all(1)
+x, y = x[finite], y[finite]"""
+_SLOWER = """\
+for group in optimizer.param_groups:
+    group["lr"] /= 10
+torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)   # before each step"""
+_GUARDED = """\
+norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+if norm.isfinite():
+    optimizer.step()"""
+_BAD_WEIGHTS = """\
+for name, parameter in model.named_parameters():
+    if not parameter.isfinite().all():
+        print(name)"""
+_RESET = """\
+for module in model.modules():
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        module.reset_running_stats()"""
+
+
+def computes_in(run: Run) -> str:
+    """The narrowest dtype that the run computes in, `float16`, `bfloat16` or `float32`; empty where it does not say."""
+    autocast, model, config = autocast_dtype(run), run.head.model, run.head.config
+    stored = {*facts(model, "dtypes").values(), *facts(model, "frozen_dtypes").values()}
+    for dtype, pure in (("float16", "fp16-pure"), ("bfloat16", "bf16-pure")):
+        if autocast == dtype or dtype in stored or recipe(run) == pure:
+            return dtype
+    return "float32" if recipe(run) in ("fp32", "tf32") or "autocast_dtype" in config else ""
+
+
+def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
+    """What to do about a loss that is not finite; None where the guide's advice fits."""
+    if cause is None:
+        return _without_cause(run)
+    if cause.where == DATA:
+        return Remedy(
+            "The input of the model was not finite, and no precision or loss scale repairs that. Find the samples with "
+            "NaN or infinity, and repair or drop them before they reach the model.",
+            _FINITE_SAMPLES,
+        )
+    if cause.where == RATE:
+        return Remedy(
+            "The training diverged: the loss grew while every number was finite, which no number format causes or "
+            "cures. Lower the learning rate, warm it up, or clip the gradients.",
+            _SLOWER,
+        )
+    if cause.phase == "backward":
+        return _of_gradients(run)
+    if cause.op == "its weights":
+        return Remedy(
+            f"The weights of {cause.where} were not finite before the module ran: they were loaded so, or a step that "
+            "was not recorded spoiled them. Check the checkpoint, and look for updates outside of the watched "
+            "optimizers.",
+            _BAD_WEIGHTS,
+        )
+    if cause.where == "loss":
+        return _of_loss_function(cause)
+    if cause.dtype == "float16":
+        return Remedy(
+            "The forward pass overflowed float16, whose largest number is 65504, and no loss scale repairs that. Run "
+            f"{cause.where} in float32, bring its input or weights down, or use bfloat16.",
+            ISLAND,
+            BF16,
+        )
+    return Remedy(
+        f"{cause.where} gave a value that is not finite, though numbers up to 3.4e38 fit there, so this is no matter "
+        "of precision. Look there for a division by zero, a logarithm or root of what is not positive, an exponential, "
+        "or weights that grew.",
+        GUIDE["loss-nonfinite"].snippet,
+    )
+
+
+def of_scale(run: Run, cause: Cause | None) -> Remedy | None:
+    """What to do about a loss scale that collapsed, likewise."""
+    if cause is not None and cause.phase != "backward":
+        return of_loss(run, cause)
+    if computes_in(run) not in WIDE:
+        return None
+    return Remedy(
+        "Gradients up to 3.4e38 fit in this run, so no loss scale helps: an operator has an infinite derivative, such "
+        "as a root or norm at zero, or the training diverges. Look for it in the module that is named, and turn the "
+        "GradScaler off.",
+        "scaler = torch.amp.GradScaler(device_type, enabled=False)",
+    )
+
+
+def of_statistics(run: Run, cause: Cause | None) -> Remedy | None:
+    """What to do about running statistics that are not finite, likewise."""
+    if cause is not None and cause.where == DATA:
+        return Remedy(
+            "Input that was not finite went into the statistics, which never forget it. Repair or drop such samples "
+            "before they reach the model, and reset the statistics.",
+            f"{_FINITE_SAMPLES}\n\n{_RESET}",
+        )
+    if cause is not None and cause.where == RATE:
+        return Remedy(
+            "The training diverged until what went into the statistics was not finite, which no number format causes "
+            "or cures. Lower the learning rate or clip the gradients, and reset the statistics.",
+            f"{_SLOWER}\n\n{_RESET}",
+        )
+    if cause is None and computes_in(run) not in WIDE:
+        return None
+    if cause is not None and cause.dtype == "float16" and cause.op != "its weights":
+        return None
+    return Remedy(
+        "What went into the layer was not finite, and an average that took it in never forgets it. Find what made it, "
+        "in the data or in the modules before, and reset the statistics.",
+        _RESET,
+    )
+
+
+def _of_gradients(run: Run) -> Remedy:
+    if computes_in(run) != "float16":
+        return Remedy(
+            "Gradients that were not finite were applied to the weights: an operator has an infinite derivative, such "
+            "as a root or norm at zero, or the gradient overflowed. Keep the operator off that point, clip the "
+            "gradients, and skip an update whose norm is not finite.",
+            _GUARDED,
+        )
+    if scaler_enabled(run):
+        return Remedy(
+            "Gradients overflowed float16 in backward and were applied, though a GradScaler is there to skip such a "
+            "step. Step through `scaler.step(optimizer)` alone.",
+            LOOP,
+        )
+    entry = GUIDE["fp16-without-scaler"]
+    return Remedy(
+        "Gradients overflowed float16 in backward and were applied, as no GradScaler skips such a step. Add one, or "
+        "use bfloat16.",
+        entry.snippet,
+        entry.frameworks,
+    )
+
+
+def _of_loss_function(cause: Cause) -> Remedy:
+    if cause.dtype == "float16":
+        return Remedy(
+            "Every module gave finite values, and the loss, which is computed in float16, does not fit: its largest "
+            "number is 65504, and sums over many elements exceed it. Compute the loss in float32.",
+            "loss = loss_fn(model(x).float(), y.float())",
+        )
+    return Remedy(
+        "Every module gave finite values, so the loss function broke: a logarithm or a division of zero, or a square "
+        "or an exponential of too large a value. Keep its arguments in their domain, or take a loss of logits.",
+        "loss = torch.nn.functional.cross_entropy(logits, y)   # in place of the logarithm of a softmax",
+    )
+
+
+def _without_cause(run: Run) -> Remedy | None:
+    if computes_in(run) not in WIDE:
+        return None
+    return Remedy(
+        "Numbers up to 3.4e38 fit in this run, so the cause is the data, the learning rate or an operation outside of "
+        "its domain. Check that the input is finite, lower the learning rate, and find the first "
+        "module whose output is not finite.",
+        GUIDE["loss-nonfinite"].snippet,
+    )

@@ -1,0 +1,122 @@
+"""Whether a recording is whole: what it says of itself, and what its tables show."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_core import Finding, diagnose, load_run
+from amp_core.runlog import RunWriter
+
+
+def recorded(
+    path: Path, *events: tuple[Any, ...], steps: int = 8, status: str = "finished", watching: bool = True, **config: Any
+) -> list[Finding]:
+    """What is said of the recording of a run with these events and so many steps."""
+    writer = RunWriter(path, config=config)
+    if watching:
+        writer.event("started", detail="watching Net")
+    if steps:
+        writer.append("steps", {"step": range(steps), "loss": [1.0] * steps})
+    for event in events:
+        writer.event(*event)
+    writer.close(status)
+    return [f for f in diagnose(load_run(path)) if f.code == "recording-incomplete"]
+
+
+def test_a_run_without_steps_is_an_error_once_it_has_ended(tmp_path: Path) -> None:
+    (finding,) = recorded(tmp_path / "finished", steps=0)
+    assert (finding.severity, finding.where) == ("error", "steps") and finding.title == "No step was recorded"
+    assert not recorded(tmp_path / "stopped", steps=0, status="stopped")  # before its first step, perhaps
+    assert not recorded(tmp_path / "imported", steps=0, watching=False)
+    backward = ("calls", " ".join(["backward"] * 60), "", 0)
+    (finding,) = recorded(tmp_path / "failed", backward, steps=0, status="failed")
+    assert "backward was called 60 times or more" in finding.title and "optimizer" in finding.advice
+
+
+def test_why_there_are_no_steps_is_said_where_the_recorder_knows(tmp_path: Path) -> None:
+    said = "watching failed, and nothing is recorded; the training goes on: TypeError: complex gradients"
+    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", said, 0), steps=0)
+    assert finding.severity == "error" and "complex gradients" in finding.title
+
+
+def test_steps_that_end_while_backward_goes_on_are_missing(tmp_path: Path) -> None:
+    micro_batches = ("calls", " ".join(["backward"] * 8) + " optimizer.step", "", 0)
+    (finding,) = recorded(tmp_path / "gone", micro_batches, ("calls", "backward " * 40, "", 8))
+    assert finding.severity == "warning" and finding.title.startswith("No step is recorded after step 7")
+    assert finding.steps == (8, 8)
+    assert not recorded(tmp_path / "ended", micro_batches, ("calls", "backward " * 7, "", 8))
+
+
+def test_calls_of_steps_that_nobody_saw_are_no_fault_of_the_loop(tmp_path: Path) -> None:
+    """The optimizer was replaced: neither its steps nor its `unscale_` are seen, the scaler's `update` is."""
+    with RunWriter(tmp_path / "run", config={"scaler": {"enabled": True}}) as writer:
+        writer.event("started", detail="watching Net")
+        writer.append("steps", {"step": range(8), "loss": [1.0] * 8, "loss_scale": [8.0] * 8})
+        writer.event("calls", "scale backward unscale_ clip scaler.step update", step=0)
+        writer.event("calls", "scale backward clip update " * 30, step=8)
+    assert {f.code for f in diagnose(load_run(tmp_path / "run"))} == {"recording-incomplete"}
+
+
+def test_calls_for_one_of_two_optimizers_are_not_laid_to_the_other(tmp_path: Path) -> None:
+    """The second is replaced at step 4; the first goes on."""
+    both = "scale backward scaler.step:0 update scale backward scaler.step:1 update"
+    steps = {"step": [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7], "optimizer": [0, 1] * 4 + [0] * 4}
+    with RunWriter(tmp_path / "run", config={"scaler": {"enabled": True}, "optimizers": ["A", "B"]}) as writer:
+        writer.append("steps", steps | {"loss_scale": [8.0] * 12})
+        writer.event("calls", both, step=0)
+        writer.event("calls", "scale backward update scale backward scaler.step:0 update", step=5)
+    assert "unscale-per-microbatch" not in {f.code for f in diagnose(load_run(tmp_path / "run"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "severity", "where"),
+    [
+        ("not recorded", "watching failed, and nothing is sampled until step 19; …: MemoryError", "warning", "watch"),
+        ("not recorded", "rows lost, for which memory had no room: 40 of tensors", "warning", "run folder"),
+        ("not recorded", "Branches stopped at step_ended: KeyError: 3", "warning", "watch"),
+        ("not recorded", "steps: another optimizer steps than the one given", "warning", "steps"),
+        ("steps lost", "the last 3 steps stayed on it: CUDA error", "warning", "steps"),
+        ("include", "include='x' and exclude=None leave no tensor to measure", "warning", "include, exclude"),
+        ("not recorded", "kernels of steps 5 to 7: another profiler is running", "warning", "kernels of steps 5 to 7"),
+        ("not recorded", "operators: another TorchDispatchMode was active", "info", "operators"),
+        ("not recorded", "output_grad: hooks do not reach into a compiled graph", None, ""),
+        ("not recorded", "output_grad: layers of Keras do not show theirs", None, ""),
+        ("not recorded", "operators: the run ended before step 20", None, ""),
+        ("not recorded", "sm_active_frac, dram_active_frac: GPM needs a newer GPU; power_w: no", None, ""),
+        ("checkpoint", "not written: disk full", None, ""),
+    ],
+)
+def test_what_the_recorder_says_of_itself_is_told_where_something_went_wrong(
+    name: str, said: str, severity: str | None, where: str, tmp_path: Path
+) -> None:
+    findings = recorded(tmp_path / "run", ("warning", name, said, 3))
+    assert [(f.severity, f.where) for f in findings] == ([] if severity is None else [(severity, where)])
+    for finding in findings:
+        assert said[:20] in finding.title and finding.advice.count(". ") == 1 and finding.steps == (3, 7)
+        compile(finding.snippet, finding.code, "exec")
+
+
+def test_of_several_reasons_the_worst_is_told_and_the_rest_counted(tmp_path: Path) -> None:
+    events = [("warning", "not recorded", f"{what} stopped at close: OSError", 5) for what in ("A", "B", "B")]
+    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", "operators: no", 1), *events)
+    assert finding.title.endswith("(and 2 more reasons)") and finding.value == 3.0
+
+
+def test_tensors_that_were_asked_for_and_never_measured_are_missing(tmp_path: Path) -> None:
+    (finding,) = recorded(tmp_path / "none", kinds=["weight_grad"])
+    assert finding.where == "tensors" and "weight_grad" in finding.title
+    assert not recorded(tmp_path / "unasked", kinds=[])
+
+
+def test_steps_of_half_the_plan_are_missing_where_the_run_finished(tmp_path: Path) -> None:
+    (finding,) = recorded_with_plan(tmp_path / "planned", 60)
+    assert "up to step 7 of 60 planned" in finding.title
+    assert not recorded_with_plan(tmp_path / "whole", 8)
+
+
+def recorded_with_plan(path: Path, planned: int) -> list[Finding]:
+    with RunWriter(path, config={"steps": planned}) as writer:
+        writer.event("started", detail="watching Net")
+        writer.append("steps", {"step": range(8), "loss": [1.0] * 8})
+    return [f for f in diagnose(load_run(path)) if f.code == "recording-incomplete"]
