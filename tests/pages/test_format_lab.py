@@ -12,6 +12,7 @@ from amp_core.spreadsheet import as_csv, as_parquet
 from pages.parts.words import percent
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
+from tests.test_added_format import FP12
 
 LAB = "pages/format_lab.py"
 
@@ -199,3 +200,14 @@ def test_what_lies_beyond_a_float_is_written_with_its_power(open_app):
     field(app, "number").set_value("1e-400").run()
     assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exactly")
     assert row(app, "FP64")["Absolute error"] == "nearly 0" and row(app, "FP64")["Relative error"] == "100 %"
+
+
+def test_a_format_added_to_the_table_is_offered(home, open_app, monkeypatch):
+    monkeypatch.setitem(FORMATS, FP12.name, FP12)
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/a", kind="output_grad", format=FP12.name)
+    limits = next(e for e in app.get("button_group") if e.key == "ranges.formats")
+    assert limits.options[-1] == "FP12" and limits.value == [FP12.name]
+    lab = open_app(LAB)
+    assert lab.dataframe[0].value["Format"].tolist()[-1] == "FP12"
+    assert field(lab, "format").options[-1] == "FP12"
