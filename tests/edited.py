@@ -18,6 +18,7 @@ def run_edited(folder: Path, lines: Mapping[str, tuple[str, str]], code: str) ->
     that begins with a text."""
     for part in ("amp_core", "pages"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "app.py", folder)
     for name, (before, line) in lines.items():
         file = folder / name
         text = file.read_text(encoding="utf-8")
