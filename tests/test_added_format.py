@@ -87,7 +87,7 @@ def test_traces_and_operators_know_its_dtype(fp12):
 
 
 def test_it_stands_between_eight_and_sixteen_bits(fp12):
-    names = [form.name for form in narrowest_first()]
+    names = [form.name for form in narrowest_first() if not form.by_block]
     assert names == ["fp8-e5m2", "fp8-e4m3", "fp12-e5m6", "bf16", "fp16", "tf32", "fp32", "fp64"]
     assert limits_to_show() == ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "fp12-e5m6"]
 
