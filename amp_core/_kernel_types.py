@@ -10,26 +10,15 @@ say it, and the types of the operator that launched the kernel may.
 """
 
 import re
+from collections.abc import Iterable
 
-_WORDS = {
-    "tf32": "tf32",
-    "tfloat32": "tf32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "f16": "fp16",
-    "fp16": "fp16",
-    "half": "fp16",
-    "f32": "fp32",
-    "fp32": "fp32",
-    "float": "fp32",
-    "f64": "fp64",
-    "fp64": "fp64",
-    "double": "fp64",
-    "e4m3": "fp8",
-    "e5m2": "fp8",
+from amp_core.formats import FORMATS, kernel_precision_of
+
+_OTHERS = {
     "f8": "fp8",
     "fp8": "fp8",
     "e2m1": "fp4",
+    "float_e2m1_t": "fp4",
     "f4": "fp4",
     "fp4": "fp4",
     "nvfp4": "fp4",
@@ -39,26 +28,36 @@ _WORDS = {
     "s8": "int8",
     "u8": "int8",
     "i8": "int8",
-    "int8": "int8",
     "s4": "int4",
     "u4": "int4",
     "i4": "int4",
     "int4": "int4",
     "b1": "int1",
 }
-_TYPE = (
-    r"(?:tf32|bf16|fp16|f16|fp32|f32|fp64|f64|e4m3|e5m2|e2m1|e3m2|e2m3|fp8|f8|fp4|f4|f6|[sui]8|[sui]4|int8|int4|i32|b1)"
-)
+"""What kernel names write and no format or dtype of `amp_core.formats` is called."""
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """A pattern for one of `names`, the longest first."""
+    return "|".join(re.escape(name) for name in sorted(set(names), key=lambda name: (-len(name), name)))
+
+
+_TOKENS = [token for form in FORMATS.values() for token in form.kernel_tokens]
+_SPELLINGS = [name for form in FORMATS.values() for name in (form.dtype, *form.spellings) if name is not None]
+_FEW_BITS = ("fp8", "f8", "fp4", "f4", "e2m1", "f6", "e3m2", "e2m3")
+_TYPE = f"(?:{_any_of([*_TOKENS, *_FEW_BITS])}|[sui]8|[sui]4|int8|int4|i32|b1)"
 
 
 def _word(token: str | None) -> str | None:
-    return _WORDS.get(token.lower()) if token else None
+    if not token:
+        return None
+    name = token.lower()
+    tokens = (form.kernel_precision for form in FORMATS.values() if name in form.kernel_tokens)
+    return next(tokens, None) or _OTHERS.get(name) or kernel_precision_of(token)
 
 
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(tf32|bf16|bfloat16|fp16|f16|half|fp8|e4m3|e5m2|nvfp4|fp4|e2m1|int8|s8|fp32|f32|float32|fp64|f64)"
-    r"(?![A-Za-z0-9])",
-)
+_ALONE = ("bfloat16", "half", "float32", "fp8", "fp4", "nvfp4", "e2m1", "int8", "s8")
+_TOKEN = re.compile(rf"(?<![A-Za-z0-9])({_any_of([*_TOKENS, *_ALONE])})(?![A-Za-z0-9])")
 
 
 def of_token(name: str) -> str | None:
@@ -200,24 +199,11 @@ def of_trtllm(name: str) -> str | None:
 _ATOM = re.compile(
     r"SM\d+_(?:MMA_)?(?:\d+x\d+x\d+_)?(?:F32|F16|S32|F64)?(TF32|BF16|F16|E4M3|E5M2|E2M1|S8|U8|F64)", flags=re.ASCII
 )
+_CUTLASS = [name for name in [*_SPELLINGS, *_OTHERS] if name.endswith("_t")]
+_CUDA = [name for name in _SPELLINGS if name.startswith(("__", "nv_"))]
 _ELEMENT = re.compile(
-    r"(?<![A-Za-z_])(half_t|bfloat16_t|tfloat32_t|float_e4m3_t|float_e5m2_t|float_e2m1_t)|"
-    r"(__half|__nv_bfloat16|nv_bfloat16|c10::Half|c10::BFloat16|__nv_fp8_e4m3)"
+    rf"(?<![A-Za-z_])({_any_of(_CUTLASS)})|({_any_of(_CUDA)}|c10::(?i:{_any_of(_SPELLINGS)})(?![A-Za-z]))"
 )
-_ELEMENTS = {
-    "half_t": "fp16",
-    "__half": "fp16",
-    "c10::Half": "fp16",
-    "bfloat16_t": "bf16",
-    "__nv_bfloat16": "bf16",
-    "nv_bfloat16": "bf16",
-    "c10::BFloat16": "bf16",
-    "tfloat32_t": "tf32",
-    "float_e4m3_t": "fp8",
-    "float_e5m2_t": "fp8",
-    "__nv_fp8_e4m3": "fp8",
-    "float_e2m1_t": "fp4",
-}
 _PLAIN = re.compile(r"[<,] ?(float|double)(?=[,> ])")
 
 
@@ -228,7 +214,7 @@ def of_template(name: str) -> str | None:
         return _word(atom.group(1))
     element = _ELEMENT.search(name)
     if element:
-        return _ELEMENTS[element.group(1) or element.group(2)]
+        return _word(element.group())
     plain = _PLAIN.search(name)
     return _word(plain.group(1)) if plain else None
 

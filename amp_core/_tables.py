@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from amp_core.phases import PHASES
+
 
 @dataclass(frozen=True)
 class Column:
@@ -62,11 +64,7 @@ TABLES: dict[str, Table] = {
                 _column("lr", "f", "learning rate of the first parameter group"),
                 _column("samples", "i", "samples used by the step, all micro-batches together"),
                 _column("step_ms", "f", "time from the end of the step before to the end of this one"),
-                _column("data_ms", "f", "from the end of the step before to the start of forward: loading data"),
-                _column("forward_ms", "f", "forward and loss"),
-                _column("backward_ms", "f", "backward"),
-                _column("optimizer_ms", "f", "unscale, clip, optimizer step and scaler update"),
-                _column("watch_ms", "f", "time spent watching within step_ms"),
+                *(_column(phase.column, "f", phase.meaning) for phase in PHASES.values()),
                 _column("memory_allocated_bytes", "i", "CUDA: allocated by torch; CPU: resident set of the process"),
                 _column("memory_peak_bytes", "i", "highest value so far of the same"),
                 _RANK,

@@ -9,6 +9,7 @@ from amp_core.analysis.formatlab import (
     Number,
     accumulated,
     combined,
+    element_formats,
     format_ranges,
     held,
     parse_number,
@@ -29,6 +30,7 @@ SUMS = {
     "2⁻¹³ × 2⁻¹³ in FP16": ("fp16", "2^-13", "×", "2^-13"),
     "300 × 300 in FP16": ("fp16", "300", "×", "300"),
 }
+ELEMENTS = [form.name for form in element_formats()]
 FIELDS = ("format", "a", "operation", "b")  # what a sum or product is made of
 
 
@@ -58,7 +60,7 @@ def take_sum() -> None:
 def linked_sum(text: str) -> tuple[str, ...] | None:
     """`bf16,256,+,1` from an address; None where it is no sum or product in a format."""
     parts = tuple(text.split(","))
-    return parts if len(parts) == len(FIELDS) and parts[0] in FORMATS and parts[2] in ("+", "×") else None
+    return parts if len(parts) == len(FIELDS) and parts[0] in ELEMENTS and parts[2] in ("+", "×") else None
 
 
 head.title("Format lab")
@@ -103,7 +105,7 @@ for field, at_first in zip(FIELDS, linked or next(iter(SUMS.values())), strict=T
         st.session_state[f"lab.{field}"] = at_first
 with st.container(horizontal=True):
     form = FORMATS[
-        st.selectbox("Format", list(FORMATS), key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
+        st.selectbox("Format", ELEMENTS, key="lab.format", format_func=lambda f: FORMATS[f].label, width=160)
     ]
     a = number("a", st.text_input("a", key="lab.a", max_chars=60, width=140))
     sign = st.segmented_control("Operation", ["+", "×"], key="lab.operation", required=True)

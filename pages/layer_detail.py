@@ -6,11 +6,11 @@ from amp_core.analysis import kinds_present, step_marks
 from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, to_draw
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
-from amp_core.formats import FORMATS
+from amp_core.formats import FORMATS, limits_to_show
 from pages.parts import address, charts, empty, glossary, head, loaders, tables, words
 from pages.parts.numbers import tensor
 
-LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
+LIMITS = limits_to_show()
 
 head.title("Layer detail")
 run = head.run()

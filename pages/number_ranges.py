@@ -7,11 +7,11 @@ import streamlit as st
 from amp_core.analysis import kinds_present, sampled_steps
 from amp_core.analysis.folding import fold_classes, fold_shares
 from amp_core.figures import class_bars, exponent_heatmap
-from amp_core.formats import FORMATS
+from amp_core.formats import FORMATS, limits_to_show
 from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.numbers import prediction, ranges
 
-LIMITS = ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"]
+LIMITS = limits_to_show()
 
 head.title("Number ranges")
 run = head.run()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from amp_core.formats import FORMAT_OF_DTYPE, FORMATS, Format
+from amp_core.formats import FORMAT_OF_DTYPE, FORMATS, INTEGERS, Format, dtype_of, element_bytes, format_of
 
 STORED = [f for f in FORMATS.values() if f.dtype is not None]
-NARROW = [f for f in STORED if f.name in ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")]
+NARROW = [f for f in STORED if f.narrow]
 
 
 def dtype(fmt: Format) -> torch.dtype:
@@ -90,3 +90,27 @@ def test_formats_are_found_by_dtype_and_widest_first() -> None:
     assert list(FORMATS) == [f.name for f in FORMATS.values()]
     widths = [f.exponent_bits + f.mantissa_bits for f in FORMATS.values()]
     assert widths == sorted(widths, reverse=True)
+
+
+def test_no_name_of_a_dtype_stands_for_two() -> None:
+    names = [name for f in FORMATS.values() for name in {f.name, f.dtype, *f.spellings} - {None}]
+    names += [name for i in INTEGERS.values() for name in (i.dtype, *i.spellings)]
+    assert len(names) == len(set(names)) and all(name == name.lower() for name in names if name)
+
+
+@pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.name)
+def test_a_dtype_is_known_by_what_torch_calls_it(fmt: Format) -> None:
+    torchs = dtype(fmt)
+    assert format_of(str(torchs)) is fmt and format_of(fmt.dtype) is fmt and dtype_of(str(torchs)) == fmt.dtype
+    assert element_bytes(str(torchs)) == torchs.itemsize
+    assert fmt.autocast == (fmt.narrow and torchs.itemsize == 2)
+
+
+@pytest.mark.parametrize("name", list(INTEGERS))
+def test_integers_have_the_size_that_torch_gives_them(name: str) -> None:
+    assert element_bytes(name) == getattr(torch, name).itemsize and dtype_of(f"torch.{name}") == name
+    assert format_of(name) is None
+
+
+def test_names_that_are_no_dtype_are_none() -> None:
+    assert (format_of(None), format_of("Scalar"), dtype_of("TensorList"), element_bytes("")) == (None,) * 4

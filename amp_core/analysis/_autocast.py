@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amp_core.formats import autocast_dtypes
 from amp_core.run import Run
 
 LOWERED = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention")
@@ -36,8 +37,6 @@ KEPT_WIDE = (
 
 ASSUMED_ROWS = 256.0
 """Samples times positions that a weight gradient is summed over, where no output gradients were recorded."""
-
-_NARROW = ("float16", "bfloat16")
 
 
 class Rounding:
@@ -177,7 +176,7 @@ def _forward_order(table: pa.Table) -> list[str]:
 
 
 def _narrow_names(table: pa.Table, kind: str) -> set[str]:
-    narrow = pc.is_in(table.column("dtype"), pa.array(_NARROW))
+    narrow = pc.is_in(table.column("dtype"), pa.array(autocast_dtypes()))
     rows = table.filter(pc.and_(pc.equal(table.column("kind"), kind), narrow))
     return set(pc.unique(rows.column("name")).to_pylist())
 

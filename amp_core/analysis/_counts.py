@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.ranges import _REACH, _floats, _names, _rows
-from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 from amp_core.schema import RunError
 
@@ -163,7 +163,7 @@ def _true_absmax(table: pa.Table, scale: np.ndarray, narrowed: bool) -> np.ndarr
     if burst.any():
         # What overflowed was at least as large as what its format cannot hold; of its true size nothing more is known.
         # Under FP16 autocast a weight gradient is FP32 and was FP16 before.
-        limits = {d: f.overflow_threshold for d, f in FORMAT_OF_DTYPE.items() if f.exponent_bits < 8}
+        limits = {str(f.dtype): f.overflow_threshold for f in FORMATS.values() if not f.has_fp32_range}
         limits |= {"float32": limits["float16"]} if narrowed else {}
         limit = np.array([limits.get(d, 0.0) for d in table.column("dtype").to_pylist()])
         absmax = np.where(burst, np.maximum(absmax, limit), absmax)

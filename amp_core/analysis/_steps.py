@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
+from amp_core import phases
 from amp_core._thinning import STANDS_FOR
 from amp_core.run import Run
 
-TIMES = ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms", "watch_ms")
+TIMES = ("step_ms", *phases.COLUMNS)
 WARMUP_STEPS = 10
 """So many first steps of a run are left out of timings; see `warmup_steps`."""
 

@@ -10,31 +10,9 @@ import pandas as pd
 
 from amp_core import autocast
 from amp_core.analysis._matrix import dtypes_of, is_matrix_op, product
+from amp_core.formats import FORMATS, format_of
 from amp_core.run import Run
 from amp_core.schema import RunError
-
-LABELS = {
-    "float64": "fp64",
-    "double": "fp64",
-    "float32": "fp32",
-    "float": "fp32",
-    "bfloat16": "bf16",
-    "c10::BFloat16": "bf16",
-    "float16": "fp16",
-    "c10::Half": "fp16",
-    "half": "fp16",
-    "float8_e4m3fn": "fp8-e4m3",
-    "float8_e5m2": "fp8-e5m2",
-    "c10::Float8_e4m3fn": "fp8-e4m3",
-    "c10::Float8_e5m2": "fp8-e5m2",
-}
-"""Floating-point dtypes by the names that traces give them, widest first."""
-
-WIDTH = {label: width for width, label in enumerate(dict.fromkeys(reversed(LABELS.values())))}
-"""Floating-point formats by width: the larger, the wider."""
-
-NARROW = ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")
-"""Formats of 16 bits or fewer."""
 
 _TEXTS = ("phase", "policy", "in_dtypes", "out_dtype", "device", "autocast", "in_shapes", "cast_by", "cast_of")
 
@@ -100,18 +78,29 @@ def ran_in(in_dtypes: str | None, out_dtype: str | None, matrix: bool) -> str | 
     """The format in which an operator ran: of a matrix product that of its factors, else of what came out."""
     inputs = formats_of(in_dtypes)
     if matrix and inputs:
-        return min(inputs, key=WIDTH.__getitem__)
-    if out_dtype in LABELS:
-        return LABELS[out_dtype]
+        return min(inputs, key=width)
+    if (out := format_name(out_dtype)) is not None:
+        return out
     # A number beside a tensor is FP64 in a profiler's trace, and widens nothing.
     tensors = [name for name in inputs if name != "fp64"] or inputs
-    return max(tensors, key=WIDTH.__getitem__, default=None)
+    return max(tensors, key=width, default=None)
 
 
 def formats_of(dtypes: str | None) -> list[str]:
     """Floating-point formats among the dtypes of a row: `float32, int64` of our own, a JSON list of a profiler's."""
     names = dtypes_of(dtypes or "") or (dtypes or "").split(", ")
-    return list(dict.fromkeys(LABELS[name] for name in names if name in LABELS))
+    return list(dict.fromkeys(f.name for f in map(format_of, names) if f is not None))
+
+
+def width(name: str) -> tuple[int, int]:
+    """What formats, by name, are ordered by: the larger, the wider."""
+    return FORMATS[name].width
+
+
+def format_name(dtype: str | None) -> str | None:
+    """The name of the format that a dtype stores; None for a dtype that is none of floating point."""
+    found = format_of(dtype)
+    return None if found is None else found.name
 
 
 def _flops(recorded: float, op: str, in_shapes: str | None, count: int) -> float:

@@ -26,7 +26,6 @@ ROUNDING_IN_OCTAVE = 28**-0.5
 """Relative rounding error (2-norm) of values spread evenly over an octave, times 2^mantissa_bits: the mean square of an
 error spread evenly over one unit is 1/12, that of the values 7/3."""
 
-FP8 = ("fp8-e4m3", "fp8-e5m2")
 _COLUMNS = ["layer", "layer_class", "best_format", "island", "lowest_log2", "highest_log2", "underflow_frac"]
 _COLUMNS += ["underflow_mass_frac", "fp8_format", "fp8_error", "fp8_underflow_frac", "why"]
 
@@ -38,7 +37,7 @@ def layer_advice(run: Run) -> pd.DataFrame:
     autocast leaves the layer in FP32); island (it would have to be kept out of FP16); lowest_log2, highest_log2 (loss
     scales between which this layer alone is safe in FP16, NaN where it has no such end); underflow_frac and
     underflow_mass_frac (0–1, of its worst weight gradient, in FP16 at the scale common to all layers); fp8_format,
-    fp8_error and fp8_underflow_frac (the better of `FP8` for its output gradients, the relative error there, and the
+    fp8_error and fp8_underflow_frac (the better FP8 format for its output gradients, the relative error there, and the
     share of values flushed to zero; null where none were recorded); why (in words). Empty for a run without gradients.
     """
     rounding = Rounding(run)
@@ -87,8 +86,8 @@ def _fp8(run: Run) -> pd.DataFrame:
     found = true_counts(run, "output_grad")
     there = np.flatnonzero(found.counts.sum(axis=1) > 0)
     errors, flushed = [], []
-    for name in FP8:
-        form = FORMATS[name]
+    formats = [f for f in FORMATS.values() if f.kernel_precision == "fp8" and not f.by_block]
+    for form in formats:
         own = own_log2_scale(form, found.absmax)
         zero = becomes(form, found.exponents[None, :] + own[:, None])[0]
         flushed.append((found.counts * zero).sum(axis=1)[there] / found.counts.sum(axis=1)[there])
@@ -97,7 +96,7 @@ def _fp8(run: Run) -> pd.DataFrame:
         errors.append(np.sqrt(range_error + (ROUNDING_IN_OCTAVE * form.epsilon) ** 2)[there])
     better = np.argmin(errors, axis=0)
     frame = pd.DataFrame({"layer": [found.names[i] for i in there], "fp8_error": np.min(errors, axis=0)})
-    frame["fp8_format"] = pd.Series([FP8[i] for i in better], dtype="str")
+    frame["fp8_format"] = pd.Series([formats[i].name for i in better], dtype="str")
     frame["fp8_underflow_frac"] = np.choose(better, flushed) if len(there) else np.zeros(0)
     return frame.set_index("layer")
 

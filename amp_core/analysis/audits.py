@@ -10,11 +10,11 @@ import pandas as pd
 from amp_core.analysis._steps import attempts, recipe
 from amp_core.analysis.ranges import sampled_steps
 from amp_core.analysis.whatif import what_if
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 _COLUMNS = ["step", "name", "loss_scale", "audited_frac", "predicted_frac", "audited_mass_frac", "predicted_mass_frac"]
 _COLUMNS += ["rel_error", "at_best", "cosine", "nonfinite"]
-_FORMATS = {"fp16": "fp16", "bf16": "bf16"}
 
 
 def own_audits(run: Run) -> pd.DataFrame:
@@ -53,9 +53,9 @@ def predicted_and_audited(run: Run) -> pd.DataFrame:
     frame["predicted_frac"] = frame["predicted_mass_frac"] = np.nan
     sampled = set(sampled_steps(run, "weight_grad"))
     for (step, precision), rows in audits.groupby(["step", "precision"], sort=False):
-        form = _FORMATS.get(str(precision).partition("-")[0])
+        form = str(precision).partition("-")[0]
         rows = rows[rows["loss_scale"] > 0]  # a scale that is halved at every step ends at 0: nothing is predicted
-        if step in sampled and form is not None and len(rows):
+        if step in sampled and form in FORMATS and FORMATS[form].narrow and len(rows):
             pure = str(precision).endswith("-pure")
             frame.loc[rows.index, ["predicted_frac", "predicted_mass_frac"]] = _predicted(run, form, rows, pure)
     groups = frame.groupby(["step", "name"])

@@ -31,11 +31,12 @@ from amp_core.analysis._matrix import (
     unaligned,
     written,
 )
-from amp_core.hardware import Gpu
+from amp_core.formats import kernel_precision_of, memory_bits_of
+from amp_core.hardware import PRECISIONS, Gpu
 from amp_core.run import Run
 
-MULTIPLES = {"fp16": 8, "bf16": 8, "tf32": 4, "fp8": 16, "int8": 16, "fp64": 2}
-"""Elements of 16 bytes: sizes that are multiples of these are served best (see above)."""
+ALIGNED_BYTES = 16
+"""Sizes that are multiples of so many bytes are served best (see above)."""
 
 REASONS = {
     "on": ("", "runs on tensor cores"),
@@ -54,23 +55,6 @@ REASONS = {
     "no-device": ("unknown", "the compute capability was not recorded"),
 }
 """Per reason: could it have run on tensor cores (yes, no, unknown; "" where it did), and why it did not."""
-
-_DTYPES = {
-    "float": "fp32",
-    "float32": "fp32",
-    "double": "fp64",
-    "float64": "fp64",
-    "half": "fp16",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "char": "int8",
-    "signed char": "int8",
-    "unsigned char": "int8",
-    "int8": "int8",
-    "uint8": "int8",
-}
 
 MINOR = 0.1
 """Share of an operator's matrix time below which kernels count with the others, whatever their own answer."""
@@ -175,7 +159,7 @@ def _row(
     share = rate / (peak * 1e12)
     if share > 1:  # launches were not calls, or the clock was above the data sheet's: no number rather than a wrong one
         flops, rate, share = np.nan, np.nan, np.nan
-    wanted = MULTIPLES.get(precision, 8 if could == "yes" else 1)  # FP32 is looked at as the 16-bit it might be
+    wanted = _multiple(precision) or (8 if could == "yes" else 1)  # FP32 is looked at as the 16-bit it might be
     padded = unaligned(made.sizes, wanted) if made and key["tensor_core"] and not made.is_vector else {}
     return key | {
         "kernel": kernel["name"],
@@ -232,7 +216,7 @@ def _tf32_allowed(run: Run, matrix: pd.DataFrame) -> frozenset[str]:
 
 def _precision(in_dtypes: str) -> str:
     """Precision of an operator's inputs, where all that are floats (or bytes) agree; "" where not recorded."""
-    known = {_DTYPES.get(t.removeprefix("c10::").lower(), "") for t in dtypes_of(in_dtypes)} - {""}
+    known = {word for t in dtypes_of(in_dtypes) if (word := kernel_precision_of(t))}
     return known.pop() if len(known) == 1 else ""
 
 
@@ -246,6 +230,12 @@ def _outputs(matrix: pd.DataFrame) -> dict[tuple[Shape, ...], int]:
         if plain_name(op) == "convolution_backward" and (made := product(op, shapes)) and made.flops:
             told.setdefault(shapes_of(shapes)[1:3], set()).add(made.flops // 2)
     return {inputs: counts.pop() for inputs, counts in told.items() if len(counts) == 1}
+
+
+def _multiple(precision: str) -> int | None:
+    """Elements of a precision in `ALIGNED_BYTES`; None for one that tensor cores do not multiply."""
+    bits = memory_bits_of(precision) if precision in PRECISIONS else None
+    return None if bits is None else ALIGNED_BYTES * 8 // bits
 
 
 def _sizes(made: Product | None) -> str:

@@ -13,6 +13,7 @@ subnormals. What is too large becomes infinite; e4m3, which has no infinity, kee
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -31,6 +32,7 @@ __all__ = [
     "accumulated",
     "bits",
     "combined",
+    "element_formats",
     "format_ranges",
     "held",
     "kind_of",
@@ -125,11 +127,11 @@ def neighbours(value: float, form: Format) -> tuple[float, float]:
 
 
 def held(number: Number) -> pd.DataFrame:
-    """One row per format of `FORMATS`: format, label, sign, exponent, mantissa (bits), value, below, above (stored
-    value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN where not defined; as
-    float64, so that 0 may stand for an error that is below its range), kind (see `kind_of`)."""
+    """One row per format that is not scaled by block: format, label, sign, exponent, mantissa (bits), value, below,
+    above (stored value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN where
+    not defined; as float64, so that 0 may stand for an error that is below its range), kind (see `kind_of`)."""
     rows = []
-    for form in FORMATS.values():
+    for form in element_formats():
         value = rounded(number, form)
         sign, exponent, mantissa = bits(value, form)
         below, above = neighbours(value, form)
@@ -211,9 +213,20 @@ def accumulated(start: Number, addend: Number, count: int, form: Format) -> pd.D
     return pd.DataFrame({"count": np.arange(count + 1), "stored": sums, "exact": np.array(exact, dtype=np.float64)})
 
 
-def format_ranges(formats: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16", "fp8-e5m2", "fp8-e4m3")) -> pd.DataFrame:
+def element_formats() -> list[Format]:
+    """The formats in which a value's fate does not depend on other values: those that are not scaled by block."""
+    return [form for form in FORMATS.values() if not form.by_block]
+
+
+def format_ranges(formats: Sequence[str] | None = None) -> pd.DataFrame:
     """Ranges as powers of two: format, label, subnormal_low, normal_low, top (log2 of the largest value), powers,
-    precision_bits. `powers` counts the powers of two that the format holds, subnormal ones included."""
+    precision_bits. `powers` counts the powers of two that the format holds, subnormal ones included. By default all
+    formats of 32 bits or fewer, the widest range first."""
+    if formats is None:
+        chosen = [form for form in element_formats() if form.bits <= 32]
+        chosen.sort(key=lambda form: form.powers_of_two, reverse=True)
+    else:
+        chosen = [FORMATS[name] for name in formats]
     rows = [
         {
             "format": f.name,
@@ -224,7 +237,7 @@ def format_ranges(formats: tuple[str, ...] = ("fp32", "tf32", "bf16", "fp16", "f
             "powers": f.powers_of_two,
             "precision_bits": f.mantissa_bits + 1,
         }
-        for f in (FORMATS[name] for name in formats)
+        for f in chosen
     ]
     return pd.DataFrame(rows)
 

@@ -17,17 +17,17 @@ import pandas as pd
 
 from amp_core import autocast
 from amp_core.analysis._traced import (
-    LABELS,
-    NARROW,
     OUTSIDE,
     ROOT,
     UNKNOWN,
-    WIDTH,
+    format_name,
     formats_of,
     has_policies,
     traced_rows,
     traced_steps,
+    width,
 )
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 MOST_COLUMNS = 16
@@ -107,7 +107,7 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         traced=bool(len(rows)),
         has_policies=told,
         device=_device(run, devices),
-        autocast=LABELS.get(region[0], region[0]) if region else None,
+        autocast=(format_name(region[0]) or region[0]) if region else None,
         calls=int(rows["count"].sum()),
         weighed_by="operations" if by_flops else "calls",
         unknown_calls=int(work.loc[work["matrix"] & work["in_dtypes"].isna(), "count"].sum()),
@@ -177,7 +177,7 @@ def _by_op(work: pd.DataFrame) -> pd.DataFrame:
     )
     found = found.reset_index()
     found["in_dtypes"] = [", ".join(formats_of(text)) for text in found["in_dtypes"].astype(object).fillna("")]
-    found["out_dtype"] = [LABELS.get(str(name), str(name)) for name in found["out_dtype"].astype(object).fillna("")]
+    found["out_dtype"] = [format_name(str(name)) or str(name) for name in found["out_dtype"].astype(object).fillna("")]
     found["on_cuda"] = [autocast.policy(op, "cuda") for op in found["op"]]
     return found.sort_values(["flops", "count"], ascending=False, kind="stable").reset_index(drop=True)
 
@@ -186,7 +186,7 @@ def _tree(run: Run, work: pd.DataFrame) -> pd.DataFrame:
     classes = run.head.model.get("layers")
     classes = classes if isinstance(classes, dict) else {}
     inside = work[~work["module"].isin((OUTSIDE, UNKNOWN))]
-    narrow = inside["flops"].where(inside["ran"].isin(NARROW), 0.0)
+    narrow = inside["flops"].where(inside["ran"].isin([f.name for f in FORMATS.values() if f.narrow]), 0.0)
     table = inside.assign(narrow=narrow.where(inside["flops"].notna()))[
         ["module", "count", "flops", "narrow", "casts", "cast_bytes"]
     ]
@@ -206,7 +206,7 @@ def _tree(run: Run, work: pd.DataFrame) -> pd.DataFrame:
 def _casts(casts: pd.DataFrame) -> pd.DataFrame:
     table = casts.assign(
         from_format=[(formats_of(text) or [""])[0] for text in casts["in_dtypes"]],
-        to_format=[LABELS.get(str(name), str(name)) for name in casts["out_dtype"]],
+        to_format=[format_name(str(name)) or str(name) for name in casts["out_dtype"]],
         phase=casts["phase"].fillna(""),
         cast_of=casts["cast_of"].fillna(""),
     )
@@ -280,7 +280,7 @@ def _elsewhere(work: pd.DataFrame) -> pd.DataFrame:
         if op == "_log_softmax" and policy == "fp32" and casts > 0:
             # Within cross_entropy, which the CPU's list has as a whole and CUDA's has not: there it asks log_softmax
             # for the dtype of its logits, and a policy only sets what a call leaves open.
-            on_cuda, would = None, LABELS.get(region)
+            on_cuda, would = None, format_name(region)
         if would is not None and would != ran:
             parts.append((op, policy, on_cuda, ran, would, count))
     table = pd.DataFrame(parts, columns=columns)
@@ -291,10 +291,10 @@ def _elsewhere(work: pd.DataFrame) -> pd.DataFrame:
 def _would_run(policy: str | None, region: str, inputs: Sequence[str]) -> str | None:
     """The format that a policy leads to; None where it leaves the choice to inputs that may differ there, too."""
     if policy == "lower_precision_fp":
-        return LABELS.get(region)
+        return format_name(region)
     if policy is not None and policy.startswith("fp32"):
         return "fp64" if "fp64" in inputs else "fp32"
-    return max(inputs, key=WIDTH.__getitem__, default=None) if policy == "promote" else None
+    return max(inputs, key=width, default=None) if policy == "promote" else None
 
 
 def _one_or_mixed(ran: "pd.Series[str]") -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import TIMES, attempts, counted, fair, median, quantile, warmup_steps
+from amp_core import phases
+from amp_core.analysis._steps import attempts, counted, fair, median, quantile, warmup_steps
 from amp_core.run import Run
 
-PHASES = ("data", "forward", "backward", "optimizer", "watch", "other")
+PHASES = (*phases.PHASES, phases.OTHER)
 POINTS = 1000
 """One for each pixel of a chart; a longer run is summarised in as many blocks of steps."""
 
@@ -84,7 +85,7 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
 
 
 def _with_other(frame: pd.DataFrame) -> pd.DataFrame:
-    parts = frame[[c for c in TIMES if c != "step_ms"]]
+    parts = frame[list(phases.COLUMNS)]
     known = parts.sum(axis=1, min_count=1)
     return frame.assign(other_ms=(frame["step_ms"] - known).clip(lower=0.0))
 

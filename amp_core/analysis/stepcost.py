@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core import phases
 from amp_core.analysis._gpus import dense_rates, profiled_gpu
 from amp_core.analysis._kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis._steps import attempts, counted, fair, median, warmup_steps
-from amp_core.analysis.speed import PHASES
 from amp_core.run import Run
 
 PARTS = {
@@ -37,14 +37,7 @@ PARTS = {
 """Parts of a profiled step, in the order in which they are shown."""
 CPU_LABELS = {"gaps": "Python and waiting", "matrix": "matrix work", "other": "other operators"}
 """What parts are called on a CPU, where the device is the host."""
-PHASE_LABELS = {
-    "data": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "watch": "watching",
-    "other": "other",
-}
+PHASE_LABELS = phases.LABELS
 """Parts of a step without a profiled window."""
 _GPU_ONLY = ("tensor", "matrix_unknown", "communication", "copy")
 MATRIX_PARTS = ("tensor", "matrix_unknown", "matrix")
@@ -155,7 +148,9 @@ def phase_cost(run: Run) -> StepCost:
     samples = fair(frame)["samples"].median() if len(frame) else np.nan
     weight = frame["stands_for"] / max(1, counted(frame))
     ms = (
-        {phase: float((frame[f"{phase}_ms"].fillna(0.0) * weight).sum()) for phase in PHASES[:-1]} if len(frame) else {}
+        {phase: float((frame[f"{phase}_ms"].fillna(0.0) * weight).sum()) for phase in phases.PHASES}
+        if len(frame)
+        else {}
     )
     whole = float((frame["step_ms"] * weight).sum())
     known = sum(ms.values())

@@ -61,7 +61,8 @@ def what_if(
         step: the sampled step nearest at or before this one; None takes all sampled steps together.
         scaling: `loss` multiplies every tensor by 2^k. `tensor` first brings each tensor's largest value just below
             the largest of the format by a power of two of its own (`own_log2_scale`), as FP8 training does; k counts
-            from there, so that -2 leaves two bits of room. None takes `tensor` for FP8 and `loss` for all others.
+            from there, so that -2 leaves two bits of room. None takes what the format says (`Format.scaling`): `tensor`
+            for FP8, `loss` for all others.
         pure: round every tensor, as with a model that is 16-bit altogether, and not only those that autocast rounds.
 
     Columns: name, kind, format, log2_scale; underflow_frac (values that become 0, over nonzero values);
@@ -72,7 +73,7 @@ def what_if(
     output gradient that it is made from, estimated where that is hidden inside an operator; NaN for other kinds and
     with `tensor`). Where much of the source underflows, what is left of it is noise, and a weight gradient's own
     underflow can be told only roughly: see `HEALTHY_SOURCE`. Fractions run from 0 to 1. Raises `RunError` for a format,
-    kind or scaling that is unknown and for a power that is no whole number.
+    kind or scaling that is unknown, for a format that is scaled by block, and for a power that is no whole number.
     """
     check_run(run)
     chosen = [format_named(name) for name in _listed(formats)]
@@ -94,7 +95,7 @@ def what_if(
         names = np.asarray(found.names, dtype=object)
         rounded = np.full(len(names), True) if pure else rounding.of(kind, found.names)
         for form in chosen:
-            per_tensor = scaling == "tensor" or (scaling is None and form.name.startswith("fp8"))
+            per_tensor = (scaling or form.scaling.by) == "tensor"
             own = own_log2_scale(form, found.absmax) if per_tensor else np.zeros(len(names), dtype=np.int64)
             columns = {
                 "name": np.repeat(names, len(scales)),
@@ -148,10 +149,18 @@ def _whole(log2_scales: Iterable[int]) -> np.ndarray:
 
 
 def format_named(name: str) -> Format:
-    """The format of that name. Raises `RunError` for an unknown one."""
+    """The format of that name. Raises `RunError` for an unknown one and for one that is scaled by block: a histogram
+    does not tell which values share a block."""
+    choices = [f.name for f in FORMATS.values() if not f.by_block]
     if name not in FORMATS:
-        raise RunError(f"format={name!r} is unknown; choose one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+        raise RunError(f"format={name!r} is unknown; choose one of {', '.join(choices)}")
+    form = FORMATS[name]
+    if form.by_block:
+        raise RunError(
+            f"format={name!r} has a scale per block of {form.scaling.block} values, and the run recorded histograms "
+            f"of whole tensors, without blocks; choose one of {', '.join(choices)}"
+        )
+    return form
 
 
 def own_log2_scale(form: Format, absmax: np.ndarray) -> np.ndarray:

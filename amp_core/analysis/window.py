@@ -30,7 +30,7 @@ from amp_core.analysis._counts import counted
 from amp_core.analysis._limits import GRADIENTS, Limits, limits
 from amp_core.analysis.ranges import sampled_steps
 from amp_core.analysis.whatif import format_named
-from amp_core.formats import FORMATS
+from amp_core.formats import narrowest_first
 from amp_core.run import Run, check_run
 from amp_core.schema import RunError
 
@@ -114,7 +114,7 @@ def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> Safe
     needed = np.argsort(found.lowest, kind="stable")
     low, high = int(needed[int(np.ceil(SERVED * (len(needed) - 1)))]), int(found.highest.argmin())
     lowest, highest = float(found.lowest[low]), float(found.highest[high])
-    needs_none = form.exponent_bits >= 8 and lowest <= 0 <= highest
+    needs_none = form.has_fp32_range and lowest <= 0 <= highest
     recommended = 0.0 if needs_none else min(max(highest - MARGIN_BITS, lowest), highest)
     rise = _rise(found)
     interval = int(np.clip(1 / (2 * rise), FASTEST_GROWTH, GROWTH_INTERVAL)) if rise > 0 else GROWTH_INTERVAL
@@ -199,7 +199,7 @@ def _caveat(run: Run) -> str | None:
     table = run.table("tensors")
     if not pc.any(pc.equal(table.column("kind"), "output_grad")).as_py():
         return "no output gradients were recorded, so the lowest scale is a guess from the weight gradients alone"
-    for form in (FORMATS["fp16"], FORMATS["fp8-e5m2"], FORMATS["fp8-e4m3"]):
+    for form in (f for f in narrowest_first()[::-1] if f.dtype is not None and not f.has_fp32_range):
         chosen = pc.and_(
             pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)
         )

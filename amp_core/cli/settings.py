@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_core.schema import RunError
-from amp_core.train.config import OPTIMIZERS, WORKLOADS, TrainConfig
+from amp_core.train.config import TrainConfig
+from amp_core.train.setting import flag, settings_of
 
 
 def number(text: str) -> int | float | str:
@@ -24,89 +25,58 @@ def number(text: str) -> int | float | str:
     return text
 
 
-_VALUES: dict[str, tuple[Any, str, str]] = {
-    "workload": (str, "NAME", f"{', '.join(WORKLOADS)}, or FILE.py:FUNCTION"),
-    "size": (str, "SIZE", "; ".join(f"{w.name}: {', '.join(w.sizes)}" for w in WORKLOADS.values())),
-    "steps": (number, "N", "optimizer steps to attempt"),
-    "batch_size": (number, "N", "samples of one micro-batch"),
-    "accumulate": (number, "N", "micro-batches per optimizer step"),
-    "lr": (number, "X", "learning rate"),
-    "optimizer": (str, "NAME", ", ".join(OPTIMIZERS)),
-    "clip_norm": (number, "X", "clip the unscaled gradients to this 2-norm"),
-    "loss_scale": (number, "dynamic|X", "dynamic, or a fixed number such as 128"),
-    "init_scale": (number, "X", "loss scale that the dynamic one begins with"),
-    "growth_interval": (number, "N", "clean steps after which the loss scale grows"),
-    "growth_factor": (number, "X", "by what the loss scale is multiplied then"),
-    "backoff_factor": (number, "X", "by what the loss scale is multiplied after a skipped step"),
-    "device": (str, "DEVICE", "auto, cpu, cuda or cuda:N"),
-    "seed": (number, "N", "decides initial weights, data order and dropout"),
-    "every": (number, "N", "sample number ranges every N steps"),
-    "audit_every": (number, "N", "replay a batch in FP32 every N steps and record what the recipe loses"),
-    "checkpoint_every": (number, "N", "save the training's state every N steps and at the end, for --resume"),
-    "profile": (str, "FIRST:STOP", "profile steps FIRST up to, not including, STOP, e.g. 50:53"),
-    "islands": (str, "A,B,…", "modules that compute in FP32 inside autocast"),
-    "pad_to": (number, "N", "multiply linear layers with sizes rounded up to a multiple of N"),
-    "trace_ops": (number, "STEP", "trace every operator of one step, with its dtypes; step 2 where none is named"),
-}
-_WITHOUT_VALUE: dict[str, dict[str, Any]] = {"trace_ops": {"nargs": "?", "const": 2}}
-"""What a flag means that is given alone."""
-_SWITCHES = {
-    "fused": "use the optimizer's fused kernel",
-    "channels_last": "lay images and the weights of convolutions out with the channels last",
-    "fp8": "multiply linear layers in FP8 inside BF16 autocast, with torchao",
-    "compile": "run the model through torch.compile",
-    "tf32": "TF32 inside CUDA's matrix units, whatever the recipe says",
-    "cudnn_benchmark": "let cuDNN try its algorithms and keep the fastest",
-    "deterministic": "deterministic algorithms only",
-    "evaluate": "measure loss on held-out data at the end",
-}
+SETTINGS = settings_of(TrainConfig)
+DEFAULTS = TrainConfig()
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
-    """Declare `--config` and a flag for every setting but the precision."""
+    """Declare `--config` and a flag for every setting that the commands share: all but the precision and `--nproc`."""
     command.add_argument(
         "--config", metavar="FILE", help="JSON file of settings, - for standard input; flags win over it"
     )
     group = command.add_argument_group("settings")
-    defaults = TrainConfig()
-    for name, (kind, metavar, text) in _VALUES.items():
-        default = getattr(defaults, name)
-        shown = text if default in (None, ()) else f"{text} (default {default})"
-        group.add_argument(
-            _flag(name),
-            type=kind,
-            metavar=metavar,
-            default=argparse.SUPPRESS,
-            help=shown,
-            **_WITHOUT_VALUE.get(name, {}),
+    for name, one in SETTINGS.items():
+        if one.shared:
+            add_flag(group, name)
+
+
+def add_flag(command: "argparse.ArgumentParser | argparse._ArgumentGroup", name: str) -> None:
+    """Declare the flag of one setting."""
+    one, default = SETTINGS[name], getattr(DEFAULTS, name)
+    if one.kind == "switch":
+        command.add_argument(
+            flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=one.help
         )
-    for name, text in _SWITCHES.items():
-        group.add_argument(
-            _flag(name), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=f"{text}"
-        )
+        return
+    alone: dict[str, Any] = {} if one.alone is None else {"nargs": "?", "const": one.alone}
+    command.add_argument(
+        flag(name),
+        type=str if one.is_text or one.kind == "choice" else number,
+        metavar=one.metavar,
+        default=argparse.SUPPRESS,
+        help=one.help if default in (None, ()) else f"{one.help} (default {default})",
+        **alone,
+    )
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by file and by flags."""
-    names = (*_VALUES, *_SWITCHES, "precision")
-    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
     return _from_file(arguments.config) | given if arguments.config is not None else given
 
 
 def flags(config: TrainConfig) -> list[str]:
     """The flags that make `config`: workload and precision always, of the rest what is not as it is by default."""
     found: list[str] = []
-    default = TrainConfig()
-    for name in dict.fromkeys(("workload", "size", "precision", *_VALUES, "nproc", *_SWITCHES)):
+    for name, one in SETTINGS.items():
         value = getattr(config, name)
-        if name not in ("workload", "precision") and value == getattr(default, name):
+        if name not in ("workload", "precision") and value == getattr(DEFAULTS, name):
             continue
         if isinstance(value, bool):
-            found.append(_flag(name if value else f"no_{name}"))
+            found.append(flag(name if value else f"no_{name}"))
         else:
-            between = ":" if name == "profile" else ","
-            text = between.join(map(str, value)) if isinstance(value, tuple) else str(value)
-            found += [_flag(name), text.removesuffix(".0") if isinstance(value, float) else text]
+            text = one.as_text(value)
+            found += [flag(name), text.removesuffix(".0") if isinstance(value, float) else text]
     return found
 
 
@@ -121,7 +91,3 @@ def _from_file(file: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise RunError(f"config={file!r} holds a JSON {type(record).__name__}; give a JSON object of settings")
     return record
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -10,16 +10,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amp_core.cli.settings import add_settings, number, settings
+from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.schema import RunError
-from amp_core.train.config import RECIPES, TrainConfig
+from amp_core.train.config import TrainConfig
 from amp_core.train.resuming import recorded_settings
 from amp_core.train.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from amp_core.train import Summary
-
-PRECISION_HELP = f"{', '.join(RECIPES)} (default {TrainConfig().precision})"
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,19 +29,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         allow_abbrev=False,
     )
     command.add_argument("--out", metavar="DIR", required=True, help="new folder for the run")
-    command.add_argument(
-        "--precision",
-        metavar="NAME",
-        default=argparse.SUPPRESS,
-        help=PRECISION_HELP,
-    )
-    command.add_argument(
-        "--nproc",
-        metavar="N",
-        type=number,
-        default=argparse.SUPPRESS,
-        help="processes that train together, with DDP (default 1)",
-    )
+    add_flag(command, "precision")
+    add_flag(command, "nproc")
     command.add_argument(
         "--resume",
         action="store_true",
@@ -56,7 +43,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Train; 130 where it was asked to stop."""
     given = recorded_settings(Path(arguments.out)) if arguments.resume else {}
-    given |= settings(arguments) | ({"nproc": arguments.nproc} if hasattr(arguments, "nproc") else {})
+    given |= settings(arguments)
     config = TrainConfig.from_dict(given)
     if hasattr(arguments, "profile"):
         config.check_profile()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from amp_core import words
 from amp_core.cli import tune_recipe
-from amp_core.cli.settings import add_settings, number, settings
-from amp_core.cli.train import PRECISION_HELP
+from amp_core.cli.settings import add_flag, add_settings, number, settings
 from amp_core.cli.tune_recipe import interrupt, tell, with_device
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
@@ -53,7 +52,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     tune_recipe.add_flags(command)
     command.add_argument("--max-batch", action="store_true", help="search the largest batch that fits in memory")
     batch = command.add_argument_group("with --max-batch")
-    batch.add_argument("--precision", metavar="NAME", default=argparse.SUPPRESS, help=PRECISION_HELP)
+    add_flag(batch, "precision")
     batch.add_argument(
         "--memory-limit",
         metavar="SIZE",

@@ -11,11 +11,10 @@ import plotly.graph_objects as go
 
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import UNSEEN, colour, empty, finished, recipe_colour, shortened, tick_names
-from amp_core.formats import FORMATS
+from amp_core.formats import FORMATS, narrowest_first
 
 _OTHERS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}
 """Colours of what is no recipe, light and dark."""
-_ORDER = ("fp8-e5m2", "fp8-e4m3", "fp16", "bf16", "mixed", "fp32", "fp64")
 
 
 def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Precision map") -> go.Figure:
@@ -26,7 +25,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
     if not len(cells):
         return empty(title, "No operators of this kind were traced.")
     modules, ops = list(dict.fromkeys(cells["module"])), _columns(cells)
-    found = [name for name in _ORDER if (cells["ran"] == name).any()]
+    found = [name for name in _in_order() if (cells["ran"] == name).any()]
     row = [modules.index(name) for name in cells["module"]]
     column = [ops.index(name) for name in cells["op"]]
     grid = np.full((len(modules), len(ops)), np.nan, dtype=np.float32)
@@ -139,11 +138,17 @@ def _crosses(figure: Sketch, stayed: pd.DataFrame, dark: bool) -> None:
         )
 
 
+def _in_order() -> list[str]:
+    """What a cell may be, narrowest first, with `mixed` between 16 bits and the wider formats."""
+    formats = narrowest_first()
+    return [*(f.name for f in formats if f.narrow), "mixed", *(f.name for f in formats if not f.narrow)]
+
+
 def _hue(name: str, dark: bool) -> str:
     return _OTHERS[name][dark] if name in _OTHERS else recipe_colour(name, dark)
 
 
 def _word(name: str, short: bool = False) -> str:
     if name in FORMATS:
-        return FORMATS[name].label if not short or len(FORMATS[name].label) < 6 else "FP8"
+        return FORMATS[name].label if not short else FORMATS[name].kernel_precision.upper()
     return {"mixed": "mix" if short else "mixed"}.get(name, name.upper())

@@ -8,12 +8,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core import phases
 from amp_core.figures.sketch import Sketch
 from amp_core.figures.speed import PHASE_NAMES
 from amp_core.figures.style import (
     DASHES,
     PAGE,
+    PARTS,
     PHASES,
+    UNKNOWN_PART,
     colour,
     empty,
     finished,
@@ -24,29 +27,24 @@ from amp_core.figures.style import (
     span,
 )
 
-_PHASES = ("data", "forward", "backward", "optimizer", "watch")
 _TITLE = "Where each rank's step goes"
 _MOST = 64
 """As many bars as can be told apart; of more ranks the slowest."""
 _ROOM = 0.15
 """A part as long as this, of the longest bar, has its name on it."""
-_WHITE, _BLACK = "#FFFFFF", "#11181B"
-_INK = {"forward": (_WHITE, _WHITE), "optimizer": (_WHITE, _BLACK)} | dict.fromkeys(
-    ("data", "backward", "watch"), (_BLACK, _BLACK)
-)
 
 
 def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     """One stacked bar per rank with the median time of each phase, from `rank_table`."""
-    known = ranks[ranks[[f"{p}_ms" for p in _PHASES]].notna().any(axis=1)] if len(ranks) else ranks
+    known = ranks[ranks[list(phases.COLUMNS)].notna().any(axis=1)] if len(ranks) else ranks
     if not len(known):
         return empty(_TITLE, "No step times were recorded yet.")
     if len(known) > _MOST:
         known = known.nlargest(_MOST, "step_ms").sort_values("rank")
     names = [f"rank {rank}" for rank in known["rank"]]
-    longest = float(known[[f"{p}_ms" for p in _PHASES]].sum(axis=1).max()) or 1.0
+    longest = float(known[list(phases.COLUMNS)].sum(axis=1).max()) or 1.0
     figure = Sketch()
-    for phase in _PHASES:
+    for phase in phases.PHASES:
         if not (known[f"{phase}_ms"] > 0).any():
             continue
         figure.add_bar(
@@ -63,7 +61,7 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"color": _INK[phase][dark]},
+            textfont={"color": PARTS.get(phase, UNKNOWN_PART)[2][dark]},
             hovertemplate=f"%{{y}}: %{{x:.3g}} ms of each step go to {phase}<extra></extra>",
         )
     figure.xaxis(title="median time of a step (ms)", rangemode="tozero")

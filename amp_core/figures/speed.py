@@ -26,6 +26,7 @@ from amp_core.figures.style import (
     span,
     upright,
 )
+from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.words import number, scale
 
@@ -35,15 +36,8 @@ is said."""
 CUT = 2.4
 """Times the median at which it ends: a usual step takes two fifths of the height. All slower ones are cut off."""
 
-PHASE_NAMES = {
-    "data_ms": "waiting for data",
-    "forward_ms": "forward",
-    "backward_ms": "backward",
-    "optimizer_ms": "optimizer",
-    "watch_ms": "watching",
-    "other_ms": "other",
-}
-"""What the phases of a step are called."""
+PHASE_NAMES = {f"{name}_ms": label for name, label in LABELS.items()}
+"""What the phases of a step are called, by column."""
 
 
 def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of a step") -> go.Figure:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core import phases
 from amp_core.figures.room import margins
 from amp_core.figures.sketch import Sketch
 
@@ -48,18 +49,6 @@ MEANINGS: dict[str, tuple[str, str]] = {
 }
 """Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
 
-PHASES: dict[str, tuple[str, str]] = {
-    "data": ("#C9AE6A", "#BFA45F"),
-    "forward": ("#2B5C8F", "#4C82BD"),
-    "backward": ("#79A6D2", "#9CC4EA"),
-    "optimizer": ("#7D6BAF", "#A493D6"),
-    "watch": ("#4E9A8C", "#69BCAC"),
-    "other": ("#B9C2C7", "#5D6A71"),
-}
-"""Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness or in hatching."""
-HATCHES = {"watch": ".", "activations": "/"}
-"""Hatching of phases and of what memory is used for, where lightness does not tell it from its neighbour."""
-
 _WHITE, _BLACK = "#FFFFFF", "#11181B"
 PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "data": ("#C9AE6A", "#BFA45F", (_BLACK, _BLACK), ""),
@@ -81,6 +70,11 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
 """Parts of a step's cost, in the order in which they are stacked: colour light and dark, that of a label on it light
 and dark, hatching."""
 UNKNOWN_PART = PARTS["other"]
+
+PHASES = {name: PARTS.get(name, UNKNOWN_PART)[:2] for name in (*phases.PHASES, phases.OTHER)}
+"""Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness or in hatching."""
+HATCHES = {name: PARTS[name][3] for name in PHASES if name in PARTS} | {"activations": "/"}
+"""Hatching of phases and of what memory is used for, where lightness does not tell it from its neighbour."""
 
 MEMORY: dict[str, tuple[str, str]] = {
     "parameters": ("#2B5C8F", "#4C82BD"),

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from amp_core.analysis._steps import recipe
 from amp_core.analysis.ranks import rank_cause
 from amp_core.findings.model import Severity
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 Orders = list[tuple[int, int, list[str]]]
@@ -84,8 +85,10 @@ def autocast_dtype(run: Run) -> str | None:
     dtype = config.get("autocast_dtype")
     if isinstance(dtype, str):
         return dtype
-    by_recipe = {"fp16": "float16", "fp16-unscaled": "float16", "bf16": "bfloat16"}
-    return by_recipe.get(recipe(run) or "") if dtype is None and "autocast_dtype" not in config else None
+    if dtype is not None or "autocast_dtype" in config:
+        return None
+    form = FORMATS.get((recipe(run) or "").removesuffix("-unscaled"))
+    return form.dtype if form is not None and form.autocast else None
 
 
 def on_gpu(run: Run) -> bool:

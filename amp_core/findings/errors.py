@@ -19,6 +19,7 @@ from amp_core.findings._signals import (
 )
 from amp_core.findings.causes import stays_broken
 from amp_core.findings.model import Finding
+from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 _UNSCALED_FP16 = "Attempting to unscale FP16 gradients"
@@ -146,7 +147,7 @@ def mask_constant_overflow(run: Run) -> list[Finding]:
             severity="error" if broken else "warning",
             steps=_at(run) if raised else None,
             value=value,
-            limit=float(row["limit"]) if row is not None else 65504.0,
+            limit=float(row["limit"]) if row is not None else FORMATS["fp16"].max_value,
             unit="largest magnitude",
         )
     ]

@@ -7,13 +7,14 @@ from amp_core.findings._signals import facts, orders, signals
 from amp_core.findings.model import Finding
 from amp_core.findings.remedies import computes_in
 from amp_core.findings.scaling import loss_nonfinite
+from amp_core.formats import narrowest_first
 from amp_core.run import Run
 
 UNMOVED = 0.5
 """Share of elements with a gradient that the step leaves alone from which on most of the update is lost."""
 LOSSES = 10
 """Different losses from which on their number of bits tells of the dtype."""
-WORDS = {"bfloat16": 8, "float16": 11}
+WORDS = {str(f.dtype): f.mantissa_bits + 1 for f in narrowest_first() if f.autocast}
 """Significant bits, the hidden one included."""
 
 

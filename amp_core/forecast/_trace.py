@@ -22,11 +22,10 @@ from amp_core.analysis import memory_moments, memory_steps
 from amp_core.analysis._matrix import Shape, tensor_shapes
 from amp_core.analysis._steps import attempts, median
 from amp_core.analysis._traced import has_policies, traced_rows, traced_steps
+from amp_core.formats import autocast_dtypes, element_bytes, format_of
 from amp_core.run import Run
 from amp_core.schema import RunError
 
-WIDTHS = {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
-"""Bytes of an element by dtype; 4 for all others."""
 _LOOKS_UP = ("embedding", "gather", "index_select", "index")
 """Operators that read as much as they write, however large the table is."""
 _TENSORS_PER_LAUNCH = 36
@@ -86,7 +85,7 @@ def work_of(rows: pd.DataFrame) -> pd.DataFrame:
         else:
             moved = written + count * _read(shapes, dtypes)
             widens = (autocast.policy(op, "cuda") or "").startswith("fp32")
-            if widens and row["autocast"] in ("float16", "bfloat16") and _is_narrow(row["out_dtype"]):
+            if widens and row["autocast"] in autocast_dtypes() and _is_narrow(row["out_dtype"]):
                 moved *= 2  # CUDA casts its inputs and goes on in FP32
         found.append((op, row["phase"], count, _number(row["flops"]), moved, _is_narrow(dtypes[0])))
     return pd.DataFrame(found, columns=["op", "phase", "count", "flops", "bytes", "narrow"])
@@ -128,7 +127,7 @@ def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
     rows = traced_rows(run)
     steps = attempts(run)
     samples = median(steps["samples"].dropna())
-    under_autocast = bool(rows["autocast"].isin(["float16", "bfloat16"]).any())
+    under_autocast = bool(rows["autocast"].isin(autocast_dtypes()).any())
     memory = _memory(run)
     own = work_of(rows)
     count = round(samples) if samples else None
@@ -161,7 +160,7 @@ def _read(shapes: Sequence[Shape], dtypes: list[str]) -> float:
     """Bytes of the inputs of one call. Which tensor has which dtype the trace does not say: of two the second has the
     last one, of more those as large as the first have the first one."""
     sizes = [math.prod(shape) for shape in shapes]
-    first, last = (WIDTHS.get(dtypes[i], 4) for i in (0, -1))
+    first, last = (element_bytes(dtypes[i]) or 4 for i in (0, -1))
     if len(sizes) == 2:
         return float(sizes[0] * first + sizes[1] * last)
     return float(sum(size * (first if size >= sizes[0] else last) for size in sizes))
@@ -173,4 +172,5 @@ def _number(value: Any, unknown: float = 0.0) -> float:
 
 
 def _is_narrow(dtype: object) -> bool:
-    return dtype in ("float16", "bfloat16")
+    found = format_of(dtype)
+    return found is not None and found.autocast

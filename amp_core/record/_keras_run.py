@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from amp_core.formats import FORMAT_OF_DTYPE, autocast_dtypes, element_bytes
 from amp_core.record._aside import Aside
 from amp_core.record._guard import TrainingWriter
 from amp_core.record._needs import needing
@@ -29,11 +30,6 @@ from amp_core.record.sampling import Sampling
 
 with needing("keras"):
     import keras
-
-RECIPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-"""By the dtype that layers compute in, with variables in FP32."""
-BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "bool": 1}
-"""Of one value, where it is not 4."""
 
 
 @dataclass
@@ -72,14 +68,14 @@ class KerasRun:
         scalers = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
         scaled = bool(scalers)
         dtype = _compute_dtype(model)
-        recipe = RECIPES.get(dtype, dtype)
+        recipe = FORMAT_OF_DTYPE[dtype].name if dtype in FORMAT_OF_DTYPE else dtype
         settings = {
             "source": "watch",
             "framework": f"keras {keras.__version__} ({keras.backend.backend()} {_backend_version()})",
-            "requested_precision": {"float16": "fp16", "bfloat16": "bf16"}.get(dtype),
+            "requested_precision": recipe if dtype in autocast_dtypes() else None,
             "every": every,
             "kinds": ["weight_grad"],
-            "autocast_dtype": dtype if dtype in ("float16", "bfloat16") else None,
+            "autocast_dtype": dtype if dtype in autocast_dtypes() else None,
             "precision": "fp16-unscaled" if recipe == "fp16" and not scaled else recipe,
             "scaler": _scaler(scalers[0]) if scaled else None,
             "optimizers": [type(getattr(o, "inner_optimizer", o)).__name__ for o in optimizers],
@@ -265,7 +261,7 @@ def _summary(model: Any) -> dict[str, Any]:
         "class": type(model).__name__,
         "parameters": sum(sizes),
         "trainable": sum(int(torch.Size(w.shape).numel()) for w in trained),
-        "parameter_bytes": sum(n * BYTES.get(d, 4) for n, d in zip(sizes, dtypes, strict=True)),
+        "parameter_bytes": sum(n * (element_bytes(d) or 4) for n, d in zip(sizes, dtypes, strict=True)),
         "tensors_by_dtype": {d: dtypes.count(d) for d in sorted(set(dtypes))},
         "modules": len(list(model._flatten_layers())),
         "layers": {layer.path: type(layer).__name__ for layer in model._flatten_layers(include_self=False)},

@@ -13,6 +13,7 @@ import psutil
 import pyarrow as pa
 import torch
 
+from amp_core.phases import PHASES
 from amp_core.record.clock import Phases
 from amp_core.record.measure import INFINITIES, NANS, SQUARES, merged, packed_length, unpack_together
 from amp_core.record.parcel import Parcel
@@ -190,7 +191,8 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
     times = phases.totals(attempt.spans)
     loss, norm, rate, samples = (attempt.given(k) for k in ("loss", "grad_norm", "lr", "samples"))
     tracker = attempt.parcel.value("growth_tracker")
-    forward_seen = "forward" in attempt.seen
+    missed = {"backward"} - attempt.seen
+    missed |= set() if "forward" in attempt.seen else {"data", "forward"}
     return {
         "step": [attempt.step],
         "time_s": [attempt.time_s],
@@ -202,11 +204,7 @@ def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
         "lr": [rate if rate is not None else attempt.lr],
         "samples": [int(samples) if samples is not None and math.isfinite(samples) else attempt.samples or None],
         "step_ms": [sum(times.values())],
-        "data_ms": [times["data"] if forward_seen else None],
-        "forward_ms": [times["forward"] if forward_seen else None],
-        "backward_ms": [times["backward"] if "backward" in attempt.seen else None],
-        "optimizer_ms": [times["optimizer"]],
-        "watch_ms": [times["watch"]],
+        **{phase.column: [times[name] if name not in missed else None] for name, phase in PHASES.items()},
         "memory_allocated_bytes": [attempt.memory[0]],
         "memory_peak_bytes": [attempt.memory[1]],
         "optimizer": [attempt.optimizer],

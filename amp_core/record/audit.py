@@ -17,6 +17,7 @@ from torch.amp.autocast_mode import autocast
 from torch.nn.parallel import DistributedDataParallel
 
 from amp_core.record import _own
+from amp_core.record._narrow import NARROW
 from amp_core.record.gradients import local_values
 from amp_core.schema import RunError
 
@@ -190,7 +191,7 @@ def _no_tf32() -> Iterator[None]:
 def _wide(parameters: Sequence[torch.Tensor], model: torch.nn.Module) -> Iterator[None]:
     """16-bit parameters and buffers are held in FP32 for the time being."""
     tensors = [*parameters, *_own.parameters(model), *_own.buffers(model)]
-    narrow = {id(t): t for t in tensors if t.dtype in (torch.float16, torch.bfloat16)}.values()
+    narrow = {id(t): t for t in tensors if t.dtype in NARROW}.values()
     before = [(t, t.data) for t in narrow]
     for tensor, data in before:
         tensor.data = data.float()

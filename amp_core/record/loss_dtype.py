@@ -10,7 +10,8 @@ import math
 
 import torch
 
-NARROW = (torch.float16, torch.bfloat16)
+from amp_core.record._narrow import NARROW
+
 MOST_NODES = 64
 """So many operators between single numbers are looked at: a sum of a few losses, their weights, a scale."""
 

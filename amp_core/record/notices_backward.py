@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
 from amp_core.record import scaler as scaling
+from amp_core.record._narrow import NARROW
 from amp_core.record.gradients import in_backward
-from amp_core.record.loss_dtype import NARROW, loss_dtype
+from amp_core.record.loss_dtype import loss_dtype
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from amp_core.record import notices_patch
+from amp_core.record._narrow import NARROW
 from amp_core.record._places import call_site
 from amp_core.record._quiet_mode import QuietMode
 from amp_core.record.compiling import within_compiled
@@ -35,7 +36,6 @@ MOST_OPERATORS = 20_000
 BANNED = ("binary_cross_entropy",)
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "convolution": 1, "_convolution": 1}
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
-NARROW = (torch.float16, torch.bfloat16)
 
 
 class FirstOperators(Observer):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from amp_core.record import scaler as scaling
+from amp_core.record._narrow import NARROW
 from amp_core.record.gradients import local_values, named_buffers, named_modules, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -125,7 +126,7 @@ def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
     for name, parameter in named_parameters(model):
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             (train if parameter.requires_grad else frozen)[name] = dtype_name(parameter.dtype)
-    buffers = {n: dtype_name(b.dtype) for n, b in named_buffers(model) if b.dtype in (torch.float16, torch.bfloat16)}
+    buffers = {n: dtype_name(b.dtype) for n, b in named_buffers(model) if b.dtype in NARROW}
     eps = {}
     for name, module in named_modules(model):
         value = next((v for n in EPS_NAMES if isinstance(v := vars(module).get(n), float)), None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from amp_core.record._calls import before_call
+from amp_core.record._narrow import NARROW
 from amp_core.record.gradients import named_buffers, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
@@ -22,7 +23,6 @@ LOOKED_AT = 2**16
 """Elements of a weight that are compared before and after a step."""
 MOST_NAMED = 8
 MOST_EVENTS = 2000
-NARROW = (torch.float16, torch.bfloat16)
 
 
 class RunningStatistics(Observer):

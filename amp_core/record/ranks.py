@@ -18,6 +18,7 @@ import torch
 
 from amp_core._files import replace_file
 from amp_core.record import _own
+from amp_core.record._narrow import NARROW
 from amp_core.record.observers import Observer
 from amp_core.run import load_run
 from amp_core.runlog import RunWriter
@@ -61,7 +62,7 @@ def computed_in(model: torch.nn.Module) -> str | None:
         state: Any = getattr(type(module), "_get_fsdp_state", None)  # FSDP2's; FSDP1 keeps its settings itself
         policy = state(module)._mp_policy if state is not None else _own.held(module, "mixed_precision")
         dtype = getattr(policy, "param_dtype", None)
-        if dtype in (torch.float16, torch.bfloat16):
+        if dtype in NARROW:
             return str(dtype).removeprefix("torch.")
     return None
 

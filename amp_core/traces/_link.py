@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amp_core import phases
 from amp_core.traces._collect import MARK, Kept
 from amp_core.traces.marks import MODULE, PHASE
 
 Ints = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-NOWHERE, FORWARD, BACKWARD, OPTIMIZER, DATA, WATCH = range(6)
+PHASES = (None, *phases.PHASES)
+NOWHERE = 0
+DATA, FORWARD, BACKWARD, OPTIMIZER, WATCH = map(PHASES.index, ("data", "forward", "backward", "optimizer", "watch"))
 """Phases, as `region` has them. NOWHERE: nothing marks it; `_phases` may tell it from what came before and after."""
-PHASES = (None, "forward", "backward", "optimizer", "data", "watch")
-AFTER_BACKWARD = 6
+AFTER_BACKWARD = len(PHASES)
 """As a mark only: what it is shows in what follows."""
 _BY_NAME = {name: number for number, name in enumerate(PHASES) if name is not None}
 
@@ -73,7 +75,7 @@ def link(kept: Kept) -> Host:
         region_of_call=np.zeros(len(calls), np.int8),
         modules=[],
         steps=[],
-        marks={region: [] for region in range(6)},
+        marks={region: [] for region in range(len(PHASES))},
     )
     thread = np.concatenate([np.asarray(spans.thread), np.asarray(calls.thread)])
     start = np.concatenate([np.asarray(spans.start), np.asarray(calls.start)])
@@ -156,7 +158,7 @@ _KEPT = {
     BACKWARD: (NOWHERE, FORWARD),  # a checkpoint's forward that runs again is part of backward
     OPTIMIZER: (NOWHERE, FORWARD),  # a closure's
     DATA: (NOWHERE,),
-    WATCH: tuple(range(6)),
+    WATCH: tuple(range(len(PHASES))),
 }
 """Phases that do not begin inside another one."""
 

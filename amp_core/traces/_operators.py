@@ -9,34 +9,8 @@
 import functools
 import re
 
+from amp_core.formats import element_bytes, kernel_precision_of
 from amp_core.kernels import CATEGORIES
-
-PRECISIONS = {
-    "float": "fp32",
-    "double": "fp64",
-    "c10::Half": "fp16",
-    "c10::BFloat16": "bf16",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e5m2": "fp8",
-    "signed char": "int8",
-    "unsigned char": "int8",
-}
-"""Types of tensors as profilers write them. Others are integers, scalars and lists."""
-
-BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-    "long int": 8,
-    "long": 8,
-    "int": 4,
-    "bool": 1,
-    "signed char": 1,
-    "unsigned char": 1,
-}
 
 _SORTS = tuple(
     (sort, re.compile(pattern))
@@ -82,7 +56,7 @@ def refine(category: str, op: str | None, dtypes: list[str]) -> str:
         return category
     if op == "aten::copy_" and len(dtypes) > 1:
         target, source = dtypes[0], dtypes[1]
-        if target in BYTES and source in BYTES:
+        if element_bytes(target) is not None and element_bytes(source) is not None:
             return "cast" if target != source else "layout"
     if category == "other":
         return sort_of_operator(op)
@@ -91,4 +65,4 @@ def refine(category: str, op: str | None, dtypes: list[str]) -> str:
 
 def precision_of(dtypes: list[str]) -> str | None:
     """The precision of the first input that is a tensor of floats, or of eight-bit integers."""
-    return next((PRECISIONS[d] for d in dtypes if d in PRECISIONS), None)
+    return next(filter(None, map(kernel_precision_of, dtypes)), None)

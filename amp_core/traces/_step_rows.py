@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.formats import dtype_of, element_bytes
 from amp_core.traces import _intervals as times
 from amp_core.traces._collect import OP, Kept
 from amp_core.traces._kernel_rows import MATRIX, Rows, Window, text_of, types_of
 from amp_core.traces._link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
-from amp_core.traces._operators import BYTES, sort_of_operator
+from amp_core.traces._operators import sort_of_operator
 from amp_core.traces._window_rows import marked
 from amp_core.traces._work import Tied
 
@@ -80,7 +81,7 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
         rows["module"].append(host.modules[module] if module >= 0 else None)
         rows["op"].append(texts[name])
         rows["phase"].append(PHASES[region])
-        rows["in_dtypes"].append(", ".join(dict.fromkeys(_DTYPES[t] for t in types if t in _DTYPES)) or None)
+        rows["in_dtypes"].append(", ".join(dict.fromkeys(filter(None, map(dtype_of, types)))) or None)
         rows["in_shapes"].append(text_of(texts, shapes))
         rows["count"].append(count)
         rows["cast_bytes"].append(_cast_bytes(texts[name], types, texts[shapes] if shapes >= 0 else "") * count)
@@ -128,25 +129,13 @@ _NO_WORK = frozenset(f"aten::{name}" for name in _LOOKS.split())
 """Operators that look at memory in another way, or ask for it."""
 _FILLS = frozenset({"aten::fill_", "aten::zero_"})
 
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-    "bool": "bool",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-}
-
 
 def _cast_bytes(op: str, types: list[str], shapes: str) -> int:
     """Bytes that a copy between types writes."""
-    if op != "aten::copy_" or len(types) < 2 or types[0] == types[1] or not (types[0] in BYTES and types[1] in BYTES):
+    if op != "aten::copy_" or len(types) < 2 or types[0] == types[1]:
+        return 0
+    written = element_bytes(types[0])
+    if written is None or element_bytes(types[1]) is None:
         return 0
     sizes = json.loads(shapes) if shapes else []
     first = sizes[0] if sizes else None
@@ -155,4 +144,4 @@ def _cast_bytes(op: str, types: list[str], shapes: str) -> int:
     elements = 1
     for n in first:
         elements *= n
-    return min(elements, 2**50) * BYTES[types[0]]
+    return min(elements, 2**50) * written

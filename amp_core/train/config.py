@@ -11,16 +11,15 @@ same sentence. The choices themselves are in `catalog.py`.
 """
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amp_core.formats import FORMATS
 from amp_core.schema import RunError
 from amp_core.train.catalog import RECIPES, WORKLOADS, Recipe, Size, WorkloadSpec
+from amp_core.train.setting import FRONT, RECORDED, SCALE, SWITCHES, Form, check_choice, positive, setting, unknown
 
 __all__ = ["OPTIMIZERS", "RECIPES", "WORKLOADS", "Recipe", "Size", "TrainConfig", "WorkloadSpec", "unknown"]
 
@@ -33,94 +32,261 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Every setting of a training run, checked when it is made. Raises `RunError` naming the argument and its value."""
+    """Every setting of a training run, checked when it is made. Raises `RunError` naming the argument and its value.
 
-    workload: str = "text-gpt"
+    To add a setting, add a field: its flag, help, check and field on the form are made from it (see `setting.py`).
+    """
+
+    workload: str = setting("text-gpt", "text", f"{', '.join(WORKLOADS)}, or FILE.py:FUNCTION", "NAME")
     """A name from `WORKLOADS`, or `FILE.py:FUNCTION` for one's own."""
-    size: str | None = None
+    size: str | None = setting(
+        None, "text", "; ".join(f"{w.name}: {', '.join(w.sizes)}" for w in WORKLOADS.values()), "SIZE"
+    )
     """A size of the workload; None is its smallest. One's own workload has no sizes."""
-    precision: str = "fp16"
+    precision: str = setting("fp16", "choice", choices=tuple(RECIPES), shared=False)
     """A name from `RECIPES`."""
-    steps: int = 200
+    steps: int = setting(
+        200,
+        "whole",
+        "optimizer steps to attempt",
+        form=Form("Steps", "Optimizer steps to attempt, skipped ones included.", FRONT, options=(("step", 50),)),
+        may_change=True,
+    )
     """Optimizer steps to attempt, skipped ones included."""
-    batch_size: int | None = None
+    batch_size: int | None = setting(
+        None,
+        "whole",
+        "samples of one micro-batch",
+        form=Form("Batch size", "Samples of a batch. Empty: what suits the size of the workload.", FRONT),
+    )
     """Samples of one micro-batch; None is the size's own."""
-    accumulate: int = 1
+    accumulate: int = setting(
+        1,
+        "whole",
+        "micro-batches per optimizer step",
+        form=Form(
+            "Batches per step",
+            "So many batches are run forward and backward before the optimizer steps once on their summed gradients.",
+            place=2,
+        ),
+    )
     """Micro-batches whose gradients add up to one optimizer step."""
-    lr: float | None = None
+    lr: float | None = setting(
+        None,
+        "positive",
+        "learning rate",
+        form=Form(
+            "Learning rate",
+            "Empty: what suits the size of the workload.",
+            place=1,
+            options=(("format", "%.3g"), ("placeholder", "default")),
+        ),
+    )
     """Learning rate; None is the size's own, or 1e-3 for one's own workload."""
-    optimizer: str = "adamw"
+    optimizer: str = setting("adamw", "choice", choices=OPTIMIZERS, form=Form("Optimizer", place=1))
     """A name from `OPTIMIZERS`."""
-    fused: bool = False
-    """Use the optimizer's fused kernel, which lets the scaler skip a step on the device."""
-    channels_last: bool = False
-    """Lay images and the weights of convolutions out with the channels last, which is how tensor cores read them."""
-    clip_norm: float | None = None
+    clip_norm: float | None = setting(
+        None,
+        "positive",
+        "clip the unscaled gradients to this 2-norm",
+        form=Form(
+            "Clip gradient norm at",
+            "Unscaled gradients are shrunk to this 2-norm, all together, where theirs is larger.",
+            place=2,
+            options=(("placeholder", "off"),),
+        ),
+    )
     """Clip the unscaled gradients to this 2-norm; None does not clip."""
-    loss_scale: float | str = "dynamic"
+    loss_scale: float | str = setting("dynamic", "scale", "dynamic, or a fixed number such as 128", "dynamic|X")
     """`dynamic`, or a fixed positive number. Only recipes with a scaler take a number."""
-    init_scale: float = 65536.0
+    init_scale: float = setting(65536.0, "positive", "loss scale that the dynamic one begins with")
     """Loss scale that the dynamic one begins with."""
-    growth_interval: int = 2000
+    growth_interval: int = setting(
+        2000,
+        "whole",
+        "clean steps after which the loss scale grows",
+        form=Form(
+            "Growth interval", "Clean steps before a dynamic loss scale grows.", SCALE, unit="steps", needs="scaler"
+        ),
+    )
     """Clean steps in a row after which a dynamic loss scale grows."""
-    growth_factor: float = 2.0
+    growth_factor: float = setting(
+        2.0,
+        "positive",
+        "by what the loss scale is multiplied then",
+        form=Form(
+            "Growth factor",
+            "By what the loss scale is multiplied when it grows.",
+            SCALE,
+            needs="scaler",
+            options=(("format", "%.4g"),),
+        ),
+    )
     """By what it is multiplied then."""
-    backoff_factor: float = 0.5
+    backoff_factor: float = setting(
+        0.5,
+        "positive",
+        "by what the loss scale is multiplied after a skipped step",
+        form=Form(
+            "Backoff factor",
+            "By what the loss scale is multiplied after a step that overflowed.",
+            SCALE,
+            needs="scaler",
+            options=(("format", "%.4g"),),
+        ),
+    )
     """By what it is multiplied after a skipped step."""
-    device: str = "auto"
+    device: str = setting(
+        "auto", "text", "auto, cpu, cuda or cuda:N", "DEVICE", form=Form("Device", group=FRONT), may_change=True
+    )
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
-    seed: int = 0
+    seed: int = setting(
+        0,
+        "whole",
+        "decides initial weights, data order and dropout",
+        least=0,
+        most=2**63 - 1,
+        form=Form(
+            "Seed", "Decides initial weights, data order and dropout: runs of one seed see the same numbers.", FRONT
+        ),
+    )
     """Decides initial weights, data order and dropout; precision decides none of them."""
-    nproc: int = 1
-    """Processes that train together, with gradients averaged over all (DDP); each takes batches of its own."""
-    checkpoint_every: int | None = None
-    """Save the training's state every so many steps and where it ends; None never does."""
-    every: int = 10
+    every: int = setting(
+        10,
+        "whole",
+        "sample number ranges every N steps",
+        form=Form("Ranges every", "Number ranges are recorded every so many steps.", RECORDED, unit="steps"),
+        may_change=True,
+    )
     """Sample number ranges every so many steps."""
-    audit_every: int | None = None
+    audit_every: int | None = setting(
+        None,
+        "whole",
+        "replay a batch in FP32 every N steps and record what the recipe loses",
+        form=Form(
+            "Audit every",
+            "Every so many steps one batch is replayed in FP32, to measure what the recipe loses of its gradients.",
+            RECORDED,
+            unit="steps",
+            options=(("placeholder", "off"), ("step", 50)),
+        ),
+        may_change=True,
+    )
     """Replay one batch in FP32 and in the recipe every so many steps, and record what was lost; None never does."""
-    profile: tuple[int, int] | None = None
+    checkpoint_every: int | None = setting(
+        None, "whole", "save the training's state every N steps and at the end, for --resume", may_change=True
+    )
+    """Save the training's state every so many steps and where it ends; None never does."""
+    profile: tuple[int, int] | None = setting(
+        None,
+        "window",
+        "profile steps FIRST up to, not including, STOP, e.g. 50:53",
+        "FIRST:STOP",
+        form=Form(
+            "Profile steps",
+            "From the first step up to, not including, the second, e.g. 20:23. Tensor cores and Step cost show them.",
+            RECORDED,
+            initial="20:23",
+            options=(("placeholder", "none"),),
+        ),
+        may_change=True,
+    )
     """Profile the steps from the first number up to, not including, the second; None profiles none."""
-    trace_ops: int | None = None
-    """Trace every operator of this step; None traces none."""
-    compile: bool = False
-    """Run the model through torch.compile."""
-    islands: tuple[str, ...] = ()
+    islands: tuple[str, ...] = setting((), "names", "modules that compute in FP32 inside autocast", "A,B,…")
     """Modules, by name, that compute in FP32 inside autocast."""
-    pad_to: int | None = None
+    pad_to: int | None = setting(None, "whole", "multiply linear layers with sizes rounded up to a multiple of N")
     """Multiply linear layers with their sizes rounded up to a multiple of this; None leaves them as they are."""
-    fp8: bool = False
+    trace_ops: int | None = setting(
+        None,
+        "whole",
+        "trace every operator of one step, with its dtypes; step 2 where none is named",
+        "STEP",
+        least=0,
+        alone=2,  # the third: the first ones make what later ones find
+        form=Form(
+            "Trace operators",
+            "Which operator ran in which precision, and why, in the third step. Precision map shows it.",
+            RECORDED,
+            initial=True,
+        ),
+        may_change=True,
+    )
+    """Trace every operator of this step; None traces none."""
+    nproc: int = setting(
+        1,
+        "whole",
+        "processes that train together, with DDP",
+        shared=False,
+        form=Form(
+            "Processes",
+            "So many that torchrun starts: they average their gradients (DDP), and on GPUs take one each.",
+            place=2,
+            needs="gpus",
+            options=(("step", 1),),
+        ),
+    )
+    """Processes that train together, with gradients averaged over all (DDP); each takes batches of its own."""
+    fused: bool = setting(
+        False,
+        "switch",
+        "use the optimizer's fused kernel",
+        form=Form("Fused optimizer", "One kernel updates all weights.", SWITCHES, place=2),
+    )
+    """Use the optimizer's fused kernel, which lets the scaler skip a step on the device."""
+    channels_last: bool = setting(
+        False,
+        "switch",
+        "lay images and the weights of convolutions out with the channels last",
+        form=Form("Channels last", "For convolutions, which tensor cores read so.", SWITCHES, place=2),
+    )
+    """Lay images and the weights of convolutions out with the channels last, which is how tensor cores read them."""
+    fp8: bool = setting(False, "switch", "multiply linear layers in FP8 inside BF16 autocast, with torchao")
     """Multiply linear layers in FP8 inside BF16 autocast, with torchao."""
-    tf32: bool | None = None
+    compile: bool = setting(
+        False,
+        "switch",
+        "run the model through torch.compile",
+        form=Form(
+            "torch.compile",
+            "The first steps take much longer: the model is compiled then.",
+            SWITCHES,
+            place=1,
+            needs="compiler",
+        ),
+        may_change=True,
+    )
+    """Run the model through torch.compile."""
+    tf32: bool | None = setting(
+        None, "switch", "TF32 inside CUDA's matrix units, whatever the recipe says", unset="the recipe's own"
+    )
     """TF32 inside CUDA's matrix units; None is what the recipe says."""
-    cudnn_benchmark: bool = False
+    cudnn_benchmark: bool = setting(False, "switch", "let cuDNN try its algorithms and keep the fastest")
     """Let cuDNN try its algorithms and keep the fastest; which one that is can differ between runs."""
-    deterministic: bool = False
+    deterministic: bool = setting(
+        False,
+        "switch",
+        "deterministic algorithms only",
+        form=Form(
+            "Deterministic algorithms",
+            "The same run again gives the same bits; some operators are slower so, and a few are refused.",
+            SWITCHES,
+            place=1,
+        ),
+    )
     """Ask torch for deterministic algorithms only."""
-    evaluate: bool = True
+    evaluate: bool = setting(True, "switch", "measure loss on held-out data at the end", may_change=True)
     """Measure loss and accuracy on held-out data at the end."""
 
     def __post_init__(self) -> None:
         self._check_workload()
-        _one_of("precision", self.precision, RECIPES)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("steps", "accumulate", "growth_interval", "every", "nproc"):
-            _whole(name, getattr(self, name), least=1)
-        _whole("seed", self.seed, least=0, most=2**63 - 1)
-        for name in ("batch_size", "audit_every", "checkpoint_every", "pad_to"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), least=1)
-        if self.trace_ops is not None:
-            _whole("trace_ops", self.trace_ops, least=0)
-        object.__setattr__(self, "profile", _window(self.profile))
-        object.__setattr__(self, "islands", _names("islands", self.islands))
+        for field in dataclasses.fields(self):
+            one = field.metadata["setting"]
+            value = one.checked(field.name, getattr(self, field.name), optional=field.default is None)
+            object.__setattr__(self, field.name, value)
         if self.islands and self.recipe.autocast is None:
             raise RunError(
                 f"islands has no effect with precision={self.precision!r}, which has no autocast; leave it out"
             )
-        for name in ("lr", "clip_norm", "init_scale", "growth_factor", "backoff_factor"):
-            if getattr(self, name) is not None or name not in ("lr", "clip_norm"):
-                _positive(self, name)
         if self.growth_factor <= 1:
             raise RunError(f"growth_factor={self.growth_factor!r} would not grow the loss scale; give more than 1")
         if self.backoff_factor >= 1:
@@ -130,11 +296,6 @@ class TrainConfig:
             raise RunError(f"device={self.device!r} is unknown; choose auto, cpu, cuda or cuda:N")
         if self.nproc > 1 and self.device.startswith("cuda:"):
             raise RunError(f"device={self.device!r} is one GPU, and nproc={self.nproc} needs one each; choose cuda")
-        for name in ("fused", "channels_last", "compile", "fp8", "cudnn_benchmark", "deterministic", "evaluate"):
-            if not isinstance(getattr(self, name), bool):
-                raise RunError(f"{name}={getattr(self, name)!r} is not a switch; give true or false")
-        if self.tf32 is not None and not isinstance(self.tf32, bool):
-            raise RunError(f"tf32={self.tf32!r} is not a switch; give true, false or nothing for the recipe's own")
         if self.fp8 and self.precision != "bf16":
             raise RunError(f"fp8=True goes with precision='bf16', not {self.precision!r}")
         if self.deterministic and self.cudnn_benchmark:
@@ -148,7 +309,7 @@ class TrainConfig:
         if self.workload in WORKLOADS:
             sizes = WORKLOADS[self.workload].sizes
             if self.size is not None:
-                _one_of("size", self.size, sizes, f" (sizes of {self.workload})")
+                check_choice("size", self.size, sizes, f" (sizes of {self.workload})")
             return
         if _OWN.fullmatch(self.workload) is None:
             raise unknown("workload", self.workload, [*WORKLOADS, "FILE.py:FUNCTION"])
@@ -165,7 +326,7 @@ class TrainConfig:
             return
         if isinstance(self.loss_scale, str):
             raise RunError(f"loss_scale={self.loss_scale!r} is unknown; give dynamic or a positive number such as 128")
-        _positive(self, "loss_scale")
+        object.__setattr__(self, "loss_scale", positive("loss_scale", self.loss_scale))
         if not self.recipe.scaler:
             with_scaler = ", ".join(r.name for r in RECIPES.values() if r.scaler)
             raise RunError(
@@ -235,50 +396,3 @@ class TrainConfig:
             if name not in names:
                 raise unknown("setting", name, names)
         return cls(**settings)
-
-
-def unknown(argument: str, value: object, choices: Iterable[str], of: str = "") -> RunError:
-    """The error for a value that is none of `choices`, with the nearest of them where one is near."""
-    names = list(choices)
-    near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return RunError(f"{argument}={value!r} is unknown; choose one of {', '.join(names)}{of}{hint}")
-
-
-def _one_of(argument: str, value: object, choices: Iterable[str], of: str = "") -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise unknown(argument, value, choices, of)
-
-
-def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    right = f"a whole number of {least} or more" if most is None else f"a whole number from {least} to {most}"
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        raise RunError(f"{name}={value!r} is not possible; give {right}")
-
-
-def _window(value: object) -> tuple[int, int] | None:
-    """The first step and the step after the last: two numbers, which JSON has as a list, or `50:53`."""
-    if value is None:
-        return None
-    ends = value.split(":") if isinstance(value, str) else value
-    if isinstance(ends, list | tuple) and len(ends) == 2:
-        first, stop = (int(n) if isinstance(n, str) and n.isdecimal() else n for n in ends)
-        if all(isinstance(n, int) and not isinstance(n, bool) for n in (first, stop)) and 0 <= first < stop:
-            return first, stop
-    raise RunError(f"profile={value!r} is no window of steps; 50:53 profiles steps 50, 51 and 52")
-
-
-def _names(argument: str, value: object) -> tuple[str, ...]:
-    """Names of modules: a tuple, a list, as JSON has it, or text with commas between them."""
-    names = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names):
-        return tuple(names)
-    raise RunError(f"{argument}={value!r} names no modules; give their names with commas between them")
-
-
-def _positive(config: TrainConfig, name: str) -> None:
-    value = getattr(config, name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= FORMATS["fp32"].max_value:  # not true of NaN either
-        raise RunError(f"{name}={value!r} is not possible; give a number above 0")
-    object.__setattr__(config, name, float(value))  # 128 and 128.0 are one setting, on disk too

@@ -18,6 +18,7 @@ import psutil
 from amp_core._machine import cpu_flags, cpu_name
 from amp_core._nvml import Nvml, NvmlError
 from amp_core._version import __version__
+from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.hardware import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
 from amp_core.train.config import RECIPES, Recipe
 
@@ -157,7 +158,7 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
         return there or "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"
     if low is None:
         return "native, on CUDA cores"
-    if gpu.takes("fp16" if low == "float16" else "bf16"):
+    if gpu.takes(FORMAT_OF_DTYPE[low].name):
         return "on tensor cores"
     if low == "float16":
         return "runs without tensor cores: saves memory, hardly time"
@@ -174,7 +175,7 @@ def _note_on_cpu(recipe: Recipe) -> str:
     flags = cpu_flags()
     if flags is None:
         return "runs; what this CPU does with it is not known"
-    names = cpu_abilities(flags)["fp16" if low == "float16" else "bf16"]
+    names = cpu_abilities(flags)[FORMAT_OF_DTYPE[low].name]
     if names:
         return f"native ({', '.join(names)})"
     return SLOW_FP16_CPU if low == "float16" else "runs, but slowly: this CPU has no BF16 instructions"

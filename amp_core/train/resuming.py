@@ -16,10 +16,9 @@ from typing import Any
 from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train.config import TrainConfig
+from amp_core.train.setting import settings_of
 
-MAY_CHANGE = frozenset(
-    {"steps", "checkpoint_every", "every", "audit_every", "profile", "trace_ops", "evaluate", "device", "compile"}
-)
+MAY_CHANGE = frozenset(name for name, one in settings_of(TrainConfig).items() if one.may_change)
 """Settings that decide how long is trained, where, and what is looked at: the training is the same with others."""
 
 

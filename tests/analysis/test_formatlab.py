@@ -11,6 +11,7 @@ from amp_core.analysis.formatlab import (
     accumulated,
     bits,
     combined,
+    element_formats,
     format_ranges,
     held,
     kind_of,
@@ -152,12 +153,12 @@ def test_classes_of_numbers() -> None:
 
 def test_one_number_in_every_format() -> None:
     table = held(parse_number("0.1")).set_index("format")
-    assert list(table.index) == list(FORMATS)
+    assert list(table.index) == [f.name for f in element_formats()]
     assert table.loc["fp16", "value"] == float(np.float16(0.1)) and table.loc["fp32", "value"] == float(np.float32(0.1))
     assert table.loc["fp16", ["sign", "exponent", "mantissa"]].tolist() == ["0", "01011", "1001100110"]
     assert table.loc["fp16", "abs_error"] == pytest.approx(0.1 - 0.0999755859375)
     assert table.loc["bf16", "rel_error"] == pytest.approx(0.0009765625)
-    assert (table["rel_error"] <= [2.0 ** -(f.mantissa_bits + 1) for f in FORMATS.values()]).all()
+    assert (table["rel_error"] <= [2.0 ** -(f.mantissa_bits + 1) for f in element_formats()]).all()
     assert (table["below"] < 0.1).all() and (table["above"] > 0.1).all()
 
 
@@ -227,7 +228,7 @@ def test_numbers_beyond_the_range_of_a_float_are_held_as_each_format_says(text: 
         assert row.value == (sign * largest if huge else 0) and math.copysign(1, row.value) == sign
         assert row.kind in (("overflow", "inf") if huge else ("underflow",))
         assert row.exact == (math.isinf(number) and form.has_inf if isinstance(number, float) else False)
-    for form in FORMATS.values():
+    for form in element_formats():
         assert combined(number, number, "+", form).stored == table.set_index("format").loc[form.name, "value"]
         assert len(accumulated(number, number, 3, form)) == 4
     assert scaling(number, 16, FP16).stored == sign * (math.inf if huge else 0)

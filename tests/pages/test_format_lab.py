@@ -6,12 +6,14 @@ import pytest
 from amp_core import load_run
 from amp_core.analysis import step_cost
 from amp_core.analysis.claims import format_claims
+from amp_core.analysis.formatlab import element_formats
 from amp_core.analysis.taught import METHOD, in_band
 from amp_core.formats import FORMATS
 from amp_core.spreadsheet import as_csv, as_parquet
 from pages.parts.words import percent
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
+from tests.test_added_format import FP12
 
 LAB = "pages/format_lab.py"
 
@@ -34,11 +36,11 @@ def row(app, label):
 def test_a_number_is_shown_in_every_format(open_app):
     app = open_app(LAB)
     assert "0.1 is exactly itself in none of the formats. FP16 is off by 0.0244 %." in words(app)
-    assert list(app.dataframe[0].value["Format"]) == [f.label for f in FORMATS.values()]
+    assert list(app.dataframe[0].value["Format"]) == [f.label for f in element_formats()]
     assert row(app, "FP16")["Stored value"] == repr(float(np.float16(0.1)))
     assert row(app, "FP32")["Next above"] == repr(float(np.nextafter(np.float32(0.1), np.float32(1))))
     bits = app.code[0].value.splitlines()
-    assert len(bits) == 1 + len(FORMATS)
+    assert len(bits) == 1 + len(element_formats())
     assert next(b for b in bits if b.startswith("FP16")).split() == ["FP16", "0", "01011", "1001100110"]
 
 
@@ -199,3 +201,14 @@ def test_what_lies_beyond_a_float_is_written_with_its_power(open_app):
     field(app, "number").set_value("1e-400").run()
     assert stations(app)[1] == ("Times 2¹⁶", "6.5536 × 10⁻³⁹⁶", "exactly")
     assert row(app, "FP64")["Absolute error"] == "nearly 0" and row(app, "FP64")["Relative error"] == "100 %"
+
+
+def test_a_format_added_to_the_table_is_offered(home, open_app, monkeypatch):
+    monkeypatch.setitem(FORMATS, FP12.name, FP12)
+    write(home.runs / "a", "healthy")
+    app = open_app("pages/number_ranges.py", run="run/a", kind="output_grad", format=FP12.name)
+    limits = next(e for e in app.get("button_group") if e.key == "ranges.formats")
+    assert limits.options[-1] == "FP12" and limits.value == [FP12.name]
+    lab = open_app(LAB)
+    assert lab.dataframe[0].value["Format"].tolist()[-1] == "FP12"
+    assert field(lab, "format").options[-1] == "FP12"

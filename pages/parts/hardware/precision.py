@@ -22,7 +22,6 @@ WITHOUT_POLICIES = (
     f"islands and reasons are not known. {HOW}"
 )
 TOGETHER = ["automatic", "alike as one", "each"]
-NARROW = ("fp16", "bf16", "fp8-e4m3", "fp8-e5m2")
 DEVICES = {"cpu": "a CPU", "cuda": "a GPU"}
 CAUSES = {
     "autocast": "autocast",
@@ -81,7 +80,7 @@ def verdict(view: PrecisionMap) -> str:
         )
     if not view.matrix_frac:
         return f"This step multiplied no matrices; {words.plural(view.calls, 'operator')} ran."
-    narrow = {name: share for name, share in view.matrix_frac.items() if name in NARROW}
+    narrow = {name: share for name, share in view.matrix_frac.items() if name in FORMATS and FORMATS[name].narrow}
     where = f" on {DEVICES[view.device]}" if view.device in DEVICES else ""
     share = words.percent(sum(narrow.values()))
     if view.has_policies and view.autocast is None:

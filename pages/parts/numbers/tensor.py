@@ -142,9 +142,14 @@ def predicted(run: Run, kind: str) -> list[pd.DataFrame]:
     """What `what_if` says of all tensors of a kind: in 16 bits at several loss scales, in FP8 at each tensor's own."""
     scales = SCALES if kind in SCALED else (0,)
     return [
-        loaders.analysed(what_if, run, ("fp16", "bf16"), scales, (kind,)),
-        loaders.analysed(what_if, run, ("fp8-e4m3", "fp8-e5m2"), (0,), (kind,)),
+        loaders.analysed(what_if, run, narrow("loss"), scales, (kind,)),
+        loaders.analysed(what_if, run, narrow("tensor"), (0,), (kind,)),
     ]
+
+
+def narrow(scaled_by: str) -> tuple[str, ...]:
+    """Formats of 16 bits or fewer that training scales by the `loss` scale, or by a scale per `tensor`."""
+    return tuple(f.name for f in FORMATS.values() if f.narrow and f.scaling.by == scaled_by)
 
 
 def prepare(run: Run) -> None:
@@ -162,7 +167,7 @@ def predictions(found: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
     rows = pd.concat([frame[frame["name"] == name] for frame in found], ignore_index=True)
     scales = zip(rows["format"], rows["log2_scale"], rows["own_log2_scale"], strict=True)
     own = [
-        f"its own, {power_of_two(shift)}" if form.startswith("fp8") else power_of_two(power)
+        f"its own, {power_of_two(shift)}" if FORMATS[form].scaling.by == "tensor" else power_of_two(power)
         for form, power, shift in scales
     ]
     shown = rows.assign(format=[FORMATS[f].label for f in rows["format"]], scale=own)

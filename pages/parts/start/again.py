@@ -14,21 +14,7 @@ import streamlit as st
 from amp_core.serving import current
 from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
 from pages.parts.shelf.library import Entry
-from pages.parts.start import devices
-
-TAKEN = (
-    "steps",
-    "batch_size",
-    "seed",
-    "lr",
-    "optimizer",
-    "accumulate",
-    "clip_norm",
-    "growth_interval",
-    "growth_factor",
-    "nproc",
-)
-TAKEN += ("backoff_factor", "every", "audit_every", "compile", "deterministic", "fused", "channels_last")
+from pages.parts.start import devices, fields
 
 
 def possible(entry: Entry) -> bool:
@@ -59,8 +45,7 @@ def fill(entry: Entry, **changes: Any) -> None:
 
 def left_out(config: Mapping[str, Any]) -> list[str]:
     """Names of the recorded settings that are not the default and that the form has no field for."""
-    default, elsewhere = TrainConfig().to_dict(), {"workload", "size", "precision", "device", "loss_scale"}
-    elsewhere |= {*TAKEN, "init_scale", "profile", "trace_ops"}
+    default, elsewhere = TrainConfig().to_dict(), {"workload", "size", "precision", *fields.SCALE, *fields.FORMS}
     other = {name: value for name, value in default.items() if name not in elsewhere}
     return [name for name, value in other.items() if name in config and (config[name] or None) != (value or None)]
 
@@ -68,10 +53,9 @@ def left_out(config: Mapping[str, Any]) -> list[str]:
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The form's fields for a recorded configuration; what it does not say is as the form has it at first."""
     default = TrainConfig()
-    found = {name: config.get(name, getattr(default, name)) for name in TAKEN}
+    found = {name: fields.typed(name, config.get(name, getattr(default, name))) for name in fields.FORMS}
     device = str(config.get("device") or "")
     static = isinstance(config.get("loss_scale"), int | float)
-    window = config.get("profile")
     script = own(config)
     return found | {
         "own": script,
@@ -80,7 +64,5 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "device": device if device in dict(devices.available()[0]) else devices.available()[0][0][0],
         "scaling": "static" if static else "dynamic",
         "scale": float(config["loss_scale"] if static else config.get("init_scale") or default.init_scale),
-        "profile": f"{window[0]}:{window[1]}" if isinstance(window, list | tuple) and len(window) == 2 else "",
-        "trace_ops": config.get("trace_ops") is not None,
         "name": "",
     }

@@ -18,17 +18,13 @@ from amp_core.serving import current
 from amp_core.train.config import RECIPES, WORKLOADS, Size, TrainConfig
 from pages.parts import picker, words
 from pages.parts.shelf import library
-from pages.parts.start import comparisons, devices, fields, more
-
-TRACED_STEP = 2
-"""The third: the first ones make what later ones find."""
+from pages.parts.start import comparisons, devices, fields
 
 
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
-    settings = {name: state[name] for name in (*fields.PLAIN, *fields.MORE)}
-    settings |= {"profile": state["profile"] or None, "trace_ops": TRACED_STEP if state["trace_ops"] else None}
+    settings = {name: fields.meant(name, state[name]) for name in fields.FORMS}
     if own := fields.own():  # a relative path is meant from the folder that the owner allowed
         workload, size = str(Path(current().scripts[0]) / own), None
         settings["batch_size"] = None
@@ -44,7 +40,7 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         # One form serves several recipes: a fixed scale is for those that have a scaler.
         loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
         found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
-        if state["profile"] != more.PROFILED:
+        if state["profile"] != fields.initial("profile"):  # of a training that ends sooner nothing is profiled
             found[-1].check_profile()
     return found
 

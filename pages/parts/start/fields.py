@@ -12,30 +12,68 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.serving import current
 from amp_core.train.config import RECIPES, TrainConfig
+from amp_core.train.setting import FOLDED, FRONT, settings_of
 from pages.parts import words
 
-PLAIN = ("steps", "batch_size", "seed", "device")
+SETTINGS = settings_of(TrainConfig)
+FORMS = {name: one.form for name, one in SETTINGS.items() if one.form is not None}
+"""What `TrainConfig` says of the settings that have a field."""
+
+
+def of_group(*groups: str) -> list[str]:
+    """Names of the settings in those groups of the form, in the order of their fields."""
+    names = [name for group in groups for name, form in FORMS.items() if form.group == group]
+    return sorted(names, key=lambda name: (groups.index(FORMS[name].group), FORMS[name].place))
+
+
+PLAIN = tuple(of_group(FRONT))
 SCALE = ("loss_scale", "init_scale")
-MORE = (
-    "lr",
-    "optimizer",
-    "accumulate",
-    "nproc",
-    "clip_norm",
-    "growth_interval",
-    "growth_factor",
-    "backoff_factor",
-    "every",
-    "audit_every",
-    "profile",
-    "trace_ops",
-    "compile",
-    "deterministic",
-    "fused",
-    "channels_last",
-)
+"""Settings of one field together, `scale`, which `scaling` gives its meaning."""
+MORE = tuple(of_group(*FOLDED))
 """Those that are folded away at first."""
 DEFAULTS = TrainConfig()
+WIDTH = 170
+"""Of a field in pixels: four in a row on a page of usual width, two on a narrow one."""
+
+
+def draw(name: str, why_not: str | None = None, **options: Any) -> None:
+    """The field of a setting, switched off where `why_not` says why it has no effect; `options` of the widget win."""
+    one, form = SETTINGS[name], FORMS[name]
+    of_flag = words.sentence(one.help[:1].upper() + one.help[1:]) if one.kind != "choice" else None
+    help_ = why_not or form.help or of_flag
+    first = initial(name)
+    given: dict[str, Any] = {"help": help_, "disabled": why_not is not None} | dict(form.options)
+    if one.kind == "switch" or one.alone is not None:
+        st.toggle(form.full_label, **({"value": first} | given | options | keep(name)))
+    elif one.kind == "choice":
+        place = one.choices.index(first)
+        st.selectbox(form.full_label, one.choices, **({"index": place, "width": WIDTH} | given | options | keep(name)))
+    elif one.is_text:
+        st.text_input(form.full_label, **({"value": first, "width": WIDTH} | given | options | keep(name)))
+    else:
+        st.number_input(form.full_label, **({"value": first, "width": WIDTH} | given | options | keep(name)))
+
+
+def initial(name: str) -> Any:
+    """What stands in the field of a setting at first."""
+    form, default = FORMS[name], getattr(DEFAULTS, name)
+    return form.initial if form.initial is not None else typed(name, default)
+
+
+def typed(name: str, value: Any) -> Any:
+    """A value of a setting as it stands in its field: text is text, and a step to trace is a toggle."""
+    one = SETTINGS[name]
+    if one.alone is not None:
+        return value is not None
+    return one.as_text(value) if one.is_text else value
+
+
+def meant(name: str, value: Any) -> Any:
+    """The other way round: what stands in a field as the value of its setting."""
+    one = SETTINGS[name]
+    if one.alone is not None:
+        return one.alone if value else None
+    return value or getattr(DEFAULTS, name) if one.is_text else value
 
 
 def keep(name: str) -> dict[str, Any]:

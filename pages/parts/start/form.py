@@ -13,11 +13,8 @@ from pages.parts.start import asked, devices, estimate, fields, more, presets, w
 from pages.parts.start.fields import DEFAULTS, keep
 
 OWN_HELP = "A function that returns model, batches and loss, in a folder that `ampscope serve --scripts` allows."
-STEPS_HELP = "Optimizer steps to attempt, skipped ones included."
-SEED_HELP = "Decides initial weights, data order and dropout: runs of one seed see the same numbers."
 OWN_INSTEAD = "Your own workload below is trained instead."
 OWN_BATCH = "Your own workload makes its batches itself."
-BATCH_HELP = "Samples of a batch. Empty: what suits the size of the workload."
 DYNAMIC_HELP = "Dynamic: halved at each overflow, doubled after many clean steps. Static: it stays as it is."
 STARTS_HELP = "What the dynamic loss scale begins with; 65536 is 2¹⁶."
 STAYS_HELP = "What the loss is multiplied by in each step."
@@ -112,18 +109,10 @@ def _sizes_and_scale() -> None:
     workload, size = st.session_state["start.what"]
     static = st.session_state.get("start.scaling") == "static"
     with st.container(horizontal=True):  # wraps on a narrow page
-        st.number_input("Steps", value=DEFAULTS.steps, step=50, help=STEPS_HELP, width=130, **keep("steps"))
-        st.number_input(
-            "Batch size",
-            value=None,
-            step=1,
-            placeholder="its own" if own else str(WORKLOADS[workload].sizes[size].batch_size),
-            disabled=bool(own),
-            help=OWN_BATCH if own else BATCH_HELP,
-            width=130,
-            **keep("batch_size"),
-        )
-        st.number_input("Seed", value=DEFAULTS.seed, step=1, help=SEED_HELP, width=100, **keep("seed"))
+        usual = "its own" if own else str(WORKLOADS[workload].sizes[size].batch_size)
+        fields.draw("steps", width=130)
+        fields.draw("batch_size", OWN_BATCH if own else None, step=1, placeholder=usual, width=130)
+        fields.draw("seed", step=1, width=100)
         st.selectbox("Device", list(names), format_func=names.__getitem__, width=170, **keep("device"))
         st.segmented_control(
             "Loss scale",

@@ -1,0 +1,50 @@
+"""The phases of a training step, in the order in which a step passes through them.
+
+    >>> PHASES["data"].column, PHASES["data"].label
+    ('data_ms', 'waiting for data')
+
+A step is always in exactly one of them, so their times add up to the step's. To add a phase, add a line to `PHASES`:
+the column of the table `steps`, the recorder's sums, analysis and charts follow; its colour is in
+`amp_core.figures.style.PARTS`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step."""
+
+    name: str
+    """As the column `phase` of several tables has it, e.g. `forward`."""
+    label: str
+    """What charts call it."""
+    meaning: str
+    """What its time covers: the description of its column."""
+
+    @property
+    def column(self) -> str:
+        """Its column in the table `steps`, milliseconds."""
+        return f"{self.name}_ms"
+
+
+PHASES: dict[str, Phase] = {
+    p.name: p
+    for p in (
+        Phase("data", "waiting for data", "from the end of the step before to the start of forward: loading data"),
+        Phase("forward", "forward", "forward and loss"),
+        Phase("backward", "backward", "backward"),
+        Phase("optimizer", "optimizer", "unscale, clip, optimizer step and scaler update"),
+        Phase("watch", "watching", "time spent watching within step_ms"),
+    )
+}
+"""All phases by name, in order."""
+
+COLUMNS = tuple(phase.column for phase in PHASES.values())
+"""Their columns in the table `steps`."""
+
+OTHER = "other"
+"""What is left of a step beside the phases that were measured: no phase, but shown as one."""
+
+LABELS = {name: phase.label for name, phase in PHASES.items()} | {OTHER: "other"}
+"""What charts call the phases and the rest."""
