@@ -15,7 +15,7 @@ from amp_core.record import scaler as scaling
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
 from amp_core.record.environment import computes, environment, model_summary, recipe_found
-from amp_core.record.gradients import learning_rate, named_modules, named_parameters, unwrapped
+from amp_core.record.gradients import device_of, learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.notices_scaler import ScalerUnseen
@@ -184,7 +184,7 @@ def _observers(
     trace_ops: int | None,
 ) -> list[Observer]:
     """Who looks on beside the recorder itself."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     observers: list[Observer] = [
         DeviceSampler(writer, device),
         MemoryWatch(writer, model, optimizers, device),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
@@ -54,8 +55,10 @@ MOST_NAMED = 10_000
 def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
     each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
-    parameter, with the name that stands for it)."""
-    parameters = list(model.parameters())
+    parameter, with the name that stands for it). Parameters of lazy modules count once they have a shape; `lazy` says
+    how many have none yet."""
+    every = list(model.parameters())
+    parameters = [p for p in every if not is_lazy(p)]
     names = {id(p): n for n, p in named_parameters(model)}
     every_name = named_parameters(model, remove_duplicate=False)
     tied = dict(_first((n, names[id(p)]) for n, p in every_name if names[id(p)] != n))
@@ -68,8 +71,9 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "tensors_by_dtype": dict(dtypes),
         "modules": sum(1 for _ in model.modules()),
         "layers": {name: layer_class(m) for name, m in _first(named_modules(model)) if name and computes(m)},
-        "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model))},
+        "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model)) if not is_lazy(p)},
         "tied": tied,
+        **({"lazy": len(every) - len(parameters)} if len(parameters) < len(every) else {}),
     }
 
 

@@ -126,7 +126,7 @@ def _held(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     if grad is not None and hasattr(grad, "to_local"):
         with torch.no_grad():  # then it is the very tensor that FSDP2 adds to
             grad = grad.to_local()
-    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided else None
+    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_meta else None
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:

@@ -21,7 +21,15 @@ from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.captures import out_of_sight
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gathered import Gathered
-from amp_core.record.gradients import learning_rate, local_values, named_parameters, norms, unwrapped
+from amp_core.record.gradients import (
+    device_of,
+    has_values,
+    learning_rate,
+    local_values,
+    named_parameters,
+    norms,
+    unwrapped,
+)
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs
@@ -37,6 +45,7 @@ NO_FORWARD = (
     "are missing; compile the model before `watch` is called, and give `watch` the model that the loop calls"
 )
 NO_STEP = "steps: no optimizer that was given to `watch` has stepped; give it the one that the loop steps"
+NO_VALUES = "gradients of parameters on the meta device: they hold no values"
 MANY = 50
 """After so many backward passes without a step a run that ends says so."""
 
@@ -72,7 +81,7 @@ class Steps:
         self.writer = writer
         self.optimizers = optimizers
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = device_of(model)
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
         """Of the present step, as `steps.step` has it."""
         self.auditing = False
@@ -104,6 +113,7 @@ class Steps:
         self.backwards = 0
         """Backward passes seen so far."""
         self._first = self.number
+        self._told: set[str] = set()
         self._sees_forward: bool | None = None  # not known yet
 
     def index(self, optimizer: Any) -> int | None:
@@ -176,6 +186,9 @@ class Steps:
             for i, p in enumerate(group["params"])
             if p.grad is not None
         ]
+        if not all(has_values(grad) for _, grad in named):
+            named = [(name, grad) for name, grad in named if has_values(grad)]
+            self._tell_once(NO_VALUES)
         attempt.gradients = [name for name, _ in named]
         if attempt.sampled:
             # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
@@ -290,6 +303,12 @@ class Steps:
         elif self._sees_forward is None and self.number == self._first + BLIND:
             self._sees_forward = False
             self.writer.event("warning", name="not recorded", detail=NO_FORWARD, step=self.number)
+
+    def _tell_once(self, what: str) -> None:
+        """Write that something is not recorded, the first time that it is so."""
+        if what not in self._told:
+            self._told.add(what)
+            self.writer.event("warning", name="not recorded", detail=what, step=self.number)
 
     def _at_own_work(self) -> bool:
         return self.auditing or self.phases.present == "watch" or out_of_sight()
