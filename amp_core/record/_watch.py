@@ -192,8 +192,7 @@ def _observers(
     ]
     if writer.rank:
         observers.append(ranks.HeadIfAlone(writer))
-    if scaler is None:
-        observers.append(ScalerUnseen(writer, optimizers))
+    observers.append(ScalerUnseen(writer, optimizers, scaler))
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
     if window is not None:

@@ -10,6 +10,7 @@ Steps are found from the scaler and the optimizer themselves:
   `clip_grad_norm_`, `clip_grad_value_`, `scaler.step` and `optimizer.step`;
 - an optimizer that is given a closure is looked at after the closure was called first;
 - a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
+- an optimizer that `watch` was not given is seen by torch's hook on all; see `adoption`;
 - whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
 
 Nothing here changes what is watched: hooks return nothing, random number generators are not touched, and every value
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import clipping, notices_patch
@@ -67,6 +69,7 @@ class Hooks:
         self._stood_in: set[int] = set()  # whose scaler.step was given something else, so that its own step comes later
         self._patches = Patches()
         self._handles: list[Any] = []
+        self._of_optimizer: dict[int, list[Any]] = {}
         self._install(model)
 
     def __len__(self) -> int:
@@ -76,15 +79,32 @@ class Hooks:
         self._entries = Entries(model, self._on_forward, self._on_forward_end)
         self._steps.over = self._entries.settle
         for index, optimizer in enumerate(self._steps.optimizers):
-            self._handles += [
-                optimizer.register_step_pre_hook(functools.partial(self._before_optimizer, index)),
-                optimizer.register_step_post_hook(functools.partial(self._after_optimizer, index)),
-            ]
+            self._listen_to(index, optimizer)
+        self._handles.append(register_optimizer_step_pre_hook(self._before_any_optimizer))
         if self.scaler is not None:
             self._wrap(self.scaler)
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def _listen_to(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+        for handle in self._of_optimizer.pop(index, ()):  # of the one whose place it takes
+            handle.remove()
+            self._handles.remove(handle)
+        self._of_optimizer[index] = [
+            optimizer.register_step_pre_hook(functools.partial(self._before_optimizer, index)),
+            optimizer.register_step_post_hook(functools.partial(self._after_optimizer, index)),
+        ]
+        self._handles += self._of_optimizer[index]
+
+    def _place(self, optimizer: Any, *, stepping: bool = False) -> int | None:
+        """The place of an optimizer; one that the loop turns to in mid-run is adopted."""
+        index, new = None, False
+        with self._phases.watching():
+            index, new = self._steps.index_or_adopt(optimizer, stepping=stepping)
+            if new and index is not None:
+                self._listen_to(index, optimizer)
+        return index
 
     def _wrap(self, scaler: Any) -> None:
         for name, around in (
@@ -210,6 +230,13 @@ class Hooks:
             self._gathered.called(roots[0] if len(roots) == 1 and roots[0].numel() == 1 and not weighted else None)
 
     @listening
+    @borne
+    def _before_any_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer steps, in whatever part of the program."""
+        if not self._steps.auditing and all(optimizer is not known for known in self._steps.optimizers):
+            self._place(optimizer, stepping=True)
+
+    @listening
     def _before_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if self._inside_scaler_step:
             self._steps.tell("called", "optimizer.step", index)
@@ -289,7 +316,7 @@ class Hooks:
 
     @listening
     def _before_unscale(self, optimizer: Any) -> None:
-        index = self._steps.index(optimizer)
+        index = self._place(optimizer)
         if index is not None:
             self._phases.enter("optimizer")
             with self._phases.watching():
@@ -311,7 +338,7 @@ class Hooks:
 
     @listening
     def _before_scaler_step(self, optimizer: Any) -> None:
-        index = self._steps.index(optimizer)
+        index = self._place(optimizer)
         if index is None:
             return
         self._phases.enter("optimizer")

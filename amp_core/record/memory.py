@@ -51,7 +51,7 @@ class MemoryWatch(Observer):
     ) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._device = device
         self._due = due
         self._cuda = device.type == "cuda"

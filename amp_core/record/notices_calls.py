@@ -28,7 +28,7 @@ class CallOrder(Observer):
 
     def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
         self._writer = writer
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._scaler = scaler
         self._calls: list[str] = []
         self._last: list[str] | None = None
@@ -38,7 +38,7 @@ class CallOrder(Observer):
         self._asked = 0
         self._patches = Patches()
         for index, optimizer in enumerate(self._optimizers):
-            self._patches.wrap(optimizer, "zero_grad", self._noting(self._numbered("zero_grad", index)))
+            self.optimizer_found(index, optimizer)
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
@@ -49,6 +49,9 @@ class CallOrder(Observer):
     def scaler_found(self, scaler: Any) -> None:
         self._patches.wrap(scaler, "step", self._around_scaler_step)
         self._patches.wrap(scaler, "get_scale", self._noting("get_scale"))
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._patches.wrap(optimizer, "zero_grad", self._noting(self._numbered("zero_grad", index)))
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself

@@ -48,13 +48,20 @@ class KeptGradients(Observer):
         self._writer = writer
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
-        self._kept = {index: _Kept() for index in range(len(optimizers))}
-        self._handles = {
-            index: optimizer.register_step_post_hook(untraced(functools.partial(self._stepped, index)))
-            for index, optimizer in enumerate(optimizers)
-        }
-        notices_patch.backward.listen(self._before)
-        notices_patch.backward.listen_after(self._after)
+        self._kept: dict[int, _Kept] = {}
+        self._handles: dict[int, Any] = {}
+        for index, optimizer in enumerate(optimizers):
+            self.optimizer_found(index, optimizer)
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        if index in self._kept:
+            self._forget(index)
+        if not self._kept:
+            notices_patch.backward.listen(self._before)
+            notices_patch.backward.listen_after(self._after)
+        self._kept[index] = _Kept()
+        stepped = untraced(functools.partial(self._stepped, index))
+        self._handles[index] = optimizer.register_step_post_hook(stepped)
 
     def step_began(self, step: int) -> None:
         self._step = step

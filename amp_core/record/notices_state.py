@@ -74,7 +74,7 @@ class Movement(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._writer = writer
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
@@ -140,11 +140,9 @@ class Branches(Observer):
     ) -> None:
         self._writer = writer
         self._kind = device.type
-        names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        held = (p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
-        given = [p for p in held if is_lazy(p) or p.numel()]
-        self._parameters = given
-        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(given)]
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._list_parameters()
         self._known: dict[bytes, int] = {}
         self._last: bytes | None = None
         self._looked = False
@@ -152,6 +150,16 @@ class Branches(Observer):
         self._step = 0
         self._written = 0
         self._handle: Any = model.register_forward_pre_hook(Hook(self._on_forward))
+
+    def _list_parameters(self) -> None:
+        names = {id(p): n for n, p in named_parameters(self._model)}
+        held = (p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
+        self._parameters = [p for p in held if is_lazy(p) or p.numel()]
+        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(self._parameters)]
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._list_parameters()
+        self._known, self._last = {}, None
 
     def step_began(self, step: int) -> None:
         self._step = step

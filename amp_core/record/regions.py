@@ -66,6 +66,10 @@ class PrecisionSeen:
     def adopt(self, scaler: Any) -> None:
         """The loop turned out to use `scaler`."""
         self._scaler = scaler
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What the loop uses has changed."""
         if self.known:
             self._tell(self.autocast_dtype)
 

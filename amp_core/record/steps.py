@@ -17,6 +17,7 @@ import torch
 
 from amp_core.record import scaler as scaling
 from amp_core.record._stumbles import Stumbles
+from amp_core.record.adoption import Adoption, share
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.captures import out_of_sight
 from amp_core.record.clock import CudaClock, HostClock, Phases
@@ -69,7 +70,7 @@ class Steps:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: list[torch.optim.Optimizer],
         scaler: Any,
         writer: RunWriter,
         *,
@@ -80,6 +81,8 @@ class Steps:
     ) -> None:
         self.writer = writer
         self.optimizers = optimizers
+        self._model = unwrapped(model)
+        self._adoption = Adoption(self._model, optimizers)
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self.device = device_of(model)
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
@@ -107,6 +110,7 @@ class Steps:
         self._began = False  # whether the present step's begin was seen
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._replaced: set[int] = set()  # optimizers that step no more, since others do
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._logged: dict[str, Any] = {}
@@ -127,6 +131,40 @@ class Steps:
         held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
         groups = ((i, group) for i, o in enumerate(self.optimizers) for group in o.param_groups)
         return next((i for i, group in groups if any(id(p) in held for p in group["params"])), None)
+
+    def index_or_adopt(self, optimizer: Any, *, stepping: bool) -> tuple[int | None, bool]:
+        """The place of an optimizer that is about to step (`stepping`) or to unscale, and whether it is a new one's."""
+        index = self.index(optimizer)
+        if index is not None or not isinstance(optimizer, torch.optim.Optimizer) or self.stepping:
+            return index, False  # within the step of another, which holds it, it is that one's part
+        if not self._adoption.wanted(optimizer, self.backwards, stepping=stepping):
+            return None, False
+        return self._adopt_optimizer(optimizer), True
+
+    def _adopt_optimizer(self, optimizer: torch.optim.Optimizer) -> int:
+        index = self._adoption.place(optimizer)
+        kind = type(optimizer).__name__
+        if index == len(self.optimizers):
+            self._replaced = set(range(index))
+            self.optimizers.append(optimizer)
+            detail = f"{kind}, which steps parameters of the model, was not given to `watch`: it is optimizer {index}"
+        else:
+            before = self.optimizers[index]
+            self._replaced |= {i for i, o in enumerate(self.optimizers) if i != index and share(o, optimizer)}
+            self._open.pop(index, None)
+            self.optimizers[index] = optimizer
+            detail = (
+                f"a new {kind} steps parameters of optimizer {index}, a {type(before).__name__}, and takes its place"
+            )
+        self._adoption.adopted(optimizer)
+        self.names.update((id(p), n) for n, p in named_parameters(self._model))
+        self.writer.event("phase change", name="optimizer", detail=detail, step=self.number)
+        config = dict(self.writer.head.config) | {"optimizers": [type(o).__name__ for o in self.optimizers]}
+        self.writer.update_head(config=config)
+        self.precision.look_again()
+        with self.phases.watching():
+            self._observers.tell("optimizer_found", index, optimizer)
+        return index
 
     def use(self, scaler: Any) -> None:
         """From now on losses are scaled by `scaler`."""
@@ -224,11 +262,13 @@ class Steps:
                 self.outputs.take()
         self.seen.clear()
         self._stepped.add(index)
+        self._replaced.discard(index)
+        self._adoption.given_stepped(self.optimizers[index], self.backwards)
         spans = self.phases.take()
         if attempt is not None:
             attempt.spans = spans
         self.phases.enter("data")
-        if self._scaler is None and len(self._stepped) == len(self.optimizers):
+        if self._scaler is None and len(self._stepped | self._replaced) == len(self.optimizers):
             self._next_number()
 
     def updated(self) -> None:
