@@ -138,7 +138,7 @@ def watch(
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
     if cast := ranks.computed_in(model):
-        settings["precision"] = recipe_found(optimizers, scaler, cast, torch.device("cpu"))
+        settings["precision"] = recipe_found(model, optimizers, scaler, cast, torch.device("cpu"))
     writer = TrainingWriter(
         into,
         name=name,

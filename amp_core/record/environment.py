@@ -95,19 +95,38 @@ def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def recipe_found(
-    optimizers: Iterable[torch.optim.Optimizer], scaler: Any, autocast_dtype: str | None, device: torch.device
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    scaler: Any,
+    autocast_dtype: str | None,
+    device: torch.device,
 ) -> str:
-    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`."""
+    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`.
+
+    It says in which dtype forward computes, and whether the weights that are updated have that dtype too (`-pure`). So
+    a 16-bit model of which the optimizer updates FP32 master weights, or FP32 adapters, is `fp16`, `fp16-unscaled` or
+    `bf16`, as autocast over FP32 weights is: it computes in 16 bits, and loses no update to them.
+    """
     stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"]}
-    if autocast_dtype == "float16":
-        return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
-    if autocast_dtype == "bfloat16":
-        return "bf16"
-    if torch.float16 in stored:
+    if autocast_dtype is None and torch.float16 in stored:
         return "fp16-pure"
-    if torch.bfloat16 in stored:
+    if autocast_dtype is None and torch.bfloat16 in stored:
         return "bf16-pure"
+    computed = autocast_dtype or stored_in(model)
+    if computed == "float16":
+        return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
+    if computed == "bfloat16":
+        return "bf16"
     return "tf32" if device.type == "cuda" and tf32_matmul() else "fp32"
+
+
+def stored_in(model: torch.nn.Module) -> str | None:
+    """The dtype of most floating-point elements among the parameters, e.g. `float16`; None where there are none."""
+    elements: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and not is_lazy(parameter):
+            elements[dtype_name(parameter.dtype)] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else None
 
 
 def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict[str, Any]:

@@ -264,10 +264,15 @@ class Hooks:
     def _around_closure(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def closure(*args: Any, **kwargs: Any) -> Any:
+            if self._repeating:
+                self._steps.repeating = True  # observers are told of the first call alone, as the row of the step is
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._steps.repeating = False
             result = original(*args, **kwargs)
-            if not self._repeating:
-                self._before_step(index)
-                self._repeating = True
+            self._before_step(index)
+            self._repeating = True
             return result
 
         return closure

@@ -38,7 +38,8 @@ class Observer:
     """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
     that is not awake is told `step_began`, `scaler_found`, `optimizer_found` and `close` alone: next to no cost."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
+    """Whether what runs just now is not of the step: the recorder's own work, or a closure's second call and those that
+    follow it in one step of its optimizer. Set by the recorder."""
 
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.

@@ -89,11 +89,13 @@ class Steps:
         """Of the present step, as `steps.step` has it."""
         self.auditing = False
         """Whether the forwards and backwards of just now are an audit's."""
+        self.repeating = False
+        """Whether a closure is called again within its step, whose row tells of the first call."""
         self.over: Callable[[], None] = lambda: None
         """Called at the end of each step."""
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
         self.gathered = Gathered()
-        self.precision = PrecisionSeen(writer, optimizers, scaler, self.device)
+        self.precision = PrecisionSeen(writer, self._model, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
         self.outbox = Outbox(writer, self.phases, sampling)
         self.stumbles = Stumbles(writer)
@@ -351,4 +353,4 @@ class Steps:
             self.writer.event("warning", name="not recorded", detail=what, step=self.number)
 
     def _at_own_work(self) -> bool:
-        return self.auditing or self.phases.present == "watch" or out_of_sight()
+        return self.auditing or self.repeating or self.phases.present == "watch" or out_of_sight()
