@@ -41,6 +41,8 @@ class Attempt:
     """In which parts of the parcel they lie, one after another."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
+    put_in: set[str] = field(default_factory=set)
+    """Names of what was put into the parcel."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     seen: frozenset[str] = frozenset()
     logged: dict[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Attempt:
         """Keep a tensor or a number of the step; None, and a tensor without values (meta), is kept as nothing."""
         if value is not None and not (isinstance(value, torch.Tensor) and value.is_meta):
             self.parcel.put(key, value)
+            self.put_in.add(key)
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""

@@ -39,6 +39,10 @@ from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
 
+NO_FORWARD_ANY_MORE = (
+    "forward of the model: none is seen any more, nor of a part of it, so the time of forward, samples and what "
+    "modules put out are missing"
+)
 BLIND = 5
 """After so many steps of which none began with a forward of the model, the run says so."""
 NO_FORWARD = (
@@ -46,9 +50,27 @@ NO_FORWARD = (
     "are missing; compile the model before `watch` is called, and give `watch` the model that the loop calls"
 )
 NO_STEP = "steps: no optimizer that was given to `watch` has stepped; give it the one that the loop steps"
+NOTHING = (
+    "steps: neither a forward nor a backward of the model nor a step of its optimizer was seen; give `watch` the model "
+    "and the optimizer of the loop"
+)
+NO_LOSS = (
+    "loss: none could be told from what backward was called on since step {step}; log it in each step with "
+    "`rec.log(loss=loss)`"
+)
+LOST = 3
+"""Steps from the last one with a forward, itself counted, after which all modules are listened to once more."""
+FEW = 3
+"""Steps in a row without a loss after which the run says so."""
+MOST_TOLD = 5
+"""Times that it says so."""
+NO_MORE_STEPS = (
+    "steps: {count} backward passes have come since the last step of an optimizer that `watch` was given; give it the "
+    "optimizer that the loop steps, and one that is a `torch.optim.Optimizer`"
+)
 NO_VALUES = "gradients of parameters on the meta device: they hold no values"
 MANY = 50
-"""After so many backward passes without a step a run that ends says so."""
+"""After so many backward passes without a step the run says so, or after `FEW` times as many as any step had."""
 
 
 def borne(hook: Callable[..., None]) -> Callable[..., None]:
@@ -93,8 +115,10 @@ class Steps:
         """Whether a closure is called again within its step, whose row tells of the first call."""
         self.over: Callable[[], None] = lambda: None
         """Called at the end of each step."""
+        self.lost_forwards: Callable[[], None] = lambda: None
+        """Called after a step without a forward of the model, where those before had one."""
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
-        self.gathered = Gathered()
+        self.gathered = Gathered(lambda: list(self._model.parameters()))
         self.precision = PrecisionSeen(writer, self._model, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
         self.outbox = Outbox(writer, self.phases, sampling)
@@ -121,6 +145,13 @@ class Steps:
         self._first = self.number
         self._told: set[str] = set()
         self._sees_forward: bool | None = None  # not known yet
+        self._without_forward = 0  # steps in a row, since the last with one
+        self._backwards_then = 0  # at the last step
+        self._most_backwards = 0  # of one step
+        self._says_no_steps = True
+        self._last_loss = self.number - 1  # the last step that has a loss
+        self._missed = False  # whether the steps of just now have none
+        self._losses_missed = 0  # times that it was said
 
     def index(self, optimizer: Any) -> int | None:
         """The place of an optimizer, or of that for which something else stands in; None for one that is not watched.
@@ -265,6 +296,8 @@ class Steps:
         self.seen.clear()
         self._stepped.add(index)
         self._replaced.discard(index)
+        self._most_backwards = max(self._most_backwards, self.backwards - self._backwards_then)
+        self._backwards_then = self.backwards
         self._adoption.given_stepped(self.optimizers[index], self.backwards)
         spans = self.phases.take()
         if attempt is not None:
@@ -286,13 +319,16 @@ class Steps:
             return
         with self.phases.watching():
             pending, self._pending = self._pending, []
+            self._look_out_for_losses(pending)
             self.outbox.send(pending)
 
     def end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
-        if self.backwards >= MANY and self.number == self._first and not self._stepped:
-            self.writer.event("warning", name="not recorded", detail=NO_STEP)
+        if self.number == self._first and not self._stepped:
+            detail = NO_STEP if self.backwards or self.seen else NOTHING
+            self.writer.event("warning", name="not recorded", detail=detail)
         pending, self._pending = self._pending, []
+        self._look_out_for_losses(pending, last=True)
         self.outbox.empty(pending)
         self._observers.tell("close")
 
@@ -338,13 +374,40 @@ class Steps:
             self._stepped.clear()
             self._began = False
             self.over()
+            self._without_forward += 1
+            if self._sees_forward and self._without_forward == LOST:
+                self.lost_forwards()
+            elif self._sees_forward and self._without_forward == LOST + BLIND:
+                self._tell_once(NO_FORWARD_ANY_MORE)
 
     def _look_out_for_forwards(self) -> None:
         if "forward" in self.seen:
-            self._sees_forward = True
+            self._sees_forward, self._without_forward = True, 0
         elif self._sees_forward is None and self.number == self._first + BLIND:
             self._sees_forward = False
             self.writer.event("warning", name="not recorded", detail=NO_FORWARD, step=self.number)
+
+    def backward_seen(self) -> None:
+        """A backward came to the model."""
+        self.backwards += 1
+        since = self.backwards - self._backwards_then
+        if self._says_no_steps and self._most_backwards and since > max(MANY, FEW * self._most_backwards):
+            self._says_no_steps = False
+            detail = NO_MORE_STEPS.format(count=since)
+            self.writer.event("warning", name="not recorded", detail=detail, step=self.number)
+
+    def _look_out_for_losses(self, pending: Sequence[Attempt], *, last: bool = False) -> None:
+        for attempt in pending:
+            if "loss" in attempt.put_in or attempt.logged.get("loss") is not None:
+                self._last_loss = attempt.step
+                self._missed = False
+            missed = attempt.step - self._last_loss
+            if not self._missed and (missed >= FEW or (last and missed and self._last_loss < self._first)):
+                self._missed = True
+                self._losses_missed += 1
+                if self._losses_missed <= MOST_TOLD:
+                    detail = NO_LOSS.format(step=self._last_loss + 1)
+                    self.writer.event("warning", name="not recorded", detail=detail, step=attempt.step)
 
     def _tell_once(self, what: str) -> None:
         """Write that something is not recorded, the first time that it is so."""
