@@ -83,6 +83,7 @@ class Gathered:
         self._samples: dict[int, int] = {}  # by the module that was called with them
         self._reached: dict[int, int] = {}  # those of them that a backward came through
         self._present: Call = [0, 0]
+        self._uncounted = False
         self._samples_then: dict[int, int] = {}
         self._reached_then: dict[int, int] = {}
         self._hooked = False  # whether an output tells of its backward
@@ -104,8 +105,14 @@ class Gathered:
             self._samples, self._reached = dict(self._samples_then), dict(self._reached_then)
         self._present = [id(module), 0]
 
-    def counted(self, samples: int) -> None:
-        """The present forward was one of so many samples. Several modules called for the same samples count once."""
+    def counted(self, samples: int | None) -> None:
+        """The present forward was one of so many samples; None where it cannot be told: then the step's cannot either.
+
+        Several modules that are called for the same samples count once.
+        """
+        if samples is None:
+            self._uncounted = True
+            return
         module = self._present[0]
         self._present[1] = samples
         self._samples[module] = self._samples.get(module, 0) + samples
@@ -195,13 +202,13 @@ class Gathered:
             self._elsewhere = (chosen, _marks(chosen), len(self._losses), dict(self._samples), dict(self._reached))
 
     def take(self) -> tuple[torch.Tensor | None, int]:
-        """The step is attempted: the sum of its losses, if any were seen, and the number of its samples."""
+        """The step is attempted: the sum of its losses, if any were seen, and its samples, 0 if unknown."""
         losses = self._losses or self._by_grad
         if in_backward():
             self._told = True
             loss = self._backward.value() if self._backward is not None and self._backward.counts else None
             losses = [*losses, loss] if loss is not None else losses
-        samples = max((self._reached or self._samples).values(), default=0)
+        samples = 0 if self._uncounted else max((self._reached or self._samples).values(), default=0)
         if not self._told:
             self._begin_anew()
         if not losses:
@@ -218,7 +225,7 @@ class Gathered:
     def _begin_anew(self) -> None:
         self._losses, self._by_grad, self._scaled, self._outputs = [], [], [], []
         self._samples, self._reached, self._samples_then, self._reached_then = {}, {}, {}, {}
-        self._hooked = self._called = self._told = False
+        self._hooked = self._called = self._told = self._uncounted = False
         self._elsewhere = None
 
     def _take_in(self, backward: _Backward) -> None:

@@ -28,11 +28,12 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._patch import Patches
+from amp_core.record.batch import BatchSize
 from amp_core.record.captures import UNSEEN, capturing
 from amp_core.record.compiling import untraced
 from amp_core.record.entries import Entries
 from amp_core.record.gathered import Call, Scaled
-from amp_core.record.gradients import in_backward
+from amp_core.record.gradients import in_backward, unwrapped
 from amp_core.record.outputs import tensors_in
 from amp_core.record.steps import Steps, borne
 
@@ -77,6 +78,7 @@ class Hooks:
 
     def _install(self, model: torch.nn.Module) -> None:
         self._model = model
+        self._batch = BatchSize(unwrapped(model))
         self._entries = Entries(model, self._on_forward, self._on_forward_end)
         self._steps.over = self._entries.settle
         self._steps.lost_forwards = self._look_for_entries
@@ -148,6 +150,7 @@ class Hooks:
             handle.remove()
         self._handles = []
         self._entries.remove()
+        self._batch.take_off()
         self._outputs.take_off()
         self._precision.look_no_further()
         self._patches.restore()
@@ -174,9 +177,8 @@ class Hooks:
             self._steps.finish_pending()
             if self._gathered.broken_off or self._steps.stepping:
                 self._steps.abandon()
-            first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
+            self._batch.began(module, args, kwargs)
             self._gathered.entered(module)
-            self._gathered.counted(len(first) if first is not None else 0)
             self._precision.forward_began()
             if self._steps.may_be_sampled():
                 self._outputs.put_on()
@@ -187,6 +189,8 @@ class Hooks:
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
             return
+        if not self._repeating:
+            self._gathered.counted(self._batch.ended(output))
         for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(functools.partial(self._on_backward, self._gathered.hooked(leaf)))
