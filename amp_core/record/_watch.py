@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from amp_core.record import _own, ranks
+from amp_core.record import ranks
 from amp_core.record import scaler as scaling
 from amp_core.record._guard import TrainingWriter
 from amp_core.record.device import DeviceSampler
 from amp_core.record.environment import computes, environment, model_summary, recipe_found
-from amp_core.record.gradients import learning_rate, named_modules, named_parameters, unwrapped
+from amp_core.record.gradients import device_of, learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.memory import MemoryWatch
 from amp_core.record.notices import default_notices
 from amp_core.record.notices_scaler import ScalerUnseen
@@ -138,7 +138,7 @@ def watch(
     if asked := requested_precision(given):
         settings |= {"framework": "accelerate", "requested_precision": asked}
     if cast := ranks.computed_in(model):
-        settings["precision"] = recipe_found(optimizers, scaler, cast, torch.device("cpu"))
+        settings["precision"] = recipe_found(model, optimizers, scaler, cast, torch.device("cpu"))
     writer = TrainingWriter(
         into,
         name=name,
@@ -184,7 +184,7 @@ def _observers(
     trace_ops: int | None,
 ) -> list[Observer]:
     """Who looks on beside the recorder itself."""
-    device = next((p.device for p in _own.parameters(model)), torch.device("cpu"))
+    device = device_of(model)
     observers: list[Observer] = [
         DeviceSampler(writer, device),
         MemoryWatch(writer, model, optimizers, device),
@@ -192,8 +192,7 @@ def _observers(
     ]
     if writer.rank:
         observers.append(ranks.HeadIfAlone(writer))
-    if scaler is None:
-        observers.append(ScalerUnseen(writer, optimizers))
+    observers.append(ScalerUnseen(writer, optimizers, scaler))
     if trace_ops is not None:
         observers.append(OpTrace(writer, model, trace_ops))
     if window is not None:

@@ -42,6 +42,8 @@ class Attempt:
     """In which parts of the parcel they lie, one after another."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
+    put_in: set[str] = field(default_factory=set)
+    """Names of what was put into the parcel."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     seen: frozenset[str] = frozenset()
     logged: dict[str, Any] = field(default_factory=dict)
@@ -53,9 +55,10 @@ class Attempt:
     """Once it was asked for."""
 
     def put(self, key: str, value: torch.Tensor | float | None) -> None:
-        """Keep a tensor or a number of the step; None is kept as nothing."""
-        if value is not None:
+        """Keep a tensor or a number of the step; None, and a tensor without values (meta), is kept as nothing."""
+        if value is not None and not (isinstance(value, torch.Tensor) and value.is_meta):
             self.parcel.put(key, value)
+            self.put_in.add(key)
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
@@ -117,7 +120,7 @@ class Attempt:
         """Nothing more comes: start the one copy to the host."""
         for key, value in self.logged.items():
             if isinstance(value, torch.Tensor):
-                self.parcel.put(f"logged:{key}", value)
+                self.put(f"logged:{key}", value)
         self.parcel.send()
 
     def given(self, key: str) -> float | None:
@@ -125,7 +128,8 @@ class Attempt:
         if key not in self.logged:
             return None
         value = self.parcel.value(f"logged:{key}")
-        return value if value is not None else self.logged[key]
+        logged = self.logged[key]
+        return value if value is not None or isinstance(logged, torch.Tensor) else logged
 
     @property
     def loss_scale(self) -> float:

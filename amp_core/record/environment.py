@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
@@ -55,8 +56,10 @@ MOST_NAMED = 10_000
 def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     """Class, parameters, their bytes and dtypes, modules; and, for what autocast does with each, `layers` (class of
     each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
-    parameter, with the name that stands for it)."""
-    parameters = list(_own.parameters(model))
+    parameter, with the name that stands for it). Parameters of lazy modules count once they have a shape; `lazy` says
+    how many have none yet."""
+    every = list(_own.parameters(model))
+    parameters = [p for p in every if not is_lazy(p)]
     names = {id(p): n for n, p in named_parameters(model)}
     every_name = named_parameters(model, remove_duplicate=False)
     tied = dict(_first((n, names[id(p)]) for n, p in every_name if names[id(p)] != n))
@@ -69,8 +72,9 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "tensors_by_dtype": dict(dtypes),
         "modules": sum(1 for _ in _own.modules(model)),
         "layers": {name: layer_class(m) for name, m in _first(named_modules(model)) if name and computes(m)},
-        "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model))},
+        "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model)) if not is_lazy(p)},
         "tied": tied,
+        **({"lazy": len(every) - len(parameters)} if len(parameters) < len(every) else {}),
     }
 
 
@@ -92,19 +96,38 @@ def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def recipe_found(
-    optimizers: Iterable[torch.optim.Optimizer], scaler: Any, autocast_dtype: str | None, device: torch.device
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    scaler: Any,
+    autocast_dtype: str | None,
+    device: torch.device,
 ) -> str:
-    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`."""
+    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`.
+
+    It says in which dtype forward computes, and whether the weights that are updated have that dtype too (`-pure`). So
+    a 16-bit model of which the optimizer updates FP32 master weights, or FP32 adapters, is `fp16`, `fp16-unscaled` or
+    `bf16`, as autocast over FP32 weights is: it computes in 16 bits, and loses no update to them.
+    """
     stored = {p.dtype for o in optimizers for g in o.param_groups for p in g["params"]}
-    if autocast_dtype == "float16":
-        return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
-    if autocast_dtype == "bfloat16":
-        return "bf16"
-    if torch.float16 in stored:
+    if autocast_dtype is None and torch.float16 in stored:
         return "fp16-pure"
-    if torch.bfloat16 in stored:
+    if autocast_dtype is None and torch.bfloat16 in stored:
         return "bf16-pure"
+    computed = autocast_dtype or stored_in(model)
+    if computed == "float16":
+        return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
+    if computed == "bfloat16":
+        return "bf16"
     return "tf32" if device.type == "cuda" and tf32_matmul() else "fp32"
+
+
+def stored_in(model: torch.nn.Module) -> str | None:
+    """The dtype of most floating-point elements among the parameters, e.g. `float16`; None where there are none."""
+    elements: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and not is_lazy(parameter):
+            elements[dtype_name(parameter.dtype)] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else None
 
 
 def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict[str, Any]:

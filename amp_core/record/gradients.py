@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_core.record import _own
 
@@ -61,13 +62,40 @@ def in_backward() -> bool:
 
 
 def local_values(grad: torch.Tensor) -> torch.Tensor:
-    """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries."""
-    if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad:  # nearly all are
-        return grad
+    """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries, of a
+    complex one its real and imaginary parts."""
+    if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad and not grad.is_complex():
+        return grad  # nearly all are like that
     grad = grad.detach()
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
-    return grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
+    return real_values(_entries(grad))
+
+
+def _entries(grad: torch.Tensor) -> torch.Tensor:
+    """The stored entries of a tensor of any layout, as a strided tensor."""
+    if grad.layout is torch.strided:
+        return grad
+    if grad.layout is torch.sparse_coo:
+        return grad.coalesce().values()
+    if grad.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return grad.values()
+    return grad.to_dense()
+
+
+def real_values(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts, twice as many real values; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to read: a tensor on the meta device and one of a lazy module hold no values."""
+    return not is_lazy(tensor) and not tensor.is_meta
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of the first parameter that holds values; the CPU where none does."""
+    return next((p.device for p in _own.parameters(model) if not p.is_meta), torch.device("cpu"))
 
 
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:

@@ -10,6 +10,7 @@ Steps are found from the scaler and the optimizer themselves:
   `clip_grad_norm_`, `clip_grad_value_`, `scaler.step` and `optimizer.step`;
 - an optimizer that is given a closure is looked at after the closure was called first;
 - a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
+- an optimizer that `watch` was not given is seen by torch's hook on all; see `adoption`;
 - whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
 
 Nothing here changes what is watched: hooks return nothing, random number generators are not touched, and every value
@@ -21,17 +22,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import clipping, notices_patch
 from amp_core.record import scaler as scaling
 from amp_core.record._optimizer_steps import after_step, before_step
 from amp_core.record._tensor_hooks import TensorHooks
+from amp_core.record.batch import BatchSize
 from amp_core.record.captures import UNSEEN, capturing
 from amp_core.record.compiling import untraced
 from amp_core.record.entries import Entries
-from amp_core.record.gathered import Call
-from amp_core.record.gradients import in_backward
+from amp_core.record.gathered import Call, Scaled
+from amp_core.record.gradients import in_backward, unwrapped
 from amp_core.record.outputs import tensors_in
 from amp_core.record.steps import Steps, borne
 
@@ -69,24 +72,54 @@ class Hooks:
         self._methods: list[tuple[notices_patch.Shared, Any]] = []  # of scalers, and what listens to them
         self._on_tensors = TensorHooks()
         self._handles: list[Any] = []
+        self._of_optimizer: dict[int, list[Any]] = {}
         self._install(model)
 
     def __len__(self) -> int:
         return len(self._handles) + len(self._entries)
 
     def _install(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._batch = BatchSize(unwrapped(model))
         self._entries = Entries(model, self._on_forward, self._on_forward_end)
         self._steps.over = self._entries.settle
+        self._steps.lost_forwards = self._look_for_entries
         for index, optimizer in enumerate(self._steps.optimizers):
-            self._handles += [
-                before_step(optimizer, functools.partial(self._before_optimizer, index)),
-                after_step(optimizer, functools.partial(self._after_optimizer, index)),
-            ]
+            self._listen_to(index, optimizer)
+        self._handles.append(register_optimizer_step_pre_hook(self._before_any_optimizer))
         if self.scaler is not None:
             self._wrap(self.scaler)
         clipping.listen(self._on_clip)
         notices_patch.backward.listen(self._on_loss)
+        notices_patch.backward.listen_after(self._after_loss)
+        notices_patch.grad.listen(self._on_grad)
+        notices_patch.grad.listen_after(self._after_loss)
         notices_patch.grouped_for_clipping.listen(self._on_grouped)
+
+    def _look_for_entries(self) -> None:
+        """The loop no longer enters the model where it did: it may call a part of it now."""
+        self._entries.remove()
+        self._entries = Entries(self._model, self._on_forward, self._on_forward_end)
+        self._steps.over = self._entries.settle
+
+    def _listen_to(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+        for handle in self._of_optimizer.pop(index, ()):  # of the one whose place it takes
+            handle.remove()
+            self._handles.remove(handle)
+        self._of_optimizer[index] = [
+            before_step(optimizer, functools.partial(self._before_optimizer, index)),
+            after_step(optimizer, functools.partial(self._after_optimizer, index)),
+        ]
+        self._handles += self._of_optimizer[index]
+
+    def _place(self, optimizer: Any, *, stepping: bool = False) -> int | None:
+        """The place of an optimizer; one that the loop turns to in mid-run is adopted."""
+        index, new = None, False
+        with self._phases.watching():
+            index, new = self._steps.index_or_adopt(optimizer, stepping=stepping)
+            if new and index is not None:
+                self._listen_to(index, optimizer)
+        return index
 
     def _wrap(self, scaler: Any) -> None:
         for name, before, after in (
@@ -125,6 +158,7 @@ class Hooks:
             handle.remove()
         self._handles = []
         self._entries.remove()
+        self._batch.take_off()
         self._outputs.remove()
         self._on_tensors.remove()
         self._precision.look_no_further()
@@ -133,6 +167,9 @@ class Hooks:
         self._methods = []
         clipping.unlisten(self._on_clip)
         notices_patch.backward.unlisten(self._on_loss)
+        notices_patch.backward.unlisten(self._after_loss)
+        notices_patch.grad.unlisten(self._on_grad)
+        notices_patch.grad.unlisten(self._after_loss)
         notices_patch.grouped_for_clipping.unlisten(self._on_grouped)
 
     @listening
@@ -151,8 +188,8 @@ class Hooks:
             self._steps.finish_pending()
             if self._gathered.broken_off or self._steps.stepping:
                 self._steps.abandon()
-            first = next((t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()), None)
-            self._gathered.entered(module, len(first) if first is not None else 0)
+            self._batch.began(module, args, kwargs)
+            self._gathered.entered(module)
             self._precision.forward_began()
             if self._steps.may_be_sampled():
                 self._outputs.put_on()
@@ -163,9 +200,13 @@ class Hooks:
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
             return
+        if not self._repeating:
+            self._gathered.counted(self._batch.ended(output))
         for leaf in tensors_in(output):
             if leaf.requires_grad:
-                self._on_tensors.put_on(leaf, "output", functools.partial(self._on_backward, self._gathered.hooked()))
+                self._on_tensors.put_on(
+                    leaf, "output", functools.partial(self._on_backward, self._gathered.hooked(leaf))
+                )
         self._steps.tell("forward_ended", output)
 
     @untraced  # backward may be called by what is compiled
@@ -177,12 +218,18 @@ class Hooks:
             return
         self._phases.enter("backward")
         self._seen.add("backward")
-        self._steps.backwards += 1
+        self._steps.backward_seen()
         self._gathered.arrived()
         self._precision.look_no_further()
         engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
         self._steps.tell("backward_began")
+
+    @untraced
+    @borne
+    def _on_scaled_backward(self, scaled: Scaled, grad: torch.Tensor) -> None:
+        self._gathered.through(scaled)
+        self._on_backward(None, grad)
 
     @untraced
     @borne
@@ -212,13 +259,46 @@ class Hooks:
                 self._steps.observe(index)
 
     def _on_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Backward is called. What the scaler did not see it starts from is the loss."""
-        if self._repeating or self._steps.auditing or in_backward() or "forward" not in self._seen or capturing():
+        """Backward is called: what it starts from is the loss."""
+        if self._not_of_a_step():
             return
-        roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
-        weighted = kwargs.get("grad_tensors", args[1] if len(args) > 1 else None) is not None
+        tensors, weights, inputs = (
+            _argument(args, kwargs, *a) for a in ((0, "tensors"), (1, "grad_tensors"), (5, "inputs"))
+        )
         with self._phases.watching():
-            self._gathered.called(roots[0] if len(roots) == 1 and roots[0].numel() == 1 and not weighted else None)
+            self._gathered.called(*_roots(tensors, weights), counts=inputs is None or self._holds_ours(inputs))
+
+    def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """`torch.autograd.grad` is called. With `create_graph` a backward through its result follows."""
+        if self._not_of_a_step():
+            return
+        outputs, inputs, weights = (
+            _argument(args, kwargs, *a) for a in ((0, "outputs"), (1, "inputs"), (2, "grad_outputs"))
+        )
+        counts = not _argument(args, kwargs, 4, "create_graph") and self._holds_ours(inputs)
+        with self._phases.watching():
+            self._gathered.called_grad(*_roots(outputs, weights), counts=counts)
+
+    def _after_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not self._not_of_a_step():
+            with self._phases.watching():
+                if self._gathered.returned():
+                    self._steps.backward_seen()
+
+    def _not_of_a_step(self) -> bool:
+        return self._repeating or self._steps.auditing or in_backward() or capturing()
+
+    def _holds_ours(self, tensors: Any) -> bool:
+        return any(id(t) in self._steps.names for t in tree_leaves(tensors))
+
+    @listening
+    @borne
+    def _before_any_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """An optimizer steps, in whatever part of the program."""
+        if not self._steps.auditing and all(optimizer is not known for known in self._steps.optimizers):
+            index = self._place(optimizer, stepping=True)
+            if index is None and not self._steps.stepping:
+                self._gathered.stepped_elsewhere()
 
     @listening
     def _before_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -248,10 +328,15 @@ class Hooks:
     def _around_closure(self, index: int, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def closure(*args: Any, **kwargs: Any) -> Any:
+            if self._repeating:
+                self._steps.repeating = True  # observers are told of the first call alone, as the row of the step is
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._steps.repeating = False
             result = original(*args, **kwargs)
-            if not self._repeating:
-                self._before_step(index)
-                self._repeating = True
+            self._before_step(index)
+            self._repeating = True
             return result
 
         return closure
@@ -283,18 +368,18 @@ class Hooks:
     @listening
     def _after_scale(self, outputs: Any, result: Any) -> None:
         with self._phases.watching():
-            if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
-                self._gathered.add(outputs)
-            for leaf in tensors_in(result):
+            factor = functools.partial(scaling.scale, self.scaler)
+            for loss, leaf in zip(tensors_in(outputs), tensors_in(result), strict=True):
                 if leaf.requires_grad:
-                    self._on_tensors.put_on(leaf, "scaled", functools.partial(self._on_backward, None))
+                    scaled = self._gathered.scaled(loss, leaf, factor)
+                    self._on_tensors.put_on(leaf, "scaled", functools.partial(self._on_scaled_backward, scaled))
 
     def _on_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._before_unscale(notices_patch.argument(args, kwargs, "optimizer"))
 
     @listening
     def _before_unscale(self, optimizer: Any) -> None:
-        index = self._steps.index(optimizer)
+        index = self._place(optimizer)
         if index is not None:
             self._phases.enter("optimizer")
             with self._phases.watching():
@@ -312,7 +397,7 @@ class Hooks:
 
     @listening
     def _before_scaler_step(self, optimizer: Any) -> None:
-        index = self._steps.index(optimizer)
+        index = self._place(optimizer)
         if index is None:
             return
         self._phases.enter("optimizer")
@@ -351,3 +436,14 @@ class Hooks:
     def _after_update(self) -> None:
         self._stood_in.clear()
         self._steps.updated()
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return kwargs.get(name, args[place] if len(args) > place else None)
+
+
+def _roots(tensors: Any, weights: Any) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """What a backward starts from, and the gradient that is given for each, or None."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [weights] if weights is None or isinstance(weights, torch.Tensor) else list(weights)
+    return roots, given if len(given) == len(roots) else [None] * len(roots)

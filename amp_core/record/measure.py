@@ -54,8 +54,8 @@ class Measured:
 
 
 def measurable(tensor: torch.Tensor) -> bool:
-    """Whether `measure` takes the tensor: real, floating point, of a format it knows."""
-    return tensor.is_floating_point() and dtype_name(tensor.dtype) in FORMAT_OF_DTYPE
+    """Whether `measure` takes the tensor: real, floating point, of a format it knows, and with values (not meta)."""
+    return tensor.is_floating_point() and dtype_name(tensor.dtype) in FORMAT_OF_DTYPE and not tensor.is_meta
 
 
 def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

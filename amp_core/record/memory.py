@@ -20,7 +20,7 @@ import torch
 from amp_core.record import _own
 from amp_core.record._calls import after_call
 from amp_core.record.attempt import earlier_peaks, resident_bytes
-from amp_core.record.gradients import named_modules, named_parameters, unwrapped
+from amp_core.record.gradients import has_values, named_modules, named_parameters, unwrapped
 from amp_core.record.observers import Observer
 from amp_core.record.outputs import is_compiled
 from amp_core.record.storages import Saved, optimizer_tensors, storage_of, storages
@@ -52,7 +52,7 @@ class MemoryWatch(Observer):
     ) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._device = device
         self._due = due
         self._cuda = device.type == "cuda"
@@ -145,7 +145,8 @@ class MemoryWatch(Observer):
             return
         for name, module in _outer_modules(self._model):
             self._handles.append(after_call(module, self._after_module(name)))
-        trained = [(n, p) for n, p in named_parameters(self._model) if p.requires_grad and p.is_leaf]
+        named = ((n, p) for n, p in named_parameters(self._model) if has_values(p))
+        trained = [(n, p) for n, p in named if p.requires_grad and p.is_leaf]
         stride = max(1, -(-len(trained) // MOST_GRADIENTS))
         for i, (name, parameter) in enumerate(trained):
             hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)

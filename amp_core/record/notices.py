@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from amp_core.record import _own
+from amp_core.record.gradients import device_of
 from amp_core.record.notices_backward import AutocastKept, BackwardState
 from amp_core.record.notices_calls import CallOrder
 from amp_core.record.notices_forward import ForwardCheck
@@ -32,7 +32,7 @@ def default_notices(
     level: str,
 ) -> list[Observer]:
     """The observers for one run, in the order in which they are told."""
-    device = next((p.device for p in _own.parameters(model)), torch.device("cpu"))
+    device = device_of(model)
     calls = CallOrder(writer, optimizers, scaler)
     forward = [] if is_compiled(model) else [ForwardCheck(writer, model, device, each_step=level == "full")]
     return [

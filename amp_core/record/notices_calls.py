@@ -27,7 +27,7 @@ class CallOrder(Observer):
 
     def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
         self._writer = writer
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._scaler = scaler
         self._calls: list[str] = []
         self._last: list[str] | None = None
@@ -37,7 +37,7 @@ class CallOrder(Observer):
         self._asked = 0
         self._methods: list[tuple[notices_patch.Shared, Any]] = []  # and what listens to it
         for index, optimizer in enumerate(self._optimizers):
-            self._listen(optimizer, "zero_grad", self._numbered("zero_grad", index))
+            self.optimizer_found(index, optimizer)
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
         notices_patch.backward.listen(self._on_backward)
@@ -52,6 +52,9 @@ class CallOrder(Observer):
         step.listen(self._enter_scaler_step, of=scaler)
         step.listen_after(self._leave_scaler_step, of=scaler)
         self._methods += [(step, self._enter_scaler_step), (step, self._leave_scaler_step)]
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._listen(optimizer, "zero_grad", self._numbered("zero_grad", index))
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself

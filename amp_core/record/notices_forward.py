@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from amp_core.record import _own, notices_patch
 from amp_core.record._calls import after_call
 from amp_core.record.environment import with_autocast
-from amp_core.record.gradients import in_backward, named_modules, unwrapped
+from amp_core.record.gradients import has_values, in_backward, named_modules, unwrapped
 from amp_core.record.loss_dtype import loss_dtype
 from amp_core.record.measure import dtype_name, measurable
 from amp_core.record.observers import Observer
@@ -165,7 +165,7 @@ class ForwardCheck(Observer):
 
     def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
         for tensor in outputs:
-            if measurable(tensor) and tensor.element_size() > 1:
+            if measurable(tensor) and tensor.element_size() > 1 and tensor.numel():
                 size = torch.linalg.vector_norm(tensor.detach(), float("inf"), dtype=torch.float32)
                 self._measured.append((index, tensor.dtype, size))
 
@@ -174,7 +174,7 @@ class ForwardCheck(Observer):
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._kept or self.at_own_work() or threading.get_ident() != self._thread:
             return
-        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1]
+        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
         if bad := [t for t in roots if not math.isfinite(t.item())]:
             self._find(bad[0])
         elif self._step % EVERY == 0:
@@ -192,7 +192,7 @@ class ForwardCheck(Observer):
             self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
             return
         first = self._kept[bad[0]]
-        floating = [t for t in first.inputs if t.is_floating_point() and t.numel()]
+        floating = [t for t in first.inputs if t.is_floating_point() and t.numel() and not t.is_meta]
         detail = ""
         if self._has_bad_weights(first.number):
             detail = "weights"
@@ -227,7 +227,12 @@ class ForwardCheck(Observer):
         """Where FP16 outputs come within a factor of 2 of its largest number, say so once for each module."""
         for sight in self._kept:
             for tensor in sight.outputs:
-                if tensor.dtype == torch.float16 and tensor.numel() and sight.number not in self._near:
+                if (
+                    tensor.dtype == torch.float16
+                    and tensor.numel()
+                    and not tensor.is_meta
+                    and sight.number not in self._near
+                ):
                     self._judge(self._step, sight.number, float(tensor.detach().abs().max()))
 
     def _judge(self, step: int, index: int, size: float) -> None:
@@ -265,4 +270,4 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def _finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.detach().isfinite().all())
+    return not tensor.is_floating_point() or not has_values(tensor) or bool(tensor.detach().isfinite().all())

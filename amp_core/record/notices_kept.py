@@ -49,13 +49,20 @@ class KeptGradients(Observer):
         self._writer = writer
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._step = 0
-        self._kept = {index: _Kept() for index in range(len(optimizers))}
-        self._handles = {
-            index: after_step(optimizer, untraced(functools.partial(self._stepped, index)))
-            for index, optimizer in enumerate(optimizers)
-        }
-        notices_patch.backward.listen(self._before)
-        notices_patch.backward.listen_after(self._after)
+        self._kept: dict[int, _Kept] = {}
+        self._handles: dict[int, Any] = {}
+        for index, optimizer in enumerate(optimizers):
+            self.optimizer_found(index, optimizer)
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        if index in self._kept:
+            self._forget(index)
+        if not self._kept:
+            notices_patch.backward.listen(self._before)
+            notices_patch.backward.listen_after(self._after)
+        self._kept[index] = _Kept()
+        stepped = untraced(functools.partial(self._stepped, index))
+        self._handles[index] = after_step(optimizer, stepped)
 
     def step_began(self, step: int) -> None:
         self._step = step
@@ -127,7 +134,7 @@ def _held(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     if grad is not None and hasattr(grad, "to_local"):
         with torch.no_grad():  # then it is the very tensor that FSDP2 adds to
             grad = grad.to_local()
-    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided else None
+    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_meta else None
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:

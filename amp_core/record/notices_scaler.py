@@ -1,14 +1,15 @@
-"""A GradScaler that is at work although `watch` knows of none: it was made after `watch`, or somewhere else.
+"""A GradScaler at work that `watch` was not given: it was made after `watch`, or somewhere else.
 
     unseen = ScalerUnseen(writer, optimizers)
     unseen.adopt = …                  # takes the scaler, returns what wants to know what its `scale` gave
 
 One that scales a loss of parameters that are trained here becomes the run's, from that moment on, and so does each that
-follows it: fastai makes one for every `fit`. Where that cannot be
-told, the run holds scaled losses and gradients without their scale, and says so: an event, and `scaler_unseen` in
-`config`. Otherwise a training that is in order would look like FP16 without a scaler.
+follows it: fastai makes one for every `fit`, other loops one for each epoch. Where that cannot be told, the run holds
+scaled losses and gradients without their scale, and says so: an event, and `scaler_unseen` in `config`. Otherwise a
+training that is in order would look like FP16 without a scaler.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,19 +22,21 @@ from amp_core.record.observers import Observer
 from amp_core.runlog import RunWriter
 
 TRIES = 20
-"""Losses of which none leads to a parameter that is trained here: then no more are looked at."""
+"""Losses of a scaler of which none leads to a parameter that is trained here: then it is another network's. In a run
+that has no scaler, after so many losses of any no more are looked at."""
 
 
 class ScalerUnseen(Observer):
-    """Looks out for scalers that are enabled and scale a loss of ours. For runs that were given none."""
+    """Looks out for scalers that are enabled and scale a loss of ours, beside `given`, the one `watch` was given."""
 
-    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], given: Any = None) -> None:
         self.adopt: Callable[[Any], Callable[[Any, Any], None]] | None = None
         self._writer = writer
         self._optimizers = optimizers
         self._step = 0
         self._tries = 0
-        self._adopted: dict[int, Any] = {}
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet() if given is None else weakref.WeakSet([given])
+        self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # and the losses of others each
         self._after: Callable[[Any, Any], None] | None = None  # of the present call, if it is the scaler's first
         self._scales = method_of_class(GradScaler, "scale")  # of whatever scaler
         self._scales.listen(self._on_scale)
@@ -48,14 +51,17 @@ class ScalerUnseen(Observer):
     def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scaler, outputs = args[0], argument(args, kwargs, "outputs")
         self._after = None
-        if id(scaler) in self._adopted or not scaler.is_enabled():
+        if scaler in self._known or not scaler.is_enabled() or self._others.get(scaler, 0) >= TRIES:
             return
         if self.adopt is not None and _leads_to(outputs, self._optimizers):
-            self._adopted[id(scaler)] = scaler
+            self._known.add(scaler)
             self._after = self.adopt(scaler)
             return
+        self._others[scaler] = self._others.get(scaler, 0) + 1
+        if self._known:
+            return
         self._tries += 1
-        if self._tries == 1 and not self._adopted:
+        if self._tries == 1:
             detail = "loss scale and skipped steps: a GradScaler is at work that watch was not given"
             self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
             self._writer.update_head(config=dict(self._writer.head.config) | {"scaler_unseen": True})

@@ -9,10 +9,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_core.record import scaler as scaling
 from amp_core.record._narrow import NARROW
-from amp_core.record.gradients import local_values, named_buffers, named_modules, named_parameters, unwrapped
+from amp_core.record.environment import model_summary
+from amp_core.record.gradients import (
+    has_values,
+    local_values,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    unwrapped,
+)
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.parcel import Parcel
@@ -27,7 +36,7 @@ MOST_NAMED = 10_000
 
 
 class StartFacts(Observer):
-    """Looks once, before the first forward."""
+    """Looks once: before the first forward, or, where lazy modules get their parameters in it, after it."""
 
     def __init__(
         self,
@@ -42,13 +51,32 @@ class StartFacts(Observer):
         self._scaler = scaler
         self._parcel: Parcel | None = None
         self._names: list[str] = []
+        self._step = 0
         self._done = False
 
     def step_began(self, step: int) -> None:
         self.awake = not self._done or self._parcel is not None
-        if self._done:
-            return
+        self._step = step
+        if not self._done and not self._has_lazy():
+            self._look()
+
+    def forward_ended(self, output: Any) -> None:
+        """Lazy modules have their parameters now."""
+        if not self._done and not self._has_lazy():
+            self._look()
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if not self._done and what in ("unscale_", "scaler.step", "optimizer.step"):  # some were never called
+            self._look()
+
+    def _has_lazy(self) -> bool:
+        return any(is_lazy(p) for p in self._model.parameters())
+
+    def _look(self) -> None:
         self._done = True
+        if "lazy" in self._writer.head.model:
+            known = {k: v for k, v in self._writer.head.model.items() if k != "lazy"}
+            self._writer.update_head(model=known | model_summary(self._model))
         head = self._writer.head
         config = {
             "optimizer_settings": [_settings(o, self._model) for o in self._optimizers],
@@ -56,7 +84,7 @@ class StartFacts(Observer):
         }
         self._writer.update_head(model=dict(head.model) | _model_facts(self._model), config=dict(head.config) | config)
         if self._writer.earlier is not None:
-            self._tell_resumed(step)
+            self._tell_resumed(self._step)
         self._send()
 
     def scaler_found(self, scaler: Any) -> None:
@@ -85,7 +113,8 @@ class StartFacts(Observer):
             self._write()
 
     def _send(self) -> None:
-        weights = [(n, local_values(p)) for n, p in named_parameters(self._model) if p.is_floating_point()]
+        floating = ((n, p) for n, p in named_parameters(self._model) if p.is_floating_point() and has_values(p))
+        weights = [(n, local_values(p)) for n, p in floating]
         weights = [(n, w) for n, w in weights if w.numel() and w.element_size() > 1]  # FP8 has no arithmetic
         if not weights:
             return

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from amp_core.record._calls import before_call
 from amp_core.record._narrow import NARROW
-from amp_core.record.gradients import named_buffers, named_parameters, unwrapped
+from amp_core.record.gradients import has_values, named_buffers, named_parameters, unwrapped
 from amp_core.record.measure import dtype_name
 from amp_core.record.observers import Observer
 from amp_core.record.parcel import Parcel
@@ -32,7 +33,7 @@ class RunningStatistics(Observer):
         self._writer = writer
         named = ((n, b) for n, b in named_buffers(unwrapped(model)) if n.rpartition(".")[2].startswith("running_"))
         self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
-        self._sent: list[tuple[int, Parcel]] = []
+        self._sent: list[tuple[int, list[str], Parcel]] = []
         self._said = False
         self.awake = len(self._buffers) > 0
 
@@ -50,16 +51,19 @@ class RunningStatistics(Observer):
     def _send(self, step: int) -> None:
         parcel = Parcel()
         # The largest magnitudes: a sum of squares of 16-bit statistics would not fit where each of them does.
-        norms = torch._foreach_norm([b for _, b in self._buffers], torch.inf)
+        present = [(n, b) for n, b in self._buffers if has_values(b) and b.numel()]
+        if not present:
+            return
+        norms = torch._foreach_norm([b for _, b in present], torch.inf)
         parcel.put("norms", torch.stack([n.double().to(norms[0].device) for n in norms]))
         parcel.send()
-        self._sent.append((step, parcel))
+        self._sent.append((step, [n for n, _ in present], parcel))
 
     def _read(self, wait: bool) -> None:
-        while self._sent and not self._said and self._sent[0][1].ready(wait):
-            step, parcel = self._sent.pop(0)
+        while self._sent and not self._said and self._sent[0][2].ready(wait):
+            step, names, parcel = self._sent.pop(0)
             norms = parcel.values("norms")
-            bad = [name for (name, _), norm in zip(self._buffers, norms, strict=True) if not abs(norm) < float("inf")]
+            bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
             if bad:
                 self._said = True
                 self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")
@@ -70,7 +74,7 @@ class Movement(Observer):
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._writer = writer
-        self._optimizers = list(optimizers)
+        self._optimizers = optimizers
         self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
         self._versions = [b._version for _, b in self._buffers]
@@ -87,7 +91,8 @@ class Movement(Observer):
     def called(self, what: str, optimizer: int | None) -> None:
         if what == "optimizer.step" and optimizer is not None and self._due:
             given = (p for group in self._optimizers[optimizer].param_groups for p in group["params"])
-            narrow = [p for p in given if p.dtype in NARROW and p.grad is not None and not p.grad.is_sparse]
+            held = (p for p in given if p.grad is not None and has_values(p.grad))
+            narrow = [p for p in held if p.dtype in NARROW and p.grad.layout is torch.strided]
             largest = sorted(narrow, key=lambda p: -p.numel())[:MOST_TENSORS]
             self._before += [(self._names.get(id(p), ""), p, _part(p).clone(), _part(p.grad) != 0) for p in largest]
 
@@ -135,10 +140,9 @@ class Branches(Observer):
     ) -> None:
         self._writer = writer
         self._kind = device.type
-        names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        given = [p for o in optimizers for g in o.param_groups for p in g["params"] if p.requires_grad and p.numel()]
-        self._parameters = given
-        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(given)]
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._list_parameters()
         self._known: dict[bytes, int] = {}
         self._last: bytes | None = None
         self._looked = False
@@ -146,6 +150,16 @@ class Branches(Observer):
         self._step = 0
         self._written = 0
         self._handle: Any = before_call(model, self._on_forward)
+
+    def _list_parameters(self) -> None:
+        names = {id(p): n for n, p in named_parameters(self._model)}
+        held = (p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
+        self._parameters = [p for p in held if is_lazy(p) or p.numel()]
+        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(self._parameters)]
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._list_parameters()
+        self._known, self._last = {}, None
 
     def step_began(self, step: int) -> None:
         self._step = step

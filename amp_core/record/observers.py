@@ -23,11 +23,12 @@ MOMENTS = (
     "backward_ended",
     "called",
     "scaler_found",
+    "optimizer_found",
     "step_ended",
     "close",
 )
 
-_ALWAYS = ("step_began", "scaler_found", "close")
+_ALWAYS = ("step_began", "scaler_found", "optimizer_found", "close")
 
 
 class Observer:
@@ -35,9 +36,10 @@ class Observer:
 
     awake = True
     """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
-    that is not awake is told `step_began`, `scaler_found` and `close` alone, so it costs next to nothing."""
+    that is not awake is told `step_began`, `scaler_found`, `optimizer_found` and `close` alone: next to no cost."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
+    """Whether what runs just now is not of the step: the recorder's own work, or a closure's second call and those that
+    follow it in one step of its optimizer. Set by the recorder."""
 
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
@@ -66,6 +68,10 @@ class Observer:
 
     def scaler_found(self, scaler: Any) -> None:
         """A scaler that nobody knew of is about to scale the loss for the first time."""
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        """An optimizer that `watch` was not given is about to step: it is the one so numbered from now on, in the place
+        of another or behind the last. The list of optimizers that the observer was given holds it already."""
 
     def step_ended(self, step: int) -> None:
         """The step is made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""

@@ -4,7 +4,8 @@
 
 On that one step every operator is seen (forward, loss, backward, optimizer), with the casts that autocast made for it,
 weights it took from autocast's cache, and its floating-point operations. The step takes longer, its results are the
-same bit for bit, and afterwards nothing is left in place. What runs as a compiled graph cannot be seen.
+same bit for bit, and afterwards nothing is left in place. What runs as a compiled graph cannot be seen. Of an optimizer
+that calls its closure several times, as LBFGS does, the first call is traced: the row of the step tells of that one.
 """
 
 import torch

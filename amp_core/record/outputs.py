@@ -26,7 +26,7 @@ from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.compiling import untraced
 from amp_core.record.environment import computes
-from amp_core.record.gradients import named_modules
+from amp_core.record.gradients import named_modules, real_values
 from amp_core.record.measure import dtype_name, measurable, measure_together
 
 
@@ -91,7 +91,7 @@ class Outputs:
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
-                    if measurable(leaf):
+                    if measurable(real_values(leaf)):
                         if "activation" in self._kinds:
                             self._measure(name, "activation", leaf)
                         if "output_grad" in self._kinds and leaf.requires_grad:
@@ -103,12 +103,12 @@ class Outputs:
         @untraced
         def hook(grad: torch.Tensor) -> None:
             with self._phases.watching():
-                if measurable(grad):
+                if measurable(real_values(grad)):
                     self._measure(name, "output_grad", grad)
                     channels = channel_of(module)
                     # The gradient of a parametrized weight reaches its parameters through another map.
                     weight = _own.parameter(module, "weight")
-                    if channels is not None and weight is not None:
+                    if channels is not None and weight is not None and not grad.is_complex():
                         self._keep_largest(weight, grad, *channels)
 
         return hook
@@ -124,7 +124,8 @@ class Outputs:
         self._largest[id(weight)] = (largest if before is None else torch.maximum(before[0], largest), row)
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
-        self._measured.append((name, kind, dtype_name(tensor.dtype), measure_together([tensor])))
+        values = real_values(tensor.detach())
+        self._measured.append((name, kind, dtype_name(values.dtype), measure_together([values])))
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

@@ -174,8 +174,11 @@ class Recorder:
     def _adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
         """A scaler that `watch` was not given scales the loss: it is the run's from now on."""
         config = dict(self.writer.head.config)
-        if self._hooks.scaler is None:  # a later one mostly begins as the first did, and each row has its own scale
+        if not scaling.is_active(self._hooks.scaler):
             config["scaler"] = scaling.settings(scaler)
+        else:  # a later one mostly begins as the first did, and each row has its own scale
+            detail = "a new GradScaler scales the loss"
+            self.writer.event("phase change", name="scaler", detail=detail, step=self._steps.number)
         self.writer.update_head(config={k: v for k, v in config.items() if k != "scaler_unseen"})
         return self._hooks.adopt(scaler)
 

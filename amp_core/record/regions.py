@@ -51,9 +51,15 @@ class PrecisionSeen:
     """
 
     def __init__(
-        self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any, device: torch.device
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        device: torch.device,
     ) -> None:
         self._writer = writer
+        self._model = model
         self._optimizers = optimizers
         self._scaler = scaler
         self._device = device
@@ -66,6 +72,10 @@ class PrecisionSeen:
     def adopt(self, scaler: Any) -> None:
         """The loop turned out to use `scaler`."""
         self._scaler = scaler
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What the loop uses has changed."""
         if self.known:
             self._tell(self.autocast_dtype)
 
@@ -92,5 +102,5 @@ class PrecisionSeen:
         self.autocast_dtype = autocast_dtype
         dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
         config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}
-        config.setdefault("precision", recipe_found(self._optimizers, self._scaler, dtype, self._device))
+        config.setdefault("precision", recipe_found(self._model, self._optimizers, self._scaler, dtype, self._device))
         self._writer.update_head(config=dict(self._writer.head.config) | config)

@@ -15,14 +15,22 @@ from typing import Any
 
 import torch
 
-from amp_core.record import _own
 from amp_core.record import scaler as scaling
 from amp_core.record._stumbles import Stumbles
+from amp_core.record.adoption import Adoption, share
 from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.captures import out_of_sight
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gathered import Gathered
-from amp_core.record.gradients import learning_rate, local_values, named_parameters, norms, unwrapped
+from amp_core.record.gradients import (
+    device_of,
+    has_values,
+    learning_rate,
+    local_values,
+    named_parameters,
+    norms,
+    unwrapped,
+)
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs
@@ -31,6 +39,10 @@ from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
 from amp_core.runlog import RunWriter
 
+NO_FORWARD_ANY_MORE = (
+    "forward of the model: none is seen any more, nor of a part of it, so the time of forward, samples and what "
+    "modules put out are missing"
+)
 BLIND = 5
 """After so many steps of which none began with a forward of the model, the run says so."""
 NO_FORWARD = (
@@ -38,8 +50,27 @@ NO_FORWARD = (
     "are missing; compile the model before `watch` is called, and give `watch` the model that the loop calls"
 )
 NO_STEP = "steps: no optimizer that was given to `watch` has stepped; give it the one that the loop steps"
+NOTHING = (
+    "steps: neither a forward nor a backward of the model nor a step of its optimizer was seen; give `watch` the model "
+    "and the optimizer of the loop"
+)
+NO_LOSS = (
+    "loss: none could be told from what backward was called on since step {step}; log it in each step with "
+    "`rec.log(loss=loss)`"
+)
+LOST = 3
+"""Steps from the last one with a forward, itself counted, after which all modules are listened to once more."""
+FEW = 3
+"""Steps in a row without a loss after which the run says so."""
+MOST_TOLD = 5
+"""Times that it says so."""
+NO_MORE_STEPS = (
+    "steps: {count} backward passes have come since the last step of an optimizer that `watch` was given; give it the "
+    "optimizer that the loop steps, and one that is a `torch.optim.Optimizer`"
+)
+NO_VALUES = "gradients of parameters on the meta device: they hold no values"
 MANY = 50
-"""After so many backward passes without a step a run that ends says so."""
+"""After so many backward passes without a step the run says so, or after `FEW` times as many as any step had."""
 
 
 def borne(hook: Callable[..., None]) -> Callable[..., None]:
@@ -61,7 +92,7 @@ class Steps:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: list[torch.optim.Optimizer],
         scaler: Any,
         writer: RunWriter,
         *,
@@ -72,17 +103,23 @@ class Steps:
     ) -> None:
         self.writer = writer
         self.optimizers = optimizers
+        self._model = unwrapped(model)
+        self._adoption = Adoption(self._model, optimizers)
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
-        self.device = next((p.device for p in _own.parameters(model)), torch.device("cpu"))
+        self.device = device_of(model)
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
         """Of the present step, as `steps.step` has it."""
         self.auditing = False
         """Whether the forwards and backwards of just now are an audit's."""
+        self.repeating = False
+        """Whether a closure is called again within its step, whose row tells of the first call."""
         self.over: Callable[[], None] = lambda: None
         """Called at the end of each step."""
+        self.lost_forwards: Callable[[], None] = lambda: None
+        """Called after a step without a forward of the model, where those before had one."""
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
-        self.gathered = Gathered()
-        self.precision = PrecisionSeen(writer, optimizers, scaler, self.device)
+        self.gathered = Gathered(lambda: list(self._model.parameters()))
+        self.precision = PrecisionSeen(writer, self._model, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
         self.outbox = Outbox(writer, self.phases, sampling)
         self.stumbles = Stumbles(writer)
@@ -99,13 +136,22 @@ class Steps:
         self._began = False  # whether the present step's begin was seen
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._replaced: set[int] = set()  # optimizers that step no more, since others do
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients seen, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last
         self._logged: dict[str, Any] = {}
         self.backwards = 0
         """Backward passes seen so far."""
         self._first = self.number
+        self._told: set[str] = set()
         self._sees_forward: bool | None = None  # not known yet
+        self._without_forward = 0  # steps in a row, since the last with one
+        self._backwards_then = 0  # at the last step
+        self._most_backwards = 0  # of one step
+        self._says_no_steps = True
+        self._last_loss = self.number - 1  # the last step that has a loss
+        self._missed = False  # whether the steps of just now have none
+        self._losses_missed = 0  # times that it was said
 
     def index(self, optimizer: Any) -> int | None:
         """The place of an optimizer, or of that for which something else stands in; None for one that is not watched.
@@ -118,6 +164,40 @@ class Steps:
         held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
         groups = ((i, group) for i, o in enumerate(self.optimizers) for group in o.param_groups)
         return next((i for i, group in groups if any(id(p) in held for p in group["params"])), None)
+
+    def index_or_adopt(self, optimizer: Any, *, stepping: bool) -> tuple[int | None, bool]:
+        """The place of an optimizer that is about to step (`stepping`) or to unscale, and whether it is a new one's."""
+        index = self.index(optimizer)
+        if index is not None or not isinstance(optimizer, torch.optim.Optimizer) or self.stepping:
+            return index, False  # within the step of another, which holds it, it is that one's part
+        if not self._adoption.wanted(optimizer, self.backwards, stepping=stepping):
+            return None, False
+        return self._adopt_optimizer(optimizer), True
+
+    def _adopt_optimizer(self, optimizer: torch.optim.Optimizer) -> int:
+        index = self._adoption.place(optimizer)
+        kind = type(optimizer).__name__
+        if index == len(self.optimizers):
+            self._replaced = set(range(index))
+            self.optimizers.append(optimizer)
+            detail = f"{kind}, which steps parameters of the model, was not given to `watch`: it is optimizer {index}"
+        else:
+            before = self.optimizers[index]
+            self._replaced |= {i for i, o in enumerate(self.optimizers) if i != index and share(o, optimizer)}
+            self._open.pop(index, None)
+            self.optimizers[index] = optimizer
+            detail = (
+                f"a new {kind} steps parameters of optimizer {index}, a {type(before).__name__}, and takes its place"
+            )
+        self._adoption.adopted(optimizer)
+        self.names.update((id(p), n) for n, p in named_parameters(self._model))
+        self.writer.event("phase change", name="optimizer", detail=detail, step=self.number)
+        config = dict(self.writer.head.config) | {"optimizers": [type(o).__name__ for o in self.optimizers]}
+        self.writer.update_head(config=config)
+        self.precision.look_again()
+        with self.phases.watching():
+            self._observers.tell("optimizer_found", index, optimizer)
+        return index
 
     def use(self, scaler: Any) -> None:
         """From now on losses are scaled by `scaler`."""
@@ -177,6 +257,9 @@ class Steps:
             for i, p in enumerate(group["params"])
             if p.grad is not None
         ]
+        if not all(has_values(grad) for _, grad in named):
+            named = [(name, grad) for name, grad in named if has_values(grad)]
+            self._tell_once(NO_VALUES)
         attempt.gradients = [name for name, _ in named]
         if attempt.sampled:
             # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
@@ -212,11 +295,15 @@ class Steps:
                 self.outputs.take()
         self.seen.clear()
         self._stepped.add(index)
+        self._replaced.discard(index)
+        self._most_backwards = max(self._most_backwards, self.backwards - self._backwards_then)
+        self._backwards_then = self.backwards
+        self._adoption.given_stepped(self.optimizers[index], self.backwards)
         spans = self.phases.take()
         if attempt is not None:
             attempt.spans = spans
         self.phases.enter("data")
-        if self._scaler is None and len(self._stepped) == len(self.optimizers):
+        if self._scaler is None and len(self._stepped | self._replaced) == len(self.optimizers):
             self._next_number()
 
     def updated(self) -> None:
@@ -232,13 +319,16 @@ class Steps:
             return
         with self.phases.watching():
             pending, self._pending = self._pending, []
+            self._look_out_for_losses(pending)
             self.outbox.send(pending)
 
     def end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
-        if self.backwards >= MANY and self.number == self._first and not self._stepped:
-            self.writer.event("warning", name="not recorded", detail=NO_STEP)
+        if self.number == self._first and not self._stepped:
+            detail = NO_STEP if self.backwards or self.seen else NOTHING
+            self.writer.event("warning", name="not recorded", detail=detail)
         pending, self._pending = self._pending, []
+        self._look_out_for_losses(pending, last=True)
         self.outbox.empty(pending)
         self._observers.tell("close")
 
@@ -284,13 +374,46 @@ class Steps:
             self._stepped.clear()
             self._began = False
             self.over()
+            self._without_forward += 1
+            if self._sees_forward and self._without_forward == LOST:
+                self.lost_forwards()
+            elif self._sees_forward and self._without_forward == LOST + BLIND:
+                self._tell_once(NO_FORWARD_ANY_MORE)
 
     def _look_out_for_forwards(self) -> None:
         if "forward" in self.seen:
-            self._sees_forward = True
+            self._sees_forward, self._without_forward = True, 0
         elif self._sees_forward is None and self.number == self._first + BLIND:
             self._sees_forward = False
             self.writer.event("warning", name="not recorded", detail=NO_FORWARD, step=self.number)
 
+    def backward_seen(self) -> None:
+        """A backward came to the model."""
+        self.backwards += 1
+        since = self.backwards - self._backwards_then
+        if self._says_no_steps and self._most_backwards and since > max(MANY, FEW * self._most_backwards):
+            self._says_no_steps = False
+            detail = NO_MORE_STEPS.format(count=since)
+            self.writer.event("warning", name="not recorded", detail=detail, step=self.number)
+
+    def _look_out_for_losses(self, pending: Sequence[Attempt], *, last: bool = False) -> None:
+        for attempt in pending:
+            if "loss" in attempt.put_in or attempt.logged.get("loss") is not None:
+                self._last_loss = attempt.step
+                self._missed = False
+            missed = attempt.step - self._last_loss
+            if not self._missed and (missed >= FEW or (last and missed and self._last_loss < self._first)):
+                self._missed = True
+                self._losses_missed += 1
+                if self._losses_missed <= MOST_TOLD:
+                    detail = NO_LOSS.format(step=self._last_loss + 1)
+                    self.writer.event("warning", name="not recorded", detail=detail, step=attempt.step)
+
+    def _tell_once(self, what: str) -> None:
+        """Write that something is not recorded, the first time that it is so."""
+        if what not in self._told:
+            self._told.add(what)
+            self.writer.event("warning", name="not recorded", detail=what, step=self.number)
+
     def _at_own_work(self) -> bool:
-        return self.auditing or self.phases.present == "watch" or out_of_sight()
+        return self.auditing or self.repeating or self.phases.present == "watch" or out_of_sight()

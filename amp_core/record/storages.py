@@ -38,7 +38,7 @@ def storage_of(tensor: torch.Tensor, device: torch.device) -> tuple[Key, int] | 
         storage = local_values(tensor).untyped_storage()
         size = storage.nbytes()
         return (storage.data_ptr(), size) if size else None
-    except (RuntimeError, NotImplementedError):  # wrappers of tensors, which hold no memory of their own
+    except (RuntimeError, NotImplementedError, ValueError):  # wrappers of tensors and lazy ones hold no memory
         return None
 
 

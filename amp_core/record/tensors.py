@@ -6,7 +6,7 @@ import torch
 
 from amp_core.record.attempt import Attempt
 from amp_core.record.channels import Cap
-from amp_core.record.gradients import local_values
+from amp_core.record.gradients import has_values, local_values
 from amp_core.record.measure import dtype_name, measurable, measure_together
 from amp_core.record.outputs import Outputs
 
@@ -60,7 +60,7 @@ class Tensors:
 
     def _weights(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if id(parameter) in self._names:
+            if id(parameter) in self._names and has_values(parameter):
                 yield self._names[id(parameter)], parameter
 
 

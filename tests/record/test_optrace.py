@@ -163,3 +163,28 @@ def test_a_model_wrapped_for_several_processes_keeps_its_names(tmp_path: Path) -
     assert calls(run, module="blocks.1.fc", op="aten::addmm") == 1
     products = [r.ops[r.ops["flops"].notna()].groupby(["module", "op", "phase"])["count"].sum() for r in (run, plain)]
     assert products[0].to_dict() == products[1].to_dict()
+
+
+@pytest.mark.parametrize("max_iter", [1, 4])
+def test_of_an_optimizer_that_calls_its_closure_again_the_first_call_is_traced(max_iter: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=max_iter)
+    called = []
+
+    def closure() -> torch.Tensor:
+        called.append(len(called))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.ones(4, 8)), torch.arange(4))
+        loss.backward()
+        return loss
+
+    with watch(model, optimizer, into=tmp_path / "run", trace_ops=1):
+        for _ in range(3):
+            optimizer.step(closure)
+    assert len(called) >= 3 * max_iter
+    run = load_run(tmp_path / "run")
+    assert calls(run, op="aten::addmm", phase="forward") == 2 and calls(run, op="aten::addmm") == 2
+    assert calls(run, op="aten::mm", phase="backward") == 3
+    assert calls(run, phase="optimizer") > 0
+    assert run.events[run.events.kind == "calls"].name.tolist() == ["zero_grad backward optimizer.step"]
