@@ -1,7 +1,9 @@
 """Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
 
-On a CPU the inputs and outputs of the modules are kept until backward begins, which costs an append each, and looked
-at only where the loss turns out not to be finite. On a GPU to ask whether a loss is finite would be to wait for it. So
+On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
+out not to be finite. torch takes some microseconds for each module that has a hook, so in most steps at most `MOST`
+modules have one, evenly over the model; all have one in every `EVERY`th step and after something was not finite. A step
+that the recorder runs bare (see `calibration`) keeps only what the model itself took and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
 there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
 finite, and with `each_step` on all; the numbers are read when they have arrived.
 """
@@ -31,6 +33,8 @@ ARMED = 3
 MOST_BYTES = 64 * 2**20
 """Tensors are kept up to this size together; what would come after them in the step is not looked at."""
 MOST_EVENTS = 100
+MOST = 64
+"""Modules of a larger model that have a hook in a step in which nothing is due."""
 
 
 class Sight(NamedTuple):
@@ -75,7 +79,10 @@ class ForwardCheck(Observer):
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
-        self._handles: list[Any] = []
+        self._hooks = [Hook(self._hook(index)) for index in range(len(self._modules))]
+        self._handles: dict[int, Any] = {}
+        self._all = frozenset(range(len(self._modules)))
+        self._some = frozenset(_evenly(len(self._modules), MOST))
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
             notices_patch.backward.listen(self._on_backward)
@@ -86,13 +93,13 @@ class ForwardCheck(Observer):
         self._dtypes = {}
         due = self._each_step or self._armed > 0 or step % EVERY == 0
         self._measuring = due and not self._on_cpu
-        wanted = self._on_cpu or due
-        if wanted and not self._handles:
-            self._handles = [
-                m.register_forward_hook(Hook(self._hook(i)), with_kwargs=True) for i, (_, m) in enumerate(self._modules)
-            ]
-        elif not wanted:
-            self._take_off()
+        if due:
+            self.bare = False
+            self._put_on(self._all)
+        elif not self._on_cpu:
+            self._put_on(frozenset())
+        else:
+            self._put_on(frozenset((0,)) if self.bare else self._some)
         self._armed -= self._armed > 0
 
     def step_ended(self, step: int) -> None:
@@ -107,15 +114,20 @@ class ForwardCheck(Observer):
         self._read(wait=len(self._sent) > ARMED + 1)
 
     def close(self) -> None:
-        self._take_off()
+        self._put_on(frozenset())
         notices_patch.backward.unlisten(self._on_backward)
         self._forget()
         self._read(wait=True)
 
-    def _take_off(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _put_on(self, wanted: frozenset[int]) -> None:
+        """From now on these modules have a hook, and no others."""
+        if self._handles.keys() == wanted:
+            return
+        for index in self._handles.keys() - wanted:
+            self._handles.pop(index).remove()
+        for index in sorted(wanted - self._handles.keys()):
+            module = self._modules[index][1]
+            self._handles[index] = module.register_forward_hook(self._hooks[index], with_kwargs=True)
 
     def _forget(self) -> None:
         self._kept, self._bytes = [], 0
@@ -259,6 +271,13 @@ class ForwardCheck(Observer):
                     count=len({measured[k][0] for k in bad}),
                     detail="weights" if self._has_bad_weights(index) else "",
                 )
+
+
+def _evenly(number: int, most: int) -> list[int]:
+    """At most so many of `range(number)`, evenly apart, the first and the last among them."""
+    if number <= most:
+        return list(range(number))
+    return [k * (number - 1) // (most - 1) for k in range(most)]
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

@@ -21,10 +21,11 @@ from amp_core.record.attempt import Attempt, memory_bytes
 from amp_core.record.captures import out_of_sight
 from amp_core.record.clock import CudaClock, HostClock, Phases
 from amp_core.record.gathered import Gathered
-from amp_core.record.gradients import learning_rate, local_values, named_parameters, norms, unwrapped
+from amp_core.record.gradients import learning_rate, named_parameters, norms, unwrapped
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs
+from amp_core.record.plan import Plan
 from amp_core.record.regions import PrecisionSeen
 from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
@@ -95,6 +96,8 @@ class Steps:
         self._observers = Observers(writer, observers, self._at_own_work)
         if self._observers.has("phase_entered"):
             self.phases.changed = functools.partial(self._observers.tell, "phase_entered")
+        self._plans = [Plan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]
+        self._bare = False  # whether the present step is run with as few hooks as can be
         self._began = False  # whether the present step's begin was seen
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
@@ -152,7 +155,8 @@ class Steps:
         """Something of a step is about to happen: its first forward, or in loops without one what comes first."""
         if not self._began:
             self._began = True
-            self._observers.tell("step_began", self.number)
+            bare = not self.may_be_sampled() and self.outbox.calibration.wants_bare(self.number)
+            self._bare = self._observers.begin(self.number, bare)
 
     def observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
@@ -163,26 +167,21 @@ class Steps:
             self._next_number()
         self.begin()
         optimizer = self.optimizers[index]
-        attempt = Attempt(self.number, index, sampled=self._due(index))
+        attempt = Attempt(self.number, index, sampled=self._due(index), bare=self._bare)
         if attempt.sampled:
             self._sampled[index] = self.number
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
-        named = [
-            (self.names.get(id(p)) or f"optimizer{index}.group{g}.{i}", local_values(p.grad))
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-            if p.grad is not None
-        ]
-        attempt.gradients = [name for name, _ in named]
+        attempt.gradients, grads = self._plans[index].gradients()
         if attempt.sampled:
             # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
             alike = attempt.scaled == scaling.is_active(self._scaler)
+            named = list(zip(attempt.gradients, grads, strict=True))
             self._tensors.sample(attempt, optimizer, named, alike=alike)
-        if named and not attempt.all_measured:
-            found, attempt.norm_order = norms([grad for _, grad in named])
+        if grads and not attempt.all_measured:
+            found, attempt.norm_order = norms(grads)
             attempt.put("norms", found)
         self._open[index] = attempt
         return attempt

@@ -58,8 +58,12 @@ def built(kind: str, tensors: int) -> nn.Module:
     """A model of at least so many tensors of 64 × 64, and no others."""
     if kind == "gpt":
         return nn.Sequential(*[Block() for _ in range(-(-tensors // 6))])
-    layers = [(nn.Linear(WIDTH, WIDTH, bias=False), nn.GELU()) for _ in range(tensors)]
-    return nn.Sequential(*itertools.chain.from_iterable(layers))
+    model = nn.Sequential(
+        *itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(tensors))
+    )
+    for weight in model.parameters():  # so that neither activations nor gradients vanish on their way
+        nn.init.orthogonal_(weight, gain=2**0.5)
+    return model
 
 
 class Loop:
