@@ -59,7 +59,11 @@ class Attempt:
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
-        self.measured += [(name, kind, dtype) for name, dtype in named]
+        self.add_all([(name, kind, dtype) for name, dtype in named], packed)
+
+    def add_all(self, keys: Sequence[tuple[str, str, str]], packed: torch.Tensor) -> None:
+        """The same for tensors of several kinds, by name, kind and dtype."""
+        self.measured += keys
         self._keep("measured", packed)
 
     def add_capped(self, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:

@@ -1,13 +1,15 @@
 """Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
 
 On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
-out not to be finite. torch takes some microseconds for each module that has a hook, so in most steps at most `MOST`
-modules have one, evenly over the model; all have one in every `EVERY`th step and after something was not finite. A step
-that the recorder runs bare (see `calibration`) keeps only what the model itself took and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
+out not to be finite. torch takes some microseconds for each module that has a hook, so of a larger model at most `MOST`
+modules have one, evenly apart, and others after every `EVERY` steps; all have one in the first steps and after
+something was not finite. A step that the recorder runs bare (see `calibration`) keeps only what the model itself took
+and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
 there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
 finite, and with `each_step` on all; the numbers are read when they have arrived.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -34,7 +36,7 @@ MOST_BYTES = 64 * 2**20
 """Tensors are kept up to this size together; what would come after them in the step is not looked at."""
 MOST_EVENTS = 100
 MOST = 64
-"""Modules of a larger model that have a hook in a step in which nothing is due."""
+"""Modules of a larger model that have a hook on a CPU, while nothing is wrong."""
 
 
 class Sight(NamedTuple):
@@ -82,7 +84,6 @@ class ForwardCheck(Observer):
         self._hooks = [Hook(self._hook(index)) for index in range(len(self._modules))]
         self._handles: dict[int, Any] = {}
         self._all = frozenset(range(len(self._modules)))
-        self._some = frozenset(_evenly(len(self._modules), MOST))
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
             notices_patch.backward.listen(self._on_backward)
@@ -91,15 +92,14 @@ class ForwardCheck(Observer):
         self._step = step
         self._forget()
         self._dtypes = {}
-        due = self._each_step or self._armed > 0 or step % EVERY == 0
-        self._measuring = due and not self._on_cpu
-        if due:
-            self.bare = False
-            self._put_on(self._all)
-        elif not self._on_cpu:
-            self._put_on(frozenset())
+        closely = self._each_step or self._armed > 0
+        if self._on_cpu and not closely:
+            self._put_on(frozenset((0,)) if self.bare else _some_of(len(self._modules), step // EVERY))
         else:
-            self._put_on(frozenset((0,)) if self.bare else self._some)
+            due = closely or step % EVERY == 0
+            self._measuring = due and not self._on_cpu
+            self.bare = self.bare and not due
+            self._put_on(self._all if due else frozenset())
         self._armed -= self._armed > 0
 
     def step_ended(self, step: int) -> None:
@@ -273,11 +273,11 @@ class ForwardCheck(Observer):
                 )
 
 
-def _evenly(number: int, most: int) -> list[int]:
-    """At most so many of `range(number)`, evenly apart, the first and the last among them."""
-    if number <= most:
-        return list(range(number))
-    return [k * (number - 1) // (most - 1) for k in range(most)]
+@functools.lru_cache(maxsize=4)
+def _some_of(number: int, turn: int) -> frozenset[int]:
+    """Of so many modules at most `MOST`, evenly apart, the first among them; at the next turn their neighbours."""
+    stride = max(1, -(-number // (MOST - 1)))
+    return frozenset((0, *range(turn % stride, number, stride)))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
