@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import notices_patch
-from amp_core.record._inert import Hook
+from amp_core.record._inert import Hook, Switch
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import in_backward, named_modules, unwrapped
 from amp_core.record.measure import dtype_name, measurable
@@ -81,8 +81,8 @@ class ForwardCheck(Observer):
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
-        self._hooks = [Hook(self._hook(index)) for index in range(len(self._modules))]
-        self._handles: dict[int, Any] = {}
+        self._hooks = [Switch(m, Hook(self._hook(i)), with_kwargs=True) for i, (_, m) in enumerate(self._modules)]
+        self._on: frozenset[int] = frozenset()
         self._all = frozenset(range(len(self._modules)))
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
@@ -121,13 +121,12 @@ class ForwardCheck(Observer):
 
     def _put_on(self, wanted: frozenset[int]) -> None:
         """From now on these modules have a hook, and no others."""
-        if self._handles.keys() == wanted:
-            return
-        for index in self._handles.keys() - wanted:
-            self._handles.pop(index).remove()
-        for index in sorted(wanted - self._handles.keys()):
-            module = self._modules[index][1]
-            self._handles[index] = module.register_forward_hook(self._hooks[index], with_kwargs=True)
+        if self._on != wanted:
+            for index in self._on - wanted:
+                self._hooks[index].off()
+            for index in sorted(wanted - self._on):
+                self._hooks[index].on()
+            self._on = wanted
 
     def _forget(self) -> None:
         self._kept, self._bytes = [], 0

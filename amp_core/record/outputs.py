@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amp_core.record._inert import Hook
+from amp_core.record._inert import Hook, Switch
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
 from amp_core.record.compiling import untraced
@@ -41,25 +41,28 @@ class Outputs:
         self._phases = phases
         self._paused = paused
         self._hooks = [
-            (m, Hook(self._hook(n, self._on_grad(n, m))))
+            Switch(m, Hook(self._hook(n, self._on_grad(n, m))))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
         ]
-        self._handles: list[Any] = []
+        self._on = False
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
         self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
 
     def put_on(self) -> None:
         """Measure what passes from now on."""
-        if self._kinds and not self._handles:
+        if self._kinds and not self._on:
             self._largest.clear()
-            self._handles = [m.register_forward_hook(hook) for m, hook in self._hooks]
+            self._on = True
+            for hook in self._hooks:
+                hook.on()
 
     def take_off(self) -> None:
         """Leave the modules alone again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._on:
+            self._on = False
+            for hook in self._hooks:
+                hook.off()
 
     def take(self) -> list[tuple[str, str, str, torch.Tensor]]:
         """Name, kind, dtype and packed measurement of all that passed since the last `take`."""
