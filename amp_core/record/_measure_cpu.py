@@ -27,6 +27,7 @@ _CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
 _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
 _SIZE = [LEADING + form.powers_of_two for form in _FORMATS]
 _SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
+_WIDE = (torch.float32, torch.float64)
 _SKIP_AT = _SKIP.ctypes.data
 _NO_CAP = (0, 0, 1)
 
@@ -45,8 +46,8 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = No
     else:
         rows = [t if t.is_contiguous() else t.detach().contiguous() for t in tensors]
         # As wide as the kernel compares them; held likewise.
-        wide = [c.largest.to(torch.promote_types(t.dtype, torch.float32)) for t, c in zip(tensors, caps, strict=True)]
-        limits = [(w.data_ptr(), len(w), c.inner) for w, c in zip(wide, caps, strict=True)]
+        wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in caps]
+        limits = [(w.data_ptr(), w.numel(), c.inner) for w, c in zip(wide, caps, strict=True)]
     codes = [_CODE[t.dtype] for t in tensors]
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]

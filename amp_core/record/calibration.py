@@ -11,9 +11,13 @@ loop takes by itself.
 
 Steps are of three sorts: `bare`, `sampled` and `plain`. A bare step is compared with the nearest steps of each other
 sort, before and after it, by the mean of the two, so that a machine that becomes slower or faster matters little. The
-median of the last `REMEMBERED` differences is the hidden cost of a step of that sort, once there are `ENOUGH`. It is
-added to `watch_ms`, and taken off the phases that were longer, so that phases still add up to `step_ms`. Rows that were
-written before are left as they were.
+median of the last `REMEMBERED` differences is the hidden cost of a step of that sort, once there are `ENOUGH` and three
+in four of them are above zero: on a machine whose steps vary by more than watching costs, chance alone would make half
+of them so. The cost is added to `watch_ms`, and taken off the phases that were longer, so that phases still add up to
+`step_ms`. Rows that were written before are left as they were.
+
+Steps in which an observer does more than in others, such as a look at memory, are corrected as their sort is: what
+those few cost beyond that is not counted.
 
 A bare step comes every `FIRST_EVERY` steps until `REMEMBERED` differences are known, and then every `LATER_EVERY`. A
 step that is due for a sample is never bare: with `every=1` there is none, and `watch_ms` is what was clocked.
@@ -26,10 +30,10 @@ from statistics import fmean, median
 from amp_core.record.clock import PHASES
 
 FIRST, FIRST_EVERY, LATER_EVERY = 8, 11, 51
-"""How many steps come before the first bare one, and how many there are from one to the next: odd numbers, so that
-optimizers that take turns both have some."""
+"""From the first step that is not sampled to the first bare one, and from one bare step to the next. The latter are odd
+numbers, so that optimizers that take turns both have some."""
 REMEMBERED = 15
-ENOUGH = 3
+ENOUGH = 5
 
 LOOP = tuple(phase for phase in PHASES if phase not in ("watch", "data"))
 """Phases in which a cost may hide. What loading data takes varies for reasons of its own, and nothing of ours runs
@@ -91,9 +95,10 @@ class Hidden:
     def corrected(self, sort: str, times: Times) -> dict[str, float]:
         """The times with the hidden cost where it belongs. Their sum is the same."""
         found = self._found.get(sort, ())
-        if len(found) < ENOUGH:
+        differences = sorted(sum(f.values()) for f in found)
+        if len(found) < ENOUGH or differences[len(found) // 4] <= 0:
             return dict(times)
-        hidden = max(0.0, median(sum(f.values()) for f in found))
+        hidden = median(differences)
         parts = {p: max(0.0, median(f[p] for f in found)) for p in LOOP}
         whole = sum(parts.values())
         if not whole:  # no phase by itself is longer in most of them

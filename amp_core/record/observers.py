@@ -37,8 +37,8 @@ class Observer:
     """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
     that is not awake is told `step_began`, `scaler_found` and `close` alone, so it costs next to nothing."""
     bare = False
-    """Whether the recorder wants to learn what the step takes without hooks. An observer that can do with fewer hooks in
-    that step does so; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
+    """Whether the recorder wants to learn what the step takes without hooks. An observer that can do with fewer hooks
+    does so then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the recorder is at its own work just now, whose operators are not the loop's. Set by the recorder."""
 

@@ -73,7 +73,10 @@ class Outbox:
             events = event_rows(attempt)
             if events:
                 self._writer.append("events", events)
-            before = self._sampling.interval
+            before, was_lean = self._sampling.interval, self._sampling.lean
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
                 change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
                 self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
+            if self._sampling.lean and not was_lean:
+                change = "the first module with a non-finite output is named a step later, to keep to the budget"
+                self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

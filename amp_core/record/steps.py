@@ -156,7 +156,7 @@ class Steps:
         if not self._began:
             self._began = True
             bare = not self.may_be_sampled() and self.outbox.calibration.wants_bare(self.number)
-            self._bare = self._observers.begin(self.number, bare)
+            self._bare = self._observers.begin(self.number, bare or self._sampling.lean)
 
     def observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
