@@ -64,6 +64,33 @@ def after_call(module: torch.nn.Module, listener: After, *, always: bool = False
     return Handle(listened, listener, always)
 
 
+class Switch:
+    """A listener to the calls of one module, to be turned on and off every few steps.
+
+    It makes no objects after its first time: those of a thousand modules in ten steps would be enough for Python's
+    garbage collector to look through all objects of the process.
+    """
+
+    __slots__ = ("_entry", "_listened", "_module")
+
+    def __init__(self, module: torch.nn.Module, listener: After) -> None:
+        self._module = module
+        self._entry = (listener, False)
+        self._listened: _Listened | None = None
+
+    def on(self) -> None:
+        """Call the listener after each call of the module, behind the other listeners. Twice is harmless."""
+        if self._listened is None:
+            self._listened = _of(self._module)
+            self._listened.after = (*self._listened.after, self._entry)
+
+    def off(self) -> None:
+        """Stop calling it. Twice is harmless."""
+        listened, self._listened = self._listened, None
+        if listened is not None:
+            listened.drop(self._entry[0], self._entry[1])
+
+
 def listeners(module: torch.nn.Module) -> list[Any]:
     """Who listens to `module` now."""
     found = _listened.get(id(module))

@@ -3,6 +3,7 @@
 >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
 """
 
+import array
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.record._kernel_cpu import add_parts, measure_doubles, measure_singles
+from amp_core.record._kernel_cpu import ENTRIES, add_parts, measure_doubles, measure_singles
 from amp_core.record._team import together
 from amp_core.record.channels import Cap
 from amp_core.record.measure import LEADING, in_one_row
@@ -26,6 +27,8 @@ _CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
 _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
 _SIZE = [LEADING + form.powers_of_two for form in _FORMATS]
 _SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
+_WIDE = (torch.float32, torch.float64)
+_SKIP_AT = _SKIP.ctypes.data
 _NO_CAP = (0, 0, 1)
 
 
@@ -33,14 +36,18 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = No
     """The packed vectors of CPU tensors, one after another, as `amp_core.record.measure` describes them."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
+    if len(tensors) == 1 and caps is None:
+        alone = _measure_alone(tensors[0])
+        if alone is not None:
+            return alone
     if caps is None:
         rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
         limits = [_NO_CAP] * len(rows)
     else:
         rows = [t if t.is_contiguous() else t.detach().contiguous() for t in tensors]
         # As wide as the kernel compares them; held likewise.
-        wide = [c.largest.to(torch.promote_types(t.dtype, torch.float32)) for t, c in zip(tensors, caps, strict=True)]
-        limits = [(w.data_ptr(), len(w), c.inner) for w, c in zip(wide, caps, strict=True)]
+        wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in caps]
+        limits = [(w.data_ptr(), w.numel(), c.inner) for w, c in zip(wide, caps, strict=True)]
     codes = [_CODE[t.dtype] for t in tensors]
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
@@ -58,6 +65,23 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = No
     if parts > 1:
         add_parts(packed.numpy(), np.array(starts))
     return packed[0]
+
+
+def _measure_alone(tensor: torch.Tensor) -> torch.Tensor | None:
+    """One small tensor, of which a sampled step has one for each output of each module: with as few objects as can be.
+
+    None where it takes more: a copy, several threads, another kernel.
+    """
+    code, values = _CODE[tensor.dtype], tensor.numel()
+    if code == _DOUBLE or code in _FP8 or values >= 2 * SHARE or not tensor.is_contiguous():
+        return None
+    packed = torch.zeros(_SIZE[code], dtype=torch.float64)
+    job = (0, 1, 0, 1, _SKIP_AT, 0, tensor.data_ptr(), values, code, packed.data_ptr(), *_NO_CAP)
+    table = array.array("q", job)
+    address = table.buffer_info()[0]
+    table[2] = address + 8 * ENTRIES
+    measure_singles(address)
+    return packed
 
 
 def _run(kernel: Any, tasks: list[tuple[int, ...]], packed: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 import torch
 
 from amp_core.phases import PHASES
-from amp_core.record.clock import Phases
 from amp_core.record.measure import INFINITIES, NANS, SQUARES, merged, packed_length, unpack_together
 from amp_core.record.parcel import Parcel
 
@@ -29,6 +28,8 @@ class Attempt:
     step: int
     optimizer: int
     sampled: bool
+    bare: bool = False
+    """Whether the step was run with as few hooks as can be; see `calibration`."""
     parcel: Parcel = field(default_factory=Parcel)
     gradients: list[str] = field(default_factory=list)
     """Names of the optimizer's gradients, in the model's order."""
@@ -62,7 +63,11 @@ class Attempt:
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
-        self.measured += [(name, kind, dtype) for name, dtype in named]
+        self.add_all([(name, kind, dtype) for name, dtype in named], packed)
+
+    def add_all(self, keys: Sequence[tuple[str, str, str]], packed: torch.Tensor) -> None:
+        """The same for tensors of several kinds, by name, kind and dtype."""
+        self.measured += keys
         self._keep("measured", packed)
 
     def add_capped(self, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
@@ -74,6 +79,11 @@ class Attempt:
         keys = self.vectors[what]
         keys.append(f"{what}:{len(keys)}")
         self.parcel.put(keys[-1], packed)
+
+    @property
+    def sort(self) -> str:
+        """What kind of step it is to `calibration`."""
+        return "sampled" if self.sampled else "bare" if self.bare else "plain"
 
     @property
     def all_measured(self) -> bool:
@@ -190,9 +200,8 @@ def _statm(pid: int) -> int | None:
         return None
 
 
-def step_row(attempt: Attempt, phases: Phases) -> dict[str, list[Any]]:
-    """The row of `steps`."""
-    times = phases.totals(attempt.spans)
+def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any]]:
+    """The row of `steps`. `times` are the milliseconds of each phase."""
     loss, norm, rate, samples = (attempt.given(k) for k in ("loss", "grad_norm", "lr", "samples"))
     tracker = attempt.parcel.value("growth_tracker")
     missed = {"backward"} - attempt.seen

@@ -56,10 +56,7 @@ def channel_largest(grad: torch.Tensor, channel: int) -> torch.Tensor:
     kernel = _kernel(grad.device.type)
     if kernel is None or grad.dtype.itemsize > 4:
         return grad.abs().amax([d for d in range(grad.dim()) if d != channel])
-    inner = 1
-    for size in grad.shape[channel + 1 :]:
-        inner *= size
-    return kernel(grad.contiguous(), grad.shape[channel], inner)
+    return kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel())
 
 
 def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int) -> Cap | None:
@@ -74,11 +71,9 @@ def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int) -> Cap | None:
         or grad.shape[row] != len(largest)
     ):
         return None
-    inner = 1
-    for size in grad.shape[row + 1 :]:
-        inner *= size
+    inner = grad.shape[row + 1 :].numel()
     # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
-    return Cap(largest.to(grad.dtype), inner) if inner else None
+    return Cap(largest if largest.dtype is grad.dtype else largest.to(grad.dtype), inner) if inner else None
 
 
 _kernels: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor] | None] = {}

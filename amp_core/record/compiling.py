@@ -24,7 +24,7 @@ _here = threading.local()
 
 def not_by_itself(function: Callable[..., Any]) -> Callable[..., Any]:
     """dynamo does not compile calls of `function` that it meets outside of a graph; what `function` calls it does."""
-    code = function.__code__  # type: ignore[attr-defined]
+    code = function.__code__
     if hasattr(eval_frame, "skip_code"):  # in older versions of torch
         eval_frame.skip_code(code)
     else:

@@ -124,7 +124,7 @@ def recipe_found(
 def stored_in(model: torch.nn.Module) -> str | None:
     """The dtype of most floating-point elements among the parameters, e.g. `float16`; None where there are none."""
     elements: Counter[str] = Counter()
-    for parameter in model.parameters():
+    for parameter in _own.parameters(model):
         if parameter.is_floating_point() and not is_lazy(parameter):
             elements[dtype_name(parameter.dtype)] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else None

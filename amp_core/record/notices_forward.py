@@ -1,11 +1,15 @@
 """Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
 
-On a CPU the inputs and outputs of the modules are kept until backward begins, which costs an append each, and looked
-at only where the loss turns out not to be finite. On a GPU to ask whether a loss is finite would be to wait for it. So
+On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
+out not to be finite. torch takes some microseconds for each module that has a hook, so of a larger model at most `MOST`
+modules have one, evenly apart, and others after every `EVERY` steps; all have one in the first steps and after
+something was not finite. A step that the recorder runs bare (see `calibration`) keeps only what the model itself took
+and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
 there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
 finite, and with `each_step` on all; the numbers are read when they have arrived.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -15,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import _own, notices_patch
-from amp_core.record._calls import after_call
+from amp_core.record._calls import Switch
 from amp_core.record.environment import with_autocast
 from amp_core.record.gradients import has_values, in_backward, named_modules, unwrapped
 from amp_core.record.loss_dtype import loss_dtype
@@ -32,6 +36,8 @@ ARMED = 3
 MOST_BYTES = 64 * 2**20
 """Tensors are kept up to this size together; what would come after them in the step is not looked at."""
 MOST_EVENTS = 100
+MOST = 64
+"""Modules of a larger model that have a hook on a CPU, while nothing is wrong."""
 
 
 class Sight(NamedTuple):
@@ -76,7 +82,9 @@ class ForwardCheck(Observer):
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
-        self._handles: list[Any] = []
+        self._hooks = [Switch(m, self._hook(i)) for i, (_, m) in enumerate(self._modules)]
+        self._on: frozenset[int] = frozenset()
+        self._all = frozenset(range(len(self._modules)))
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
             notices_patch.backward.listen(self._on_backward)
@@ -85,13 +93,14 @@ class ForwardCheck(Observer):
         self._step = step
         self._forget()
         self._dtypes = {}
-        due = self._each_step or self._armed > 0 or step % EVERY == 0
-        self._measuring = due and not self._on_cpu
-        wanted = self._on_cpu or due
-        if wanted and not self._handles:
-            self._handles = [after_call(m, self._hook(i)) for i, (_, m) in enumerate(self._modules)]
-        elif not wanted:
-            self._take_off()
+        closely = self._each_step or self._armed > 0
+        if self._on_cpu and not closely:
+            self._put_on(frozenset((0,)) if self.bare else _some_of(len(self._modules), step // EVERY))
+        else:
+            due = closely or step % EVERY == 0
+            self._measuring = due and not self._on_cpu
+            self.bare = self.bare and not due
+            self._put_on(self._all if due else frozenset())
         self._armed -= self._armed > 0
 
     def step_ended(self, step: int) -> None:
@@ -106,15 +115,19 @@ class ForwardCheck(Observer):
         self._read(wait=len(self._sent) > ARMED + 1)
 
     def close(self) -> None:
-        self._take_off()
+        self._put_on(frozenset())
         notices_patch.backward.unlisten(self._on_backward)
         self._forget()
         self._read(wait=True)
 
-    def _take_off(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _put_on(self, wanted: frozenset[int]) -> None:
+        """From now on these modules have a hook, and no others."""
+        if self._on != wanted:
+            for index in self._on - wanted:
+                self._hooks[index].off()
+            for index in sorted(wanted - self._on):
+                self._hooks[index].on()
+            self._on = wanted
 
     def _forget(self) -> None:
         self._kept, self._bytes = [], 0
@@ -263,6 +276,13 @@ class ForwardCheck(Observer):
                     count=len({measured[k][0] for k in bad}),
                     detail="weights" if self._has_bad_weights(index) else "",
                 )
+
+
+@functools.lru_cache(maxsize=4)
+def _some_of(number: int, turn: int) -> frozenset[int]:
+    """Of so many modules at most `MOST`, evenly apart, the first among them; at the next turn their neighbours."""
+    stride = max(1, -(-number // (MOST - 1)))
+    return frozenset((0, *range(turn % stride, number, stride)))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from amp_core.record import _own
 from amp_core.record import scaler as scaling
 from amp_core.record._narrow import NARROW
 from amp_core.record.environment import model_summary
@@ -70,7 +71,7 @@ class StartFacts(Observer):
             self._look()
 
     def _has_lazy(self) -> bool:
-        return any(is_lazy(p) for p in self._model.parameters())
+        return any(is_lazy(p) for p in _own.parameters(self._model))
 
     def _look(self) -> None:
         self._done = True

@@ -37,6 +37,9 @@ class Observer:
     awake = True
     """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
     that is not awake is told `step_began`, `scaler_found`, `optimizer_found` and `close` alone: next to no cost."""
+    bare = False
+    """Whether the recorder wants to learn what the step takes without hooks. An observer that can do with fewer hooks
+    does so then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether what runs just now is not of the step: the recorder's own work, or a closure's second call and those that
     follow it in one step of its optimizer. Set by the recorder."""
@@ -101,6 +104,13 @@ class Observers:
         """Whether any observer cares for that moment, in the present step."""
         return bool(self._told[moment])
 
+    def begin(self, step: int, bare: bool) -> bool:
+        """Tell of the begin of a step. With `bare` observers are to do with little; returns whether all of them do."""
+        for observer in self._observers:
+            observer.bare = bare
+        self.tell("step_began", step)
+        return bare and all(observer.bare for observer in self._observers)
+
     def tell(self, moment: str, *values: Any) -> None:
         """Call `moment` of every observer that has it, and is awake."""
         for observer, call in (self._calls if moment in _ALWAYS else self._told)[moment]:
@@ -121,5 +131,7 @@ class Observers:
             {name: [(o, c) for o, c in calls if o is not observer] for name, calls in moments.items()}
             for moments in (self._calls, self._told)
         )
+        self._observers = [o for o in self._observers if o is not observer]
+        self._awake = []
         with contextlib.suppress(Exception):  # it may hold hooks; what failed once may fail at that too
             observer.close()

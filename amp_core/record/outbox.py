@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from amp_core.record.attempt import Attempt, event_rows, step_row, tensor_rows
+from amp_core.record.calibration import Calibration
 from amp_core.record.clock import Phases
 from amp_core.record.sampling import Sampling
 from amp_core.runlog import RunWriter
@@ -32,6 +33,8 @@ class Outbox:
         self._phases = phases
         self._sampling = sampling
         self._waiting: deque[Attempt] = deque()
+        self.calibration = Calibration()
+        """What watching costs beyond what is clocked, learned from the steps that are written."""
         self.mirrors: list[Mirror] = []
         """Trackers that are told of every step too."""
 
@@ -60,7 +63,8 @@ class Outbox:
     def _write(self, wait: bool) -> None:
         while self._waiting and self._waiting[0].parcel.ready(wait):
             attempt = self._waiting.popleft()
-            row = step_row(attempt, self._phases)
+            clocked = self._phases.totals(attempt.spans)
+            row = step_row(attempt, self.calibration.corrected(attempt.optimizer, attempt.sort, clocked))
             self._writer.append("steps", row)
             for mirror in self.mirrors:
                 mirror.take(row)
@@ -69,7 +73,10 @@ class Outbox:
             events = event_rows(attempt)
             if events:
                 self._writer.append("events", events)
-            before = self._sampling.interval
+            before, was_lean = self._sampling.interval, self._sampling.lean
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
                 change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
                 self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
+            if self._sampling.lean and not was_lean:
+                change = "the first module with a non-finite output is named a step later, to keep to the budget"
+                self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import _own
-from amp_core.record._calls import after_call
+from amp_core.record._calls import Switch
 from amp_core.record._tensor_hooks import TensorHooks
 from amp_core.record.channels import Cap, cap_for, channel_largest, channel_of
 from amp_core.record.clock import Phases
@@ -44,27 +44,30 @@ class Outputs:
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused
-        self._listeners = [
-            (m, self._listener(n, self._on_grad(n, m)))
+        self._switches = [
+            Switch(m, self._listener(n, self._on_grad(n, m)))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
         ]
-        self._handles: list[Any] = []
+        self._on = False
         self._on_tensors = TensorHooks()
         self._measured: list[tuple[str, str, str, torch.Tensor]] = []
         self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
 
     def put_on(self) -> None:
         """Measure what passes from now on."""
-        if self._kinds and not self._handles:
+        if self._kinds and not self._on:
             self._largest.clear()
-            self._handles = [after_call(m, listener) for m, listener in self._listeners]
+            self._on = True
+            for switch in self._switches:
+                switch.on()
 
     def take_off(self) -> None:
         """Leave the modules alone again."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._on:
+            self._on = False
+            for switch in self._switches:
+                switch.off()
         self._on_tensors.take_off_leaves()
 
     def remove(self) -> None:

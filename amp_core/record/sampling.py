@@ -19,10 +19,14 @@ LONGEST = 2**10
 
 class Sampling:
     """Sampled steps begin with step 0. With a `budget`, the share (0–1) of a step's time that watching may take on
-    average, the interval between them is `every` times a power of two, as small as the budget allows."""
+    average, the interval between them is `every` times a power of two, as small as the budget allows. Costs are those
+    that `calibration` has corrected."""
 
     def __init__(self, every: int, budget: float | None = None) -> None:
         self.interval = every
+        self.lean = False
+        """Whether steps that are not sampled cost more than the budget by themselves. Then, and from then on, they are
+        run with as few hooks as can be."""
         self._every = every
         self._budget = budget
         self._next = 0
@@ -51,6 +55,8 @@ class Sampling:
         else:
             self._others.append(watch_ms)
         self._wrote = sampled
+        if len(self._others) == REMEMBERED and self._spare(self._budget) <= 0:
+            self.lean = True
         if len(self._sampled) < ENOUGH:
             return None
         wanted = self._wanted(self._budget)
@@ -63,11 +69,18 @@ class Sampling:
         return None
 
     def _wanted(self, budget: float) -> int:
-        always = median(self._others) if self._others else 0.0
-        extra = max(0.0, median(self._sampled) - always)
-        # watch / (bare + watch) <= budget, so watch may take bare * budget / (1 - budget) of each step on average.
-        spare = median(self._bare) * budget / (1 - budget) - always
+        extra = max(0.0, median(self._sampled) - self._always())
+        spare = self._spare(budget)
         interval = self._every
         while interval < self._every * LONGEST and (spare <= 0 or extra / interval > spare):
             interval *= 2
         return interval
+
+    def _always(self) -> float:
+        """What a step costs that is not sampled."""
+        return median(self._others) if self._others else 0.0
+
+    def _spare(self, budget: float) -> float:
+        """What of the budget is left, in milliseconds of each step, for samples."""
+        # watch / (bare + watch) <= budget, so watch may take bare * budget / (1 - budget) of each step on average.
+        return median(self._bare) * budget / (1 - budget) - self._always()

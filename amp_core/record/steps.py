@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record import _own
 from amp_core.record import scaler as scaling
 from amp_core.record._stumbles import Stumbles
 from amp_core.record.adoption import Adoption, share
@@ -26,7 +27,6 @@ from amp_core.record.gradients import (
     device_of,
     has_values,
     learning_rate,
-    local_values,
     named_parameters,
     norms,
     unwrapped,
@@ -34,6 +34,7 @@ from amp_core.record.gradients import (
 from amp_core.record.observers import Observer, Observers
 from amp_core.record.outbox import Outbox
 from amp_core.record.outputs import Outputs
+from amp_core.record.plan import Plan
 from amp_core.record.regions import PrecisionSeen
 from amp_core.record.sampling import Sampling
 from amp_core.record.tensors import Tensors
@@ -118,7 +119,7 @@ class Steps:
         self.lost_forwards: Callable[[], None] = lambda: None
         """Called after a step without a forward of the model, where those before had one."""
         self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
-        self.gathered = Gathered(lambda: list(self._model.parameters()))
+        self.gathered = Gathered(lambda: list(_own.parameters(self._model)))
         self.precision = PrecisionSeen(writer, self._model, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
         self.outbox = Outbox(writer, self.phases, sampling)
@@ -133,6 +134,8 @@ class Steps:
         self._observers = Observers(writer, observers, self._at_own_work)
         if self._observers.has("phase_entered"):
             self.phases.changed = functools.partial(self._observers.tell, "phase_entered")
+        self._plans = [Plan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]
+        self._bare = False  # whether the present step is run with as few hooks as can be
         self._began = False  # whether the present step's begin was seen
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
         self._stepped: set[int] = set()  # optimizers that have stepped under the present number
@@ -191,6 +194,7 @@ class Steps:
             )
         self._adoption.adopted(optimizer)
         self.names.update((id(p), n) for n, p in named_parameters(self._model))
+        self._plans[index : index + 1] = [Plan(optimizer, self.names, f"optimizer{index}")]
         self.writer.event("phase change", name="optimizer", detail=detail, step=self.number)
         config = dict(self.writer.head.config) | {"optimizers": [type(o).__name__ for o in self.optimizers]}
         self.writer.update_head(config=config)
@@ -233,7 +237,8 @@ class Steps:
         """Something of a step is about to happen: its first forward, or in loops without one what comes first."""
         if not self._began:
             self._began = True
-            self._observers.tell("step_began", self.number)
+            bare = not self.may_be_sampled() and self.outbox.calibration.wants_bare(self.number)
+            self._bare = self._observers.begin(self.number, bare or self._sampling.lean)
 
     def observe(self, index: int) -> Attempt:
         """Look at the gradients of optimizer `index`, once per attempt, as they come out of backward."""
@@ -244,29 +249,25 @@ class Steps:
             self._next_number()
         self.begin()
         optimizer = self.optimizers[index]
-        attempt = Attempt(self.number, index, sampled=self._due(index))
+        attempt = Attempt(self.number, index, sampled=self._due(index), bare=self._bare)
         if attempt.sampled:
             self._sampled[index] = self.number
         attempt.scaled = scaling.still_scaled(self._scaler, optimizer)
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
-        named = [
-            (self.names.get(id(p)) or f"optimizer{index}.group{g}.{i}", local_values(p.grad))
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-            if p.grad is not None
-        ]
-        if not all(has_values(grad) for _, grad in named):
-            named = [(name, grad) for name, grad in named if has_values(grad)]
+        attempt.gradients, grads = self._plans[index].gradients()
+        if not all(map(has_values, grads)):
+            valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if has_values(grad)]
+            attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
             self._tell_once(NO_VALUES)
-        attempt.gradients = [name for name, _ in named]
         if attempt.sampled:
             # Gradients that the loop unscaled by itself no longer have the factor of the output gradients.
             alike = attempt.scaled == scaling.is_active(self._scaler)
+            named = list(zip(attempt.gradients, grads, strict=True))
             self._tensors.sample(attempt, optimizer, named, alike=alike)
-        if named and not attempt.all_measured:
-            found, attempt.norm_order = norms([grad for _, grad in named])
+        if grads and not attempt.all_measured:
+            found, attempt.norm_order = norms(grads)
             attempt.put("norms", found)
         self._open[index] = attempt
         return attempt

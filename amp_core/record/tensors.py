@@ -35,8 +35,11 @@ class Tensors:
             self._measure(attempt, "weight_grad", gradients)
         if "weight" in self._kinds:
             self._measure(attempt, "weight", [(name, local_values(p)) for name, p in self._weights(optimizer)])
-        for name, kind, dtype, packed in self._outputs.take():
-            attempt.add(kind, [(name, dtype)], packed)
+        passed: dict[torch.device, list[tuple[tuple[str, str, str], torch.Tensor]]] = {}
+        for *key, packed in self._outputs.take():
+            passed.setdefault(packed.device, []).append(((key[0], key[1], key[2]), packed))
+        for here in passed.values():
+            attempt.add_all([key for key, _ in here], torch.cat([packed for _, packed in here]))
         if alike and self._kinds >= {"weight_grad", "output_grad"}:
             self._sample_capped(attempt, optimizer)
 

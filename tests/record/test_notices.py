@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 
 from amp_core import Run, load_run
-from amp_core.record import watch
+from amp_core.record import notices_forward, watch
 from tests.findings.zoo.case import Net, batches, fp16
 from tests.findings.zoo.numbers import Loud, Poisoned
 
@@ -88,6 +88,37 @@ def test_the_first_non_finite_output_is_named_in_its_own_step(tmp_path):
     first = events(tmp_path / "run", "non-finite output").iloc[0]
     assert (first["step"], first["name"], first["op"], first["detail"]) == (7, "middle.up", "Linear", "weights")
     assert first["dtype"] == "bfloat16" and first["count"] >= 3
+
+
+def test_of_a_large_model_the_module_is_named_in_the_step_after(tmp_path):
+    """Some of its modules alone have a hook, until something is not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4 * notices_forward.MOST)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    hooked = []
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for step in range(14):
+            if step == 12:
+                with torch.no_grad():
+                    model[101].bias[0] = float("inf")
+            model(torch.ones(1, 2)).sum().backward()
+            hooked.append(sum(bool(m._forward_hooks) for m in model))
+            optimizer.zero_grad()
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+    found = events(tmp_path / "run", "non-finite output").set_index("step")
+    assert 0 < hooked[11] <= notices_forward.MOST < hooked[13] == len(model)
+    near = int(found.name[12])
+    assert 101 <= near <= 105 and found.detail[12] == ("weights" if near == 101 else "input")
+    assert (found.name[13], found.detail[13]) == ("101", "weights")
+
+
+def test_modules_of_a_large_model_have_hooks_by_turns():
+    seen = [notices_forward._some_of(1001, turn) for turn in range(16)]
+    assert all(len(some) <= notices_forward.MOST + 1 and 0 in some for some in seen)
+    assert frozenset().union(*seen) == frozenset(range(1001))
+    assert notices_forward._some_of(20, 3) == frozenset(range(20))
 
 
 def test_input_range_of_the_module_that_overflows(tmp_path):
