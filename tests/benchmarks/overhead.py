@@ -51,7 +51,8 @@ class Block(nn.Module):
         x = x + self.output(
             nn.functional.scaled_dot_product_attention(self.query(h), self.key(h), self.value(h), is_causal=True)
         )
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        more: torch.Tensor = self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x + more
 
 
 def built(kind: str, tensors: int) -> nn.Module:
