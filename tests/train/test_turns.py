@@ -119,7 +119,7 @@ def test_what_the_first_refuses_is_not_asked_of_the_others(
     assert capfd.readouterr().err.count("ampscope: ") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
 def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
     quick: dict[str, Any], tmp_path: Path, number: int
 ) -> None:

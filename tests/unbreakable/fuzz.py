@@ -1,6 +1,6 @@
 """Feed hostile inputs to everything that reads a stranger's files, and count what goes wrong.
 
-    python -m tests.unbreakable.fuzz --inputs 100000            # the long form; the suite has 400 of them
+    python -m tests.unbreakable.fuzz --inputs 100000            # the long form; the suite has 400, with --whole 3,400
     python -m tests.unbreakable.fuzz --only 4711                # one again, with its traceback
 
 Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, checked
