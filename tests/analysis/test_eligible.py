@@ -1,7 +1,6 @@
 """Matrix work that could have run on tensor cores: reasons, sizes, floating-point operations."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from amp_core.analysis._gpus import dense_rates
 from amp_core.analysis._matrix import added_by_padding, product, unaligned
 from amp_core.analysis.eligible import REASONS
 from tests.analysis.test_tensorcores import made
+from tests.counted import calls_of
 from tests.synthetic_kernels import GPU, kernel
 
 HALF, FLOAT = "c10::Half", "float"
@@ -188,20 +188,8 @@ def test_work_grows_with_the_number_of_layers_and_no_faster(tmp_path: Path) -> N
             for i in range(layers)
         ]
         run = made(tmp_path / str(layers), rows)
-        count = 0
-
-        def counted(frame: object, event: str, argument: object) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(counted)
-        try:
-            found = matrix_ops(run)
-        finally:
-            sys.setprofile(before)
-        assert len(found) == layers
-        return count
+        assert len(matrix_ops(run)) == layers
+        return calls_of(lambda: matrix_ops(run))
 
     calls(10)  # what is imported or remembered at first
     assert calls(2000) < 2.5 * calls(1000)
