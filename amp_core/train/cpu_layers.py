@@ -10,11 +10,13 @@ is tried, not looked up by the CPU's name.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_core.schema import RunError
 from amp_core.train.recipes import Precision
@@ -64,12 +66,16 @@ def prepare_layers(model: nn.Module, precision: Precision, islands: Sequence[str
 def runs(kind: str, autocast: torch.dtype | None, weights: torch.dtype, onednn: bool = True) -> bool:
     """Whether a tiny layer of that class runs forward and backward on this CPU, with oneDNN or without it.
 
-    `autocast` is None outside of autocast. The caller's random state is left as it was.
+    `autocast` is None outside of autocast. The caller's random state is left as it was, and modes that count or replace
+    operators see nothing of the trial.
     """
     if autocast is None and weights == torch.float32:
         return True
     make, shape = PROBES[kind]
-    with nullcontext() if onednn else _without_onednn(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+    untouched = torch.random.fork_rng(devices=[]), torch.enable_grad(), _disable_current_modes()
+    with ExitStack() as stack:
+        for context in (*untouched, nullcontext() if onednn else _without_onednn()):
+            stack.enter_context(context)
         layer = make().to(weights)
         try:
             with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
@@ -84,7 +90,8 @@ def _portable(kind: str, module: nn.Module, forward: Callable[..., Any], *args: 
     """`forward`, without oneDNN where that has no kernel for the dtypes of this call."""
     weight = next(module.parameters())
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    if weight.device.type != "cpu" or runs(kind, autocast, weight.dtype):
+    fake = isinstance(weight, FakeTensor)  # which runs no kernel: it stands for a tensor on another machine
+    if fake or weight.device.type != "cpu" or runs(kind, autocast, weight.dtype):
         return forward(*args, **kwargs)
     with _without_onednn():
         return forward(*args, **kwargs)

@@ -7,11 +7,14 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from amp_core import load_run
 from amp_core.__main__ import main
 from amp_core.train import TrainConfig, cpu_layers
 from amp_core.train.recipes import Precision
+from amp_core.train.workloads import build
 from tests.places import ROOT
 
 OWN = """
@@ -102,6 +105,23 @@ def test_a_module_that_computes_in_fp32_needs_no_16_bit_kernel(monkeypatch, fres
     cpu_layers.prepare_layers(model, precision, islands=("body",))
     with pytest.raises(cpu_layers.RunError, match=r"which the module 'body\.0' needs"):
         cpu_layers.prepare_layers(model, precision, islands=("head", "bod"))
+
+
+def test_counting_a_step_sees_no_trial_and_fake_tensors_are_asked_nothing(fresh_probes):
+    model = build(TrainConfig(workload="text-lstm").resolved()).model
+    tokens = torch.randint(0, 256, (2, 4))
+
+    def operators():
+        with FlopCounterMode(display=False) as counter, torch.autocast("cpu", dtype=torch.bfloat16):
+            model(tokens)
+        return counter.get_total_flops()
+
+    assert operators() == operators()
+    cpu_layers.runs.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", dtype=torch.bfloat16):
+        fake = build(TrainConfig(workload="text-lstm").resolved()).model
+        fake(torch.zeros(2, 4, dtype=torch.int64))
+    assert cpu_layers.runs.cache_info().currsize == 0
 
 
 def test_probing_leaves_random_state_and_onednn_as_they_were(fresh_probes):
