@@ -1,6 +1,15 @@
-"""What tests of runs begin with."""
+"""What all tests begin with: one thread per process, which cases run when, and the runs that many tests read."""
+
+import os
+
+# Set before torch, numpy and Arrow are imported, which read it then; processes that tests start inherit it. The models
+# are tiny: several threads would only wait for each other, and for the other workers of pytest-xdist. Tests about
+# threads set the number themselves.
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +17,31 @@ import pytest
 from amp_core import Run, load_run
 from tests.synthetic import SAMPLES, write_all
 from tests.written import HEAD
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run what is marked `whole` too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `whole`, unless it is asked for."""
+    if config.getoption("--whole"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("whole")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
+
+
+@pytest.fixture
+def several_threads() -> Iterator[None]:
+    """torch computes with three threads, as it does by default on a machine with three cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

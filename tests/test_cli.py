@@ -268,7 +268,7 @@ def test_a_reader_that_has_read_enough_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")

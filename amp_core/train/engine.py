@@ -25,6 +25,7 @@ from amp_core.run import load_run
 from amp_core.schema import RunError
 from amp_core.train import checkpoint
 from amp_core.train.config import TrainConfig
+from amp_core.train.cpu_layers import prepare_layers
 from amp_core.train.model_changes import changed
 from amp_core.train.processes import Team, joined
 from amp_core.train.progress import Progress
@@ -70,8 +71,9 @@ def train(
     reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings; `level`
     is how much `watch` looks at. With `resume` the run in `into` goes on from its checkpoint, up to `config.steps` in
     all; its settings must be the same, but for those in `resuming.MAY_CHANGE`. Where torchrun started this process, it
-    trains together with the others. Raises `RunError` for a device that is not there, a workload that cannot be loaded
-    and a folder that cannot be used. What the loop itself raises ends the run as `failed` and is raised again.
+    trains together with the others. Raises `RunError` for a device that is not there, a workload that cannot be loaded,
+    a layer that this CPU cannot run in the recipe's dtype and a folder that cannot be used. What the loop itself raises
+    ends the run as `failed` and is raised again.
     """
     config = config.resolved()
     if resume:
@@ -84,7 +86,9 @@ def train(
         device = choose_device(config.device)
         precision = Precision(config, device)
         workload = build(config)
-        raw_model = workload.model = changed(workload.model.to(device=device, dtype=precision.weights), config)
+        model_here = workload.model.to(device=device, dtype=precision.weights)
+        prepare_layers(model_here, precision, config.islands)
+        raw_model = workload.model = changed(model_here, config)
         model: Any = team.shared(raw_model, device)
         model = torch.compile(model) if config.compile else model
         optimizer = make_optimizer(config, raw_model)

@@ -22,6 +22,7 @@ class Precision:
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         recipe = config.recipe
+        self.name = config.precision
         self.device = device
         self.weights: torch.dtype = getattr(torch, recipe.weights)
         self.autocast_dtype: torch.dtype | None = getattr(torch, recipe.autocast) if recipe.autocast else None

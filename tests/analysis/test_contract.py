@@ -11,6 +11,7 @@ import pytest
 
 import amp_core.analysis as analysis
 from amp_core import Run, RunError, load_run
+from tests.noted import noted
 from tests.synthetic import SAMPLES, SCENARIOS, live
 
 FUNCTIONS = {n: f for n in analysis.__all__ if inspect.isfunction(f := getattr(analysis, n))}
@@ -41,29 +42,29 @@ def test_there_are_analyses_of_one_run_and_of_several() -> None:
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-@pytest.mark.parametrize("name", OF_A_RUN)
-def test_every_analysis_of_every_run(name: str, scenario: str, runs: dict[str, Run], capfd: Any) -> None:
+def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd: Any) -> None:
     run = runs[scenario]
     before = run.steps.copy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for arguments in calls(OF_A_RUN[name], run):
-            if name in NEED_GRADIENTS and not {"weight_grad", "output_grad"} & set(analysis.kinds_present(run)):
-                with pytest.raises(RunError, match="has no recorded gradients"):
-                    OF_A_RUN[name](*arguments)
-            else:
-                check(OF_A_RUN[name](*arguments))
-    pd.testing.assert_frame_equal(run.steps, before)  # an analysis leaves what it reads as it was
-    assert capfd.readouterr() == ("", "")
+    for name, function in OF_A_RUN.items():
+        with noted(name), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for arguments in calls(function, run):
+                if name in NEED_GRADIENTS and not {"weight_grad", "output_grad"} & set(analysis.kinds_present(run)):
+                    with pytest.raises(RunError, match="has no recorded gradients"):
+                        function(*arguments)
+                else:
+                    check(function(*arguments))
+            pd.testing.assert_frame_equal(run.steps, before)  # an analysis leaves what it reads as it was
+            assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-@pytest.mark.parametrize("name", OF_RUNS)
-def test_every_analysis_of_runs_beside_each_other(name: str, scenario: str, runs: dict[str, Run]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check(OF_RUNS[name]([runs["fp32"], runs[scenario]]))
-        check(OF_RUNS[name]([runs[scenario], runs["fp32"]]))
+def test_every_analysis_of_runs_beside_each_other(scenario: str, runs: dict[str, Run]) -> None:
+    for name, function in OF_RUNS.items():
+        with noted(name), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check(function([runs["fp32"], runs[scenario]]))
+            check(function([runs[scenario], runs["fp32"]]))
 
 
 @pytest.mark.parametrize("name", [n for n in OF_A_RUN if n.endswith(("_trace", "_times"))])

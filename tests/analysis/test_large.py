@@ -1,6 +1,7 @@
-"""Long runs and deep models stay quick: processor time is held to a limit, generous for a slow machine."""
+"""Long runs and deep models stay quick: no Python call for each row, and no work that grows faster than the layers.
 
-import time
+Calls are counted and no time is taken, which would depend on what else the machine does.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from amp_core.analysis import (
     whole_model,
 )
 from amp_core.analysis import thin as thinned
+from tests.counted import calls_of
 from tests.synthetic import write_rows
 
 STEPS = 300_000
@@ -57,30 +59,36 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_long_run_is_analysed_quickly(large: Run) -> None:
-    began = time.process_time()
     trace = scale_trace(large)
-    skip_episodes(large), phase_times(large), overview(large)
+    works = (
+        lambda: scale_trace(large),
+        lambda: skip_episodes(large),
+        lambda: phase_times(large),
+        lambda: overview(large),
+        lambda: thinned(trace, "step", "loss_scale", most=4000, keep="skipped"),
+        lambda: loss_curves([large], most=4000),
+    )
+    for work in works:
+        assert calls_of(work) < STEPS / 10
     small = thinned(trace, "step", "loss_scale", most=4000, keep="skipped")
-    loss_curves([large], most=4000)
-    assert time.process_time() - began < 3.0
     assert len(small) < 8200 and small["skipped"].sum() == pytest.approx(trace["skipped"].sum(), rel=0.01)
 
 
 def test_a_deep_model_is_analysed_quickly(large: Run) -> None:
-    began = time.process_time()
+    assert calls_of(lambda: exponent_shares(large, "weight_grad")) < 10 * LAYERS
+    assert calls_of(lambda: class_shares(large, "weight_grad")) < 10 * LAYERS
     shares, classes = exponent_shares(large, "weight_grad"), class_shares(large, "weight_grad")
-    assert time.process_time() - began < 3.0
     assert len(classes) == LAYERS and shares["name"].nunique() == LAYERS
     assert np.allclose(shares.groupby("name")["share"].sum(), 1.0)
 
 
 def test_predictions_for_a_deep_model_are_quick(large: Run) -> None:
-    began = time.process_time()
+    assert calls_of(lambda: what_if(large, step=500)) < 400 * LAYERS
     predictions = what_if(large, step=500)
+    assert calls_of(lambda: whole_model(predictions)) < 10 * LAYERS
     found = whole_model(predictions)
-    assert time.process_time() - began < 3.0
     assert len(predictions) == LAYERS * 2 * 51 and len(found) == 2 * 51
-    began = time.process_time()
+    for work in (safe_window, safe_window_over_time, layer_advice):
+        assert calls_of(lambda work=work: work(large)) < 2000 * LAYERS
     window, over_time, advice = safe_window(large), safe_window_over_time(large), layer_advice(large)
-    assert time.process_time() - began < 5.0
     assert window.lowest in set(over_time["lowest"]) and len(over_time) == 10 and len(advice) == LAYERS

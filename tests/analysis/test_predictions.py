@@ -20,14 +20,6 @@ SCALES = tuple(2.0**k for k in range(-4, 17, 2))
 STEPS = 12
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def workload(name):
     made = build(TrainConfig(workload=name).resolved())
     return made.model, made.loss_fn, iter(made.batches)

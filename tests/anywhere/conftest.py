@@ -41,7 +41,7 @@ def s3_server() -> Iterator[str]:
 
 
 def _await(address: str, server: "subprocess.Popen[bytes]") -> None:
-    for _ in range(600):
+    for _ in range(6000):
         assert server.poll() is None, "moto's server ended at once"
         try:
             urllib.request.urlopen(address, timeout=5).close()

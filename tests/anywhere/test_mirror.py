@@ -83,7 +83,7 @@ def test_a_tracker_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytes
 
     class Hanging(Tracker):
         def log(self, values: dict[str, float], step: int) -> None:
-            release.wait(60)
+            release.wait(600)
 
     try:
         trained(tmp_path / "a", Hanging())

@@ -108,7 +108,7 @@ def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
 
     found = {}
     for page in set(PAGES.values()):
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
         app.query_params["run"] = "sample/fp16-overflow"
         app.run()
         if page != "run_overview":

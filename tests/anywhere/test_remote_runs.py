@@ -223,7 +223,7 @@ def test_two_processes_train_into_a_bucket(s3: str) -> None:
     """torchrun's processes send their own segments, and the head is rank 0's."""
     command = "train --workload digits-cnn --precision bf16 --steps 6 --nproc 2 --device cpu --no-evaluate --every 2"
     line = [sys.executable, "-m", "amp_core", *command.split(), "--out", f"{s3}/ddp"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     run = load_run(f"{s3}/ddp")
     assert run.status == "finished" and run.head.world_size == 2

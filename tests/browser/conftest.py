@@ -5,7 +5,6 @@ Where there is no Chromium these tests are skipped and say so; with AMPSCOPE_REQ
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from tests.serve.running import Server, app
+from tests.waiting import DEADLINE_S
 
 FLAGS = (
     "--no-sandbox",  # needs privileges that a container seldom has; only our own page is opened
@@ -33,14 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
-
-
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    """Return as soon as `condition()` is true; fail after `seconds`."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, f"waited {seconds} s in vain"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")
@@ -80,14 +72,14 @@ class Tab:
     def open(self, url: str) -> "Tab":
         """Go there and wait until the app has drawn the page and rests."""
         self.page.goto(url, wait_until="domcontentloaded")
-        self.page.wait_for_selector("h1", timeout=60_000)
+        self.page.wait_for_selector("h1")
         self.rest()
         return self
 
     def rest(self) -> None:
         """Wait until no script runs: what is still drawn of an earlier pass takes no input."""
         self.page.wait_for_timeout(1000)  # the sign that a script runs comes late on a busy machine
-        self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')", timeout=60_000)
+        self.page.wait_for_function("() => !document.querySelector('[data-testid=\"stStatusWidget\"]')")
 
     def metric(self, label: str) -> str:
         """The value on the metric card of that label."""
@@ -106,6 +98,7 @@ def new_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
 
     def go(theme: str = "light") -> Tab:
         context = chromium.new_context(viewport={"width": 1400, "height": 900}, color_scheme=theme)
+        context.set_default_timeout(1000 * DEADLINE_S)
         contexts.append(context)
         tab = Tab(context.new_page())
         tab.page.on("pageerror", lambda error: tab.wrong.append(str(error)))

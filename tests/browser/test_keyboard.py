@@ -7,9 +7,9 @@ stops to do something, the focus has to be seen.
 import pytest
 
 from amp_core import RunError, load_run
-from tests.browser.conftest import wait_for
 from tests.serve.running import app
 from tests.synthetic import write
+from tests.waiting import wait_for
 
 MOST = 120
 """So many times Tab is pressed in search of one thing."""
@@ -66,7 +66,7 @@ def press(tab, key):
 
 
 def heading(tab, text):
-    tab.page.wait_for_function(f"() => document.querySelector('h1')?.innerText === {text!r}", timeout=60_000)
+    tab.page.wait_for_function(f"() => document.querySelector('h1')?.innerText === {text!r}")
     tab.rest()
 
 
@@ -88,8 +88,8 @@ def test_from_the_first_page_to_a_comparison_without_a_mouse(walker):
     press(tab, "Enter")
     go_to(tab, "Start")
     tab.page.keyboard.press("Enter")  # from now on the page ticks, and does not rest
-    wait_for(lambda: ended(runs / "text-gpt-tiny-fp16-1"), 240)
-    tab.page.get_by_role("link", name="See its overview").wait_for(timeout=30_000)
+    wait_for(lambda: ended(runs / "text-gpt-tiny-fp16-1"))
+    tab.page.get_by_role("link", name="See its overview").wait_for()
     tab.rest()
     go_to(tab, "See its overview")
     press(tab, "Enter")

@@ -5,9 +5,9 @@ import pytest
 from amp_core import load_run
 from amp_core.labels import label_of
 from amp_core.packing import unpack
-from tests.browser.conftest import wait_for
 from tests.serve.running import app
 from tests.synthetic import write
+from tests.waiting import wait_for
 
 HEADER, ROW = 35, 35
 """Pixels of the table's header and of its rows, which are drawn on a canvas."""
@@ -33,7 +33,7 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
     page.get_by_label("Tags, with commas between").fill("paper, lstm")
     page.get_by_role("button", name="Save").click()
     page.get_by_test_id("stToast").get_by_text("Saved").wait_for()
-    wait_for(lambda: label_of(runs / "first").tags == ("paper", "lstm"), 20)
+    wait_for(lambda: label_of(runs / "first").tags == ("paper", "lstm"))
     page.keyboard.press("Escape")
     tab.rest()
     assert label_of(runs / "first").name == "Baseline" and "Baseline" in actions.inner_text()
@@ -69,7 +69,7 @@ def test_label_delete_undo_compare_and_share(library, tmp_path):
         if compare.count():
             break
     compare.click()
-    page.get_by_text("Against").first.wait_for(timeout=60_000)
+    page.get_by_text("Against").first.wait_for()
     tab.rest()
     chosen = page.get_by_test_id("stMultiSelect").first.inner_text()
     assert "Baseline" in chosen and "second" in chosen

@@ -23,7 +23,7 @@ def opened(chromium):
         page.on("dialog", lambda d: wrong.append(d.message))
         page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else wrong.append(r.url))
         page.goto(file.as_uri())
-        page.wait_for_selector("html[data-drawn]", state="attached", timeout=60_000)
+        page.wait_for_selector("html[data-drawn]", state="attached")
         return page, wrong
 
     yield go

@@ -1,6 +1,5 @@
 """Each fault of the zoo is found, with the right code and the right place; its healthy twin is left in peace."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,16 +7,6 @@ import pytest
 from amp_core import load_run
 from amp_core.findings import GUIDE, RULES, diagnose
 from tests.findings.zoo import ZOO, Case
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_threads() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)

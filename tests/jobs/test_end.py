@@ -66,13 +66,13 @@ def test_deaf_job_is_killed_after_its_grace_time(runs: Path, stand_in: Callable[
     job = start(CPU, runs, command=stand_in("deaf"))
     until(job.folder, "running")
     began = time.monotonic()
-    job.request_stop(grace_s=0.5)
+    job.request_stop(grace_s=3.0)
     job.request_stop(grace_s=0)  # a second request changes nothing
     assert find(job.folder).state == "running" and find(job.folder).stop_requested  # nobody waited for its end
     recorded = steps_recorded(job.folder)
     job = until(job.folder, "stopped")
-    assert time.monotonic() - began >= 0.5
-    assert job.reason == "killed: it did not end within 0.5 s of being asked to"
+    assert time.monotonic() - began >= 3.0
+    assert job.reason == "killed: it did not end within 3 s of being asked to"
     assert load_run(job.folder).status == "stopped" and steps_recorded(job.folder) >= recorded
 
 

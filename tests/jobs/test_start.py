@@ -116,13 +116,13 @@ def test_real_training_runs_stops_and_is_refused_what_is_not_there(runs: Path) -
     training = start(config, runs)
     refused = start(dataclasses.replace(config, device="cuda:99"), runs)
     assert (training.state, refused.device) == ("starting", "cuda:99")
-    until(training.folder, "running", timeout_s=60)
-    wait_for(lambda: steps_recorded(training.folder) > 3, timeout_s=30)
+    until(training.folder, "running")
+    wait_for(lambda: steps_recorded(training.folder) > 3)
     job = training.stop()
     run = load_run(training.folder)
     assert (job.state, run.status, job.reason) == ("stopped", "stopped", "stopped by SIGTERM")
     assert run.head.config["precision"] == "fp16" and len(run.tensors()) > 0
     assert len(run.steps) > 3 and run.steps["loss"].notna().all()
-    job = until(refused.folder, "failed", timeout_s=60)
+    job = until(refused.folder, "failed")
     assert job.reason is not None and job.reason.startswith("device='cuda:99' is not there")
     assert load_run(refused.folder).end_reason == job.reason

@@ -8,11 +8,12 @@ import psutil
 from amp_core import load_run
 from amp_core.jobs import Job, find
 from amp_core.train.config import TrainConfig
+from tests.waiting import DEADLINE_S
 
 CPU = TrainConfig(workload="digits-cnn", device="cpu")
 
 
-def until(folder: Path, *states: str, timeout_s: float = 20.0) -> Job:
+def until(folder: Path, *states: str, timeout_s: float = DEADLINE_S) -> Job:
     """The job, once it is in one of these states."""
     end = time.monotonic() + timeout_s
     while (job := find(folder)).state not in states:

@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(library, "SAMPLES", where.samples)
-    monkeypatch.setattr(rows, "PATIENCE_S", 60.0)  # a row looked into later would depend on the machine's speed
+    monkeypatch.setattr(rows, "PATIENCE_S", 600.0)  # a row looked into later would depend on the machine's speed
     return where
 
 
@@ -55,7 +55,7 @@ def open_app(home: Home) -> Callable[..., AppTest]:
     """Open a page as an address would: `open_app("pages/loss_scale.py", run="run/a")`."""
 
     def go(page: str = OVERVIEW, **address: Any) -> AppTest:
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=30)
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
         for name, value in address.items():
             app.query_params[name] = value
         app.run()

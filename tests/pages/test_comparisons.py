@@ -55,7 +55,7 @@ def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home,
     job = jobs.find(home.runs / name)
     form.label(job.folder / "bf16", {"tags": "turns", "note": "before it began"})
     assert job.state in ("running", "queued")
-    wait_for(lambda: not jobs.find(job.folder).alive, 180)
+    wait_for(lambda: not jobs.find(job.folder).alive)
     done = jobs.find(job.folder)
     assert done.state == "finished", done.console()
     runs = [load_run(job.folder / precision) for precision in ("fp32", "bf16")]

@@ -45,10 +45,28 @@ def steps_of_another_kind(folder: Path) -> None:
         shutil.copy(next((folder / "events").iterdir()), file)
 
 
+ARCHETYPES = (
+    "healthy",
+    "overflowing",
+    "collapsing",
+    "empty",
+    "one-step",
+    "bare",
+    "two-ranks",
+    "profiled",
+    "traced",
+    "traced-foreign",
+)
+"""One run of each sort that pages show differently: steps or none, one or many, skips, a failure, null columns, ranks,
+kernels, operators. The other scenarios differ from these in numbers, and run with --whole."""
+
+
 DAMAGES = [bad_head, newer_schema, no_head, truncated_steps, steps_of_another_kind]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [s if s in ARCHETYPES else pytest.param(s, marks=pytest.mark.whole) for s in SCENARIOS]
+)
 def test_no_page_fails_on_any_run(home, open_app, scenario):
     write(home.runs / "a", scenario)
     write(home.runs / "b", "fp32")

@@ -91,17 +91,17 @@ def test_a_pass_keeps_what_it_began_with(run: SyntheticRun, tmp_path: Path) -> N
         seen = shared.look(None)
         found.append(len(seen.steps))
         looked.set()
-        go_on.wait(30)
+        go_on.wait(300)
         found.append(held(seen))
         found.append(len(seen.steps))
 
     thread = threading.Thread(target=slow)
     thread.start()
-    assert looked.wait(30)
+    assert looked.wait(300)
     run.advance(5)
     assert len(look(shared, shared._snapshot).steps) == 25
     go_on.set()
-    thread.join(30)
+    thread.join(300)
     assert found[0] == found[2] == 20 and found[1] > 0
 
 
@@ -180,7 +180,7 @@ def test_garbage_of_many_passes_is_collected_in_one_go_beside_them(monkeypatch: 
     def slowly() -> None:
         now()
         collected.release()
-        finish.wait(30)
+        finish.wait(300)
 
     monkeypatch.setattr(memory_back, "now", slowly)
     figure = Cycle()
@@ -188,12 +188,12 @@ def test_garbage_of_many_passes_is_collected_in_one_go_beside_them(monkeypatch: 
     del figure
     try:
         memory_back.soon()
-        assert collected.acquire(timeout=30) and gone() is None
+        assert collected.acquire(timeout=300) and gone() is None
         for _ in range(50):
             memory_back.soon()  # returns, although the first collection is still under way
     finally:
         finish.set()
-    assert collected.acquire(timeout=30)
+    assert collected.acquire(timeout=300)
     assert not memory_back._asked.is_set(), "the second collection served them all"
 
 

@@ -61,7 +61,7 @@ def start(hows: tuple[str, ...], folder: Path, size: int) -> dict[str, Trained]:
         for rank in range(size)
     ]
     try:
-        codes = [worker.wait(timeout=240) for worker in workers]
+        codes = [worker.wait(timeout=900) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -85,7 +85,7 @@ def test_two_processes_train_from_the_command_line(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished after 6 steps") == 1, "rank 0 alone speaks"

@@ -35,12 +35,12 @@ def test_a_loop_that_is_far_ahead_waits_for_the_thread():
 
     def send(attempts):
         at_work.set()
-        go_on.wait(30)
+        go_on.wait(300)
         sent.extend(attempts)
 
     aside = Aside(send, sent.append)
     aside.take([0])
-    assert at_work.wait(30)
+    assert at_work.wait(300)
     for number in range(1, MOST_WAITING + 1):
         aside.take([number])  # returns: so many may wait
 
@@ -52,6 +52,6 @@ def test_a_loop_that_is_far_ahead_waits_for_the_thread():
     loop.start()
     assert not ahead.wait(0.2)
     go_on.set()
-    loop.join(30)
+    loop.join(300)
     aside.finish()
     assert ahead.is_set() and sent == list(range(MOST_WAITING + 2))

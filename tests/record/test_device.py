@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ def sampled(tmp_path, nvml, *, rows=3, uuids=None, pci=None, between=lambda rows
     uuids = uuids if uuids is not None else [nvml.cards[0].uuid]
     sampler = DeviceSampler(writer, device, 0.2, library=nvml, uuids=uuids, pci_bus_id=pci, **options)
     run = load_run(tmp_path / "run")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while time.monotonic() < until and sampler._thread is not None and sampler._thread.is_alive():
         run.refresh()
         have = run.table("device").num_rows
@@ -226,15 +227,22 @@ def test_a_forked_child_has_no_sampler_and_its_end_is_not_the_runs(tmp_path):
 
 def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(tmp_path, monkeypatch):
     nvml = FakeNvml(fakes.VOLTA)
-    monkeypatch.setattr(nvml, "nvmlDeviceGetPowerUsage", lambda handle: time.sleep(3) or 1, raising=False)
+    asked, answers = threading.Event(), threading.Event()
+
+    def hangs(handle):
+        asked.set()
+        answers.wait(300)
+        return 1
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetPowerUsage", hangs, raising=False)
     with RunWriter(tmp_path / "run") as writer:
         sampler = DeviceSampler(writer, GPU, 0.2, library=nvml, uuids=[fakes.VOLTA.uuid])
         thread = sampler._thread
-        time.sleep(0.1)
-        began = time.monotonic()
+        assert asked.wait(300)
         sampler.close()
-        assert time.monotonic() - began < 2
-    thread.join(10)
+        assert thread.is_alive()  # it was not waited for
+    answers.set()
+    thread.join(300)
     assert not thread.is_alive()
 
 

@@ -192,7 +192,7 @@ def test_threads_of_a_forked_process(small_shares):
     child = os.fork()
     if child == 0:
         os._exit(0 if _measure_cpu.measure_cpu([tensor])[7 + 149] == 1 << 17 else 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended == (0, 0):
@@ -251,7 +251,7 @@ def test_a_forked_worker_can_measure_too(small_shares):
     tensor = torch.randn(600_000)
     expected = measuring.measure([tensor])[0]
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        got = pool.apply_async(_in_worker, (tensor.numpy(),)).get(timeout=60)
+        got = pool.apply_async(_in_worker, (tensor.numpy(),)).get(timeout=300)
     assert np.array_equal(expected.numpy(), got)
 
 

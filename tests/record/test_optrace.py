@@ -15,6 +15,7 @@ from amp_core.analysis import precision_map
 from amp_core.record import _optally
 from amp_core.record.optrace import OpTrace
 from amp_core.runlog import RunWriter
+from amp_core.train import cpu_layers
 from tests.record import loops
 from tests.record.traced import MODELS, Convolutions, Model, calls, loops_model, traced
 
@@ -46,7 +47,9 @@ def test_each_operator_belongs_to_its_module_in_forward_and_backward(tmp_path: P
         assert calls(run, module=name, op="aten::addmm", phase="forward") == 1, name
         assert calls(run, module=name, op="aten::mm", phase="backward") == (1 if name == "embed" else 2), name
     assert calls(run, module="blocks.1.norm", op="aten::native_layer_norm_backward") == 1
-    assert calls(run, module="lstm", op="aten::mkldnn_rnn_layer_backward", phase="backward") == 1
+    one_call = cpu_layers.runs("LSTM", torch.bfloat16, torch.float32)  # oneDNN's, where it has one for this CPU
+    assert calls(run, module="lstm", op="aten::mkldnn_rnn_layer_backward", phase="backward") == one_call
+    assert one_call or calls(run, module="lstm", op="aten::mm", phase="backward") > 1
     assert calls(run, module="blocks.0", op="aten::_scaled_dot_product_flash_attention_for_cpu") == 1
     assert calls(run, module=None, op="aten::nll_loss_backward") == 1
 
@@ -150,7 +153,9 @@ def test_shapes_no_longer_tell_rows_apart_where_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(_optally, "MOST_ROWS", 5)
     run = traced(Model, tmp_path / "run")
-    assert run.ops["in_shapes"].notna().sum() == 5 and calls(run, op="aten::addmm") == 5
+    assert run.ops["in_shapes"].notna().sum() == 5
+    for name in ("embed", "blocks.0.qkv", "blocks.0.fc", "blocks.1.qkv", "blocks.1.fc"):
+        assert calls(run, op="aten::addmm", module=name) == 1
 
 
 def test_a_model_wrapped_for_several_processes_keeps_its_names(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ async def one_round(server: Server, live: int, own: int, seconds: float) -> Roun
 
 def sessions(server: Server) -> int:
     """Sessions that the server still holds, as it counts them itself."""
-    with urllib.request.urlopen(f"{server.base}/_stcore/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.base}/_stcore/metrics", timeout=300) as answer:
         lines = answer.read().decode().splitlines()
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("active_sessions")))
 
@@ -131,7 +131,7 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
             finally:
                 stop.set()
                 pace.join()
-            settle(server, found[-1], threads, 60)
+            settle(server, found[-1], threads, 300)
     return threads, found
 
 

@@ -125,6 +125,6 @@ def cookies_after(*urls: str) -> str:
     jar = http.cookiejar.CookieJar()
     browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(jar))
     for url in urls:
-        with browser.open(url, timeout=30):
+        with browser.open(url, timeout=300):
             pass
     return "; ".join(f"{cookie.name}={cookie.value}" for cookie in jar)

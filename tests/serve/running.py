@@ -97,7 +97,7 @@ def _up(command: list[str], port: int, runs: Path, *, cwd: Path, environment: di
     with open(log, "wb") as out:
         process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=out, stderr=out)
     try:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while not answers(f"http://127.0.0.1:{port}/_stcore/health"):
             assert process.poll() is None and time.monotonic() < give_up, log.read_text()
             time.sleep(0.05)
@@ -105,16 +105,16 @@ def _up(command: list[str], port: int, runs: Path, *, cwd: Path, environment: di
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(60)
 
 
 def answers(url: str) -> bool:
     """Whether something answers there."""
     try:
-        with urllib.request.urlopen(url, timeout=1):
+        with urllib.request.urlopen(url, timeout=10):
             return True
     except urllib.error.HTTPError:
         return True

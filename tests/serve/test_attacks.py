@@ -48,7 +48,7 @@ def training(home: Path) -> Iterator[Server]:
 
 def ask(server: Server, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
     """Status and body of a request, its path sent as it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     with contextlib.closing(connection):
         connection.putrequest(method, path, skip_host="Host" in headers)
         for name, value in headers.items():
@@ -61,7 +61,7 @@ def ask(server: Server, path: str = "/", method: str = "GET", **headers: str) ->
 def ask_head(server: Server, path: str, **headers: str) -> int:
     """Status alone: a WebSocket that was opened has no body to wait for."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as raw:
         raw.sendall(f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode())
         return int(raw.recv(100).split()[1])
 
@@ -101,7 +101,7 @@ def test_foreign_host_gets_nothing(reading: Server, host: str, path: str) -> Non
 
 
 def test_own_host_is_served_and_not_framed(reading: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", reading.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", reading.port, timeout=300)
     with contextlib.closing(connection):
         connection.request("GET", "/", headers={"Host": f"localhost:{reading.port}"})
         answer = connection.getresponse()

@@ -79,7 +79,7 @@ def test_a_start_opens_the_app_in_a_browser_once_it_answers(tmp_path: Path, star
     )
     opener.chmod(0o700)
     with start(tmp_path / "runs", desktop=opener.parent) as server:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 300
         while not opened.exists() and time.monotonic() < give_up:
             time.sleep(0.1)
         assert opened.read_text() == server.base

@@ -17,7 +17,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel; building it asks the index for hatchling."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--quiet", "--wheel-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode and any(said in done.stderr for said in ("No matching distribution", "No module named pip")):
         pytest.skip("no hatchling to be had here, and the wheel cannot be built without it")
     assert done.returncode == 0, done.stderr
@@ -37,10 +37,10 @@ def test_wheel_holds_the_app_and_nothing_private(wheel: Path) -> None:
 
 
 def test_installed_ampscope_serves_its_pages(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "fresh")], check=True, timeout=600)
     python = tmp_path / "fresh" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True, timeout=300)
+    subprocess.run(pip, check=True, timeout=600)
     where = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
     ).stdout.strip()

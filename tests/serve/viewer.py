@@ -61,7 +61,7 @@ class Seen:
 class Viewer:
     """One session."""
 
-    def __init__(self, base: str, *, headers: dict[str, str] | None = None, patience_s: float = 60.0) -> None:
+    def __init__(self, base: str, *, headers: dict[str, str] | None = None, patience_s: float = 300.0) -> None:
         self.url = base.replace("http", "ws", 1) + "/_stcore/stream"
         self.origin = base
         self.headers = headers or {}

@@ -23,8 +23,13 @@ def run_of(folder, **settings):
     return load_run(folder)
 
 
-@pytest.mark.parametrize("precision", RECIPES)
-@pytest.mark.parametrize("workload", WORKLOADS)
+def of_each_once(workload, precision):
+    """Every recipe with one workload, and every workload under autocast in FP16 and BF16; --whole has all pairs."""
+    chosen = workload == "text-gpt" or precision in ("fp16", "bf16")
+    return pytest.param(workload, precision, marks=[] if chosen else pytest.mark.whole)
+
+
+@pytest.mark.parametrize(("workload", "precision"), [of_each_once(w, p) for w in WORKLOADS for p in RECIPES])
 def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
     run = run_of(tmp_path / "r", workload=workload, precision=precision, steps=2, batch_size=4, evaluate=True)
     assert run.status == "finished"
@@ -226,10 +231,10 @@ def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
     command = [sys.executable, "-m", "amp_core", "train", "--config", os.fspath(settings), "--out", os.fspath(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
-            wait_for(lambda: child.poll() is not None or ((folder / "run.json").exists() and _steps(folder) > 5), 60)
+            wait_for(lambda: child.poll() is not None or ((folder / "run.json").exists() and _steps(folder) > 5))
         finally:
             child.send_signal(number)
-        said, errors = child.communicate(timeout=30)
+        said, errors = child.communicate(timeout=300)
     assert child.returncode == 130, errors
     run = load_run(folder)
     assert (run.status, run.end_reason) == ("stopped", f"stopped by {number.name}")

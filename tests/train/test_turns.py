@@ -87,8 +87,11 @@ def test_trainings_take_turns_and_waiting_belongs_to_no_step(quick: dict[str, An
     for run in runs:
         steps = run.steps
         assert steps["step"].tolist() == list(range(12))
-        waits = np.diff(steps["time_s"].to_numpy()) - steps["step_ms"].to_numpy()[1:] / 1e3
-        assert np.argsort(waits)[-2:].tolist() in ([3, 7], [7, 3])  # between turns, and in no step
+        waits_ms = 1e3 * np.diff(steps["time_s"].to_numpy()) - steps["step_ms"].to_numpy()[1:]
+        # Of the three rounds the second is the first turned round: between its own, each waits for a turn or more of
+        # the other. That time lies between steps 3 and 4 or 7 and 8, outside of every step.
+        of_the_other = next(r for r in runs if r is not run).steps["step_ms"].to_numpy().reshape(3, 4).sum(axis=1)
+        assert waits_ms[3] + waits_ms[7] >= of_the_other.min()
     assert runs[0].steps["loss"].iloc[0] == pytest.approx(runs[1].steps["loss"].iloc[0], rel=2e-2)
 
 
@@ -116,7 +119,7 @@ def test_what_the_first_refuses_is_not_asked_of_the_others(
     assert capfd.readouterr().err.count("ampscope: ") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.whole)])
 def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
     quick: dict[str, Any], tmp_path: Path, number: int
 ) -> None:
@@ -125,10 +128,10 @@ def test_ctrl_c_ends_all_of_them_in_order_and_keeps_what_was_recorded(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         folders = [tmp_path / "cmp" / name for name in ("fp32", "bf16")]
         try:
-            wait_for(lambda: all((f / "run.json").exists() and len(load_run(f).steps) >= 10 for f in folders), 120)
+            wait_for(lambda: all((f / "run.json").exists() and len(load_run(f).steps) >= 10 for f in folders))
         finally:
             process.send_signal(number)
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
     for folder in folders:
         run = load_run(folder)
         assert run.status == "stopped" and run.end_reason == f"stopped by {signal.Signals(number).name}"

@@ -120,7 +120,7 @@ def test_file_that_ends_its_reader_does_not_end_the_app(taster: Taster, tmp_path
     assert open_extract(folder, taster=taster).table("tensors").num_rows == 8  # another taster is at work
 
 
-@pytest.mark.parametrize("program", ["input()", "import time; time.sleep(60)"], ids=["dies", "hangs"])
+@pytest.mark.parametrize("program", ["input()", "import time; time.sleep(600)"], ids=["dies", "hangs"])
 def test_segment_whose_taster_gives_no_answer_is_refused(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

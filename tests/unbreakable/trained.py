@@ -84,6 +84,6 @@ class Disk:
 
 def program_said(body: str, *arguments: str) -> str:
     line = [sys.executable, "-c", textwrap.dedent(body), *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -11,31 +11,13 @@ import torch
 from torch import nn
 
 from amp_core.train.config import TrainConfig
+from amp_core.train.cpu_layers import PortableLSTM
 from amp_core.train.workloads import Workload
 from amp_core.train.workloads.text import VOCABULARY, language_model
 
+__all__ = ["LSTMLanguageModel", "PortableLSTM", "build"]
+
 CORPUS_BYTES = 8 * 2**20
-
-
-class PortableLSTM(nn.LSTM):
-    """`nn.LSTM` that also runs under FP16 autocast on a CPU.
-
-    There, torch hands the layer to oneDNN, which has no FP16 LSTM on most processors and raises "could not create a
-    primitive descriptor for the LSTM forward propagation primitive". In that one case oneDNN is switched off for the
-    call, and torch's own LSTM of matrix products runs, in FP16 as autocast says. CUDA uses cuDNN as always.
-    """
-
-    def forward(self, input, hx=None):  # type: ignore[no-untyped-def] # noqa: A002 - nn.LSTM's own signature
-        """As `nn.LSTM.forward`."""
-        under_fp16 = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-        if input.device.type != "cpu" or not under_fp16:
-            return super().forward(input, hx)
-        enabled_before = torch.backends.mkldnn.enabled
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-        try:
-            return super().forward(input, hx)
-        finally:
-            torch.backends.mkldnn.enabled = enabled_before
 
 
 class LSTMLanguageModel(nn.Module):
