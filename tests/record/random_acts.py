@@ -210,12 +210,16 @@ class _Quiet:
 
 
 def script(t: Any) -> None:
+    """Each piece; of a failure the type alone is noted, since its text tells what was scripted before."""
     with _Quiet():
         for piece in [*t.model.pieces.values(), t.model.head]:
-            label = f"script of {type(piece).__qualname__}"
-            scripted = t.tried(label, lambda piece=piece: (torch.jit.script(piece), None)[1])
-            t.note("scripted", scripted)
-            t.tried(f"{label}'s copy", lambda piece=piece: (torch.jit.script(copy.deepcopy(piece)), None)[1])
+            for label, duplicate in (("script", lambda it: it), ("script of a copy", copy.deepcopy)):
+                try:
+                    torch.jit.script(duplicate(piece))
+                except Exception as error:
+                    t.note(f"{label} of {type(piece).__qualname__}", type(error).__name__)
+                else:
+                    t.note(f"{label} of {type(piece).__qualname__}", "done")
 
 
 def trace(t: Any) -> None:

@@ -454,22 +454,19 @@ def outcome(case: Case, into: Path | None, collect: bool = False) -> Outcome:
         for make in OPTIMIZERS.values():
             make([nn.Parameter(torch.zeros(1))])
         before = process_state() | optimizer_classes()
-        training = Training(case, into)
-        raised = None
+        raised, training = None, None
         promises: dict[str, dict[str, Any]] = {}
         try:
+            training = Training(case, into)
             training.run()
             promises = training.finish()
         except Exception as error:
-            where = error.__traceback__
-            while where is not None and where.tb_next is not None:
-                where = where.tb_next
-            at = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where is not None else "?"
-            raised = f"{type(error).__name__} at {at}: {text(str(error))}"
-            if training.recorder is not None:
+            raised = f"{type(error).__name__} at {_place(error)}: {text(str(error))}"
+            if training is not None and training.recorder is not None:
                 training.recorder.close()
-            del error, where
         after = process_state() | optimizer_classes()
+        if training is None:
+            return Outcome(promises, [], [], 0, True, raised, said, before, after)
         counted, attempts, hooks = training.counted, training.attempts, training.hooks
         held = weakref.ref(training.model)
         del training
@@ -477,6 +474,14 @@ def outcome(case: Case, into: Path | None, collect: bool = False) -> Outcome:
             gc.collect()
         freed = held() is None or not collect
         return Outcome(promises, hooks, counted, attempts, freed, raised, said, before, after)
+
+
+def _place(error: BaseException) -> str:
+    """The file and line that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else "?"
 
 
 @contextlib.contextmanager
@@ -621,43 +626,57 @@ def cases(rare: bool = True) -> st.SearchStrategy[Case]:
 # many at once
 
 
+MOST_SHRINKS = 60
+
+
 def signature(fault: str) -> str:
-    """What two faults have in common: the fault without its numbers, paths of tensors and values."""
-    head, _, rest = fault.partition(": ")
-    if head in ("what the loop saw", "serialised after close"):
-        rest = re.split(r"[:.]", rest)[0]
-        if "Error" in fault:
-            rest += " " + " ".join(re.findall(r"\w+Error", fault))
-    return f"{head}: {re.sub(r'[0-9.]+|[a-f0-9]{32,}', '#', rest)[:60]}"
+    """What faults of one kind have in common: the promise, and what it is about without names, numbers and values."""
+    promise, _, rest = fault.partition(": ")
+    if promise in ("hooks grow", "raised", "garbage", "weights and buffers", "optimizer state", "rows", "loss"):
+        errors = re.findall(r"\w+(?:Error|Exception)", rest)
+        return " ".join([promise, *errors[:2]])
+    if promise == "hooks left on parameters" or promise == "hooks left on modules":
+        return f"{promise}: {rest.split(':')[-1].strip().replace('watched', '')[-40:]}"
+    if promise == "what the loop saw":
+        return " ".join([promise, re.split(r"[#:]", rest)[0], *re.findall(r"\w+Error", rest)[:2]])
+    return f"{promise}: {re.sub(r'[0-9.]+|[a-f0-9]{32,}', '#', rest)[:50]}"
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases that are simpler in one respect."""
+    """Cases that are simpler in one respect, the simplest first."""
+    defaults = Case()
+    for part in ("loop", "watching", "acts", "model", "seed"):
+        if getattr(case, part) != getattr(defaults, part):
+            yield dataclasses.replace(case, **{part: getattr(defaults, part)})
     for i in range(len(case.acts)):
         yield dataclasses.replace(case, acts=case.acts[:i] + case.acts[i + 1 :])
-    for i in range(len(case.model.pieces)):
-        if len(case.model.pieces) > 1:
-            pieces = case.model.pieces[:i] + case.model.pieces[i + 1 :]
-        elif case.model.pieces != ("linear",):
-            pieces = ("linear",)
-        else:
-            continue
+    for i in range(len(case.model.pieces) if len(case.model.pieces) > 1 else 0):
+        pieces = case.model.pieces[:i] + case.model.pieces[i + 1 :]
         yield dataclasses.replace(case, model=dataclasses.replace(case.model, pieces=pieces))
     for part in ("model", "loop", "watching"):
         whole = getattr(case, part)
         for field in dataclasses.fields(whole):
-            if field.name != "pieces" and getattr(whole, field.name) != field.default:
+            if getattr(whole, field.name) != field.default:
                 yield dataclasses.replace(case, **{part: dataclasses.replace(whole, **{field.name: field.default})})
-    if case.seed:
-        yield dataclasses.replace(case, seed=0)
 
 
 def smallest(case: Case, shows: Callable[[Case], bool]) -> Case:
-    """The simplest case, reached by one change after another, that still `shows` it."""
-    for simpler in smaller(case):
-        if shows(simpler):
-            return smallest(simpler, shows)
-    return case
+    """The simplest case, reached by one change after another, that still `shows` it; `MOST_SHRINKS` are tried."""
+    tries = 0
+    refused: set[Case] = set()
+    while True:
+        for simpler in smaller(case):
+            if simpler in refused:
+                continue
+            tries += 1
+            if tries > MOST_SHRINKS:
+                return case
+            if shows(simpler):
+                case = simpler
+                break
+            refused.add(simpler)
+        else:
+            return case
 
 
 def main() -> None:
