@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.hooks import RemovableHandle
 
-from tests.record import random_models
-from tests.record.random_census import archive, flat, module_hooks, owned, parameter_hooks, refused_globals
+from tests.record.random_census import archive, module_hooks, owned, parameter_hooks, refused_globals
+from tests.record.random_hooks import put_hooks_on
 from tests.record.random_models import WIDTH
 
 Act = Callable[[Any], None]
@@ -293,8 +293,8 @@ def unfreeze(t: Any) -> None:
 
 def register_hooks(t: Any) -> None:
     _number_handles(t)
-    t.handles += random_models.put_hooks_on(t.model.head)
-    t.handles += random_models.put_hooks_on(t.model)
+    t.handles += put_hooks_on(t.model.head)
+    t.handles += put_hooks_on(t.model)
 
 
 def remove_hooks(t: Any) -> None:
@@ -332,7 +332,11 @@ def _wrapped(thing: Any, name: str, calls: list[str]) -> None:
 
 def wrap_methods(t: Any) -> None:
     """As profilers and older frameworks do."""
-    for thing, name in [*((s, "step") for s in t.scalers), *((o, "zero_grad") for o in t.optimizers), (t.model, "forward")]:
+    for thing, name in [
+        *((s, "step") for s in t.scalers),
+        *((o, "zero_grad") for o in t.optimizers),
+        (t.model, "forward"),
+    ]:
         _wrapped(thing, name, t.calls)
 
 

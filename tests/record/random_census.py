@@ -1,9 +1,9 @@
 """What a training leaves behind, as plain values that two trainings can be compared by.
 
-    >>> flat({"a": [torch.zeros(2)]})
-    {".a.0": "float32 (2,) 0000000000000000"}
-    >>> differences({".a": 1}, {".a": 2})
-    [".a: 1 unwatched, 2 watched"]
+>>> flat({"a": [torch.zeros(2)]})
+{".a.0": "float32 (2,) 0000000000000000"}
+>>> differences({".a": 1}, {".a": 2})
+[".a: 1 unwatched, 2 watched"]
 """
 
 import gc
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo  # puts wrappers into torch when it is first imported
 from torch import nn
 
 PATCHABLE = (
@@ -129,10 +130,15 @@ def owned(thing: Any) -> dict[str, Any]:
 def hook_count(model: nn.Module) -> int:
     """Hooks on modules and on parameters together."""
     on_modules = sum(
-        len(held) for m in model.modules() for key, held in m.__dict__.items() if "hook" in key and hasattr(held, "items")
+        len(held)
+        for m in model.modules()
+        for key, held in m.__dict__.items()
+        if "hook" in key and hasattr(held, "items")
     )
     on_parameters = (
-        len(getattr(p, key, None) or ()) for p in model.parameters() for key in ("_backward_hooks", "_post_accumulate_grad_hooks")
+        len(getattr(p, key, None) or ())
+        for p in model.parameters()
+        for key in ("_backward_hooks", "_post_accumulate_grad_hooks")
     )
     return on_modules + sum(on_parameters)
 
@@ -176,11 +182,16 @@ def _classes() -> Iterator[type]:
 def optimizer_classes() -> dict[str, int]:
     """`step` of each optimizer class: torch wraps it when the first instance is made, so compare after one was."""
     kinds = vars(torch.optim).values()
-    return {k.__name__: id(vars(k).get("step")) for k in kinds if inspect.isclass(k) and issubclass(k, torch.optim.Optimizer)}
+    return {
+        k.__name__: id(vars(k).get("step"))
+        for k in kinds
+        if inspect.isclass(k) and issubclass(k, torch.optim.Optimizer)
+    }
 
 
 def archive(thing: Any) -> dict[str, Any]:
-    """The members of the file that `torch.save(thing)` writes, by name; of the pickle its opcodes too."""
+    """The members of the file that `torch.save(thing)` writes, by name: of the pickle its opcodes, of others
+    their size. The values of tensors are compared elsewhere; the ends of their storages may be left to chance."""
     file = io.BytesIO()
     torch.save(thing, file)
     found: dict[str, Any] = {}
@@ -190,7 +201,7 @@ def archive(thing: Any) -> dict[str, Any]:
             if name.endswith("data.pkl"):
                 found["pickle"] = opcodes(data)
             elif "serialization_id" not in name:
-                found[name.partition("/")[2]] = hashlib.sha1(data).hexdigest()
+                found[name.partition("/")[2]] = f"{len(data)} bytes"
     return found
 
 
