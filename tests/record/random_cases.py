@@ -62,10 +62,11 @@ class Watching:
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """Before step `step`, `random_acts.ACTS[name]`."""
+    """`random_acts.ACTS[name]` before step `step`, or `inside` of it: after backward, and before the optimizer."""
 
     step: int
     name: str
+    inside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ def cases(rare: bool = True) -> st.SearchStrategy[Case]:
         trace_ops=st.none() | st.integers(0, 3),
         scaler=st.sampled_from(("given", "given", "unseen")),
     )
-    act = st.builds(Act, step=st.integers(0, 5), name=st.sampled_from(acts))
+    act = st.builds(Act, step=st.integers(0, 5), name=st.sampled_from(acts), inside=st.booleans())
     return st.builds(
         Case,
         model=models,

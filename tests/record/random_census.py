@@ -24,6 +24,8 @@ import torch
 import torch._dynamo  # puts wrappers into torch when it is first imported
 from torch import nn
 
+from amp_core.record.storages import hooks_are_on
+
 PATCHABLE = (
     "torch",
     "torch.amp.autocast_mode",
@@ -164,6 +166,7 @@ def process_state() -> dict[str, Any]:
         "autocast cache": torch.is_autocast_cache_enabled(),
         "grad mode": torch.is_grad_enabled(),
         "saved tensor hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "saved tensor hooks on": hooks_are_on(),
         "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("ampscope")),
         "gc": (gc.isenabled(), [_named(call) for call in gc.callbacks]),
         "trace": (sys.gettrace() is None, sys.getprofile() is None),

@@ -158,11 +158,14 @@ class Training:
         if self.into is not None:
             self.begin_watching()
         for number in range(self.case.loop.steps):
-            for act in self.case.acts:
-                if act.step == number:
-                    ACTS[act.name](self)
+            self.act(number, inside=False)
             self.step(number)
             self.hooks.append(hook_count(self.model))
+
+    def act(self, number: int, inside: bool) -> None:
+        for act in self.case.acts:
+            if (act.step, act.inside) == (number, inside):
+                ACTS[act.name](self)
 
     def step(self, number: int) -> None:
         loop = self.case.loop
@@ -195,6 +198,7 @@ class Training:
         for micro in range(loop.accumulate):
             last = micro == loop.accumulate - 1
             losses.append(self.backward(number, scaler_of[used[micro % len(used)][0]], last))
+        self.act(number, inside=True)
         if self.breaks_at(number, "before step"):
             raise PlantedError("planted before the step")
         for index, optimizer in used:

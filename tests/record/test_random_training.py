@@ -26,8 +26,13 @@ def test_every_piece_of_a_model_trains_as_unwatched(piece):
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))
-def test_whatever_a_loop_does_in_mid_run_comes_out_as_unwatched(act):
+def test_whatever_a_loop_does_between_steps_comes_out_as_unwatched(act):
     hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act),), Watching(every=1)))
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+def test_whatever_a_loop_does_after_backward_comes_out_as_unwatched(act):
+    hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act, inside=True),), Watching(every=1)))
 
 
 @pytest.mark.parametrize(
