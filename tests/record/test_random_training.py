@@ -1,0 +1,92 @@
+"""Watching is harmless, and its recording true: random trainings are held to their unwatched twins.
+
+A failure names the promise that was broken, and prints the case, which `random_training.faults` makes again. For hours
+instead of seconds: `python -m tests.record.random_training --examples 20000 --seed 7`.
+"""
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.record.random_acts import ACTS
+from tests.record.random_models import PIECES
+from tests.record.random_training import Act, Case, Loop, Model, Watching, cases, faults, signature, smallest
+
+
+def hold(case: Case, thorough: bool = False) -> None:
+    """Fail with every fault of `case`, and its text."""
+    found = faults(case, thorough=thorough)
+    assert not found, "\n".join([str(case), *found])
+
+
+@pytest.mark.parametrize("piece", sorted(PIECES))
+def test_every_piece_of_a_model_trains_as_unwatched(piece):
+    hold(Case(Model((piece,)), Loop(steps=4), watching=Watching(kinds="all", every=1)))
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+def test_whatever_a_loop_does_between_steps_comes_out_as_unwatched(act):
+    hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act),), Watching(every=1)))
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+def test_whatever_a_loop_does_after_backward_comes_out_as_unwatched(act):
+    hold(Case(Model(("linear",)), Loop(steps=4, precision="fp16"), (Act(2, act, inside=True),), Watching(every=1)))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(),
+        Case(loop=Loop(precision="fp16", overflow=1)),
+        Case(loop=Loop(optimizer="lbfgs"), watching=Watching(trace_ops=1)),
+        Case(loop=Loop(root="autograd.grad")),
+        Case(loop=Loop(root="two roots")),
+        Case(loop=Loop(root="vector")),
+        Case(loop=Loop(precision="fp16_scaler_each_step")),
+        Case(loop=Loop(precision="fp16_two_scalers", optimizers="both")),
+        Case(Model(("lstm_time_first", "shared"), returns="dict"), watching=Watching(level="full", scaler="unseen")),
+        Case(Model(tiny=1000), Loop(optimizer="adam_foreach", steps=3), watching=Watching(every=3)),
+    ],
+    ids=str,
+)
+def test_the_recording_is_true_and_the_model_is_freed(case):
+    hold(case, thorough=True)
+
+
+def seconds(examples: int) -> settings:
+    """Few random cases, the same each time. They are made smaller by `smaller`: hypothesis would take minutes."""
+    every = list(HealthCheck)
+    phases = [Phase.explicit, Phase.generate]
+    return settings(
+        max_examples=examples,
+        phases=phases,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=every,
+        database=None,
+    )
+
+
+@functools.cache
+def smaller(case: Case, thorough: bool) -> Case:
+    """A simpler case that shows a fault of the same kind."""
+    kinds = set(map(signature, faults(case, thorough=thorough)))
+    return smallest(case, lambda c: not kinds.isdisjoint(map(signature, faults(c, thorough=thorough))), most=20)
+
+
+@given(cases(rare=False))
+@seconds(40)
+def test_random_trainings_come_out_as_unwatched(case):
+    thorough = case.seed % 8 == 0
+    if faults(case, thorough=thorough):
+        hold(smaller(case, thorough), thorough)
+        pytest.fail(f"shown once, but not again: {case}")
+
+
+@given(cases(rare=False))
+@seconds(8)
+def test_an_unwatched_training_is_repeatable(case):
+    """Else the other tests would compare chance with chance."""
+    assert faults(case, watched=False, thorough=False) == []
