@@ -22,9 +22,9 @@ from torch._compile import _disable_dynamo
 _here = threading.local()
 
 
-def not_by_itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def not_by_itself(function: Any) -> Any:
     """dynamo does not compile calls of `function` that it meets outside of a graph; what `function` calls it does."""
-    code = getattr(function, "__code__", None)
+    code = function.__code__
     if hasattr(eval_frame, "skip_code"):  # in older versions of torch
         eval_frame.skip_code(code)
     else:
