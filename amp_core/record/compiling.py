@@ -12,7 +12,7 @@ calls ours from deep within, as clipping does, runs as Python while it is listen
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
@@ -20,11 +20,12 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from torch._compile import _disable_dynamo
 
 _here = threading.local()
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def not_by_itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def not_by_itself(function: Function) -> Function:
     """dynamo does not compile calls of `function` that it meets outside of a graph; what `function` calls it does."""
-    code = function.__code__
+    code: Any = function.__code__
     if hasattr(eval_frame, "skip_code"):  # in older versions of torch
         eval_frame.skip_code(code)
     else:

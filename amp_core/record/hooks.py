@@ -22,7 +22,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from amp_core.record import clipping, notices_patch
@@ -86,7 +85,7 @@ class Hooks:
         self._steps.lost_forwards = self._look_for_entries
         for index, optimizer in enumerate(self._steps.optimizers):
             self._listen_to(index, optimizer)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_any_optimizer))
+        self._handles.append(before_step(self._before_any_optimizer))
         if self.scaler is not None:
             self._wrap(self.scaler)
         clipping.listen(self._on_clip)
@@ -107,8 +106,8 @@ class Hooks:
             handle.remove()
             self._handles.remove(handle)
         self._of_optimizer[index] = [
-            before_step(optimizer, functools.partial(self._before_optimizer, index)),
-            after_step(optimizer, functools.partial(self._after_optimizer, index)),
+            before_step(functools.partial(self._before_optimizer, index), optimizer),
+            after_step(functools.partial(self._after_optimizer, index), optimizer),
         ]
         self._handles += self._of_optimizer[index]
 

@@ -62,7 +62,7 @@ class KeptGradients(Observer):
             notices_patch.backward.listen_after(self._after)
         self._kept[index] = _Kept()
         stepped = untraced(functools.partial(self._stepped, index))
-        self._handles[index] = after_step(optimizer, stepped)
+        self._handles[index] = after_step(stepped, optimizer)
 
     def step_began(self, step: int) -> None:
         self._step = step

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from amp_core.record import notices_patch
+from amp_core.record._frames import local_variables
 from amp_core.record._narrow import NARROW
 from amp_core.record._places import call_site
 from amp_core.record._quiet_mode import QuietMode
@@ -178,7 +179,7 @@ def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
     """The name of the innermost of the model's modules among the callers; `loss` where none is."""
     names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = local_variables(frame).get("self")
         if isinstance(owner, torch.nn.Module) and id(owner) in names:
             return names[id(owner)]
         frame = frame.f_back
@@ -216,7 +217,7 @@ class FailedIn(Observer):
         trace = error.__traceback__ if error is not None else None
         while trace is not None:
             frame = trace.tb_frame
-            owner = frame.f_locals.get("self")
+            owner = local_variables(frame).get("self")
             if isinstance(owner, torch.nn.Module) and id(owner) in names:
                 module = names[id(owner)]
             function = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name

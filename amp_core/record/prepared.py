@@ -16,6 +16,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from amp_core.formats import FORMATS
+from amp_core.record._frames import local_variables
 from amp_core.record._own import attributes, held
 
 
@@ -58,11 +59,12 @@ def scaler_in_sight(frame: FrameType | None) -> Any:
 
 
 def _scalers(frame: FrameType | None) -> Iterator[GradScaler]:
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # held, so that no other gets the id of one
     while frame is not None:
-        for names in (frame.f_locals, frame.f_globals, getattr(frame.f_locals.get("self"), "__dict__", {})):
+        variables = local_variables(frame)
+        for names in (variables, frame.f_globals, attributes(variables.get("self"))):
             if id(names) not in seen:
-                seen.add(id(names))
+                seen[id(names)] = names
                 for value in list(names.values()):
                     # A strange object is asked nothing: its type is looked at, and not `__class__`.
                     inner = inspect.getattr_static(value, "_scaler", None)

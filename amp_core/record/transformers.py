@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amp_core.record._callback import Watching
+from amp_core.record._frames import local_variables
 from amp_core.record._needs import needing
 from amp_core.record._patch import Patches
 from amp_core.record.outputs import is_compiled
@@ -105,6 +106,6 @@ def _trainer_at_work() -> Any:
     frame = sys._getframe(1)
     while (caller := frame.f_back) is not None:
         frame = caller
-        if isinstance(owner := frame.f_locals.get("self"), transformers.Trainer):
+        if isinstance(owner := local_variables(frame).get("self"), transformers.Trainer):
             return owner
     return None

@@ -33,17 +33,20 @@ def trained(into: Path, between: Callable[[int, Path], None] | None = None, step
     """Train as `unwatched` does, watched, with `between(step, folder)` before each forward; the losses are the same."""
     step = 0
 
-    def with_hook(model: torch.nn.Module) -> torch.nn.Module:
-        def before(*_: Any) -> None:
+    def told(model: torch.nn.Module) -> torch.nn.Module:
+        kind: Any = type(model)
+
+        def call(self: torch.nn.Module, *args: Any) -> Any:
             nonlocal step
             if between is not None:
                 between(step, into)
             step += 1
+            return kind.__call__(self, *args)
 
-        model.register_forward_pre_hook(before)
+        model.__class__ = type(kind.__name__, (kind,), {"__call__": call})  # a hook would come after the step's begin
         return model
 
-    done = train(into, torch.float16, steps=steps, wrap=with_hook, **options)
+    done = train(into, torch.float16, steps=steps, wrap=told, **options)
     assert done.losses == unwatched(steps)
     return load_run(into)
 

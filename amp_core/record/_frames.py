@@ -1,0 +1,29 @@
+"""Variables of a caller's frame, read so that the frame keeps nothing alive for it.
+
+>>> local_variables(sys._getframe(1)).get("self")
+"""
+
+import inspect
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+_PROXIES = sys.version_info >= (3, 13)
+"""From Python 3.13 on `f_locals` is a view of the frame (PEP 667)."""
+
+
+def local_variables(frame: FrameType) -> Mapping[str, Any]:
+    """The frame's local variables now.
+
+    Before Python 3.13, `f_locals` of a function's frame is a dictionary that the frame then holds until it ends: every
+    variable in it would outlive its `del`. It is emptied again, unless the program itself holds that dictionary, as
+    `locals()` gives it out.
+    """
+    variables = frame.f_locals
+    if _PROXIES or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return variables
+    values = dict(variables)
+    if sys.getrefcount(variables) == 3:  # the frame's, `variables`, and the argument of this call
+        variables.clear()
+    return values
