@@ -115,7 +115,9 @@ def _listening() -> Iterator[list[str]]:
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("always")
             yield said
-        said += [f"{w.category.__name__}: {text(str(w.message))}" for w in caught]
+        # torch's C++ warns once in a process, of whichever twin comes first.
+        ours = [w for w in caught if "Triggered internally at" not in str(w.message)]
+        said += [f"{w.category.__name__}: {text(str(w.message))}" for w in ours]
     finally:
         log.removeHandler(handler)
 
@@ -157,6 +159,9 @@ def _unequal(bare: Outcome, seen: Outcome, acts: bool) -> Iterator[tuple[str, st
 REPLACING = {"new_optimizer", "go_on_with_copies", "go_on_with_pickled", "go_on_with_saved", "watch_again"}
 """Acts after which it is not the given objects alone that train."""
 
+STEPPED_COPIES = {"shallow_copy_optimizer"}
+"""Acts that, after backward, step another optimizer of the same parameters: from then on it is the one recorded."""
+
 
 def _untrue(case: Case, folder: Path, seen: Outcome, thorough: bool) -> list[str]:
     """What is wrong with the recording."""
@@ -171,14 +176,17 @@ def _untrue(case: Case, folder: Path, seen: Outcome, thorough: bool) -> list[str
     found += [f"recording failed: {text(detail)}" for detail in failed.detail]
     if not all(f.code and f.title and f.severity in ("error", "warning", "info") for f in findings):
         found.append("a finding without code, title or severity")
-    if case.loop.breaks is not None or REPLACING & {act.name for act in case.acts} or len(failed):
+    replaced = any(act.name in REPLACING or (act.name in STEPPED_COPIES and act.inside) for act in case.acts)
+    if case.loop.breaks is not None or replaced or len(failed):
         return found
     if len(run.steps) != seen.attempts:
         found.append(f"rows: {len(run.steps)} for {seen.attempts} steps attempted")
     elif case.loop.accumulate == 1 and case.loop.optimizers == "one":
         told = run.steps.loss.astype(float).to_numpy()
         counted = np.array(seen.counted, dtype=float)
-        same = (told == counted) | (np.isnan(told) & ~np.isfinite(counted))
+        # The parts of a loss with several roots are added up in FP64 here, and in FP32 by the loop.
+        equal = np.isclose(told, counted, rtol=1e-6, atol=0.0) if case.loop.root == "two roots" else told == counted
+        same = equal | (np.isnan(told) & ~np.isfinite(counted))
         plain = case.loop.root in ("backward", "retain graph")
         if not plain:
             same |= np.isnan(told)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 from amp_core import load_run, watch
+from amp_core.record._calls import listeners
 from tests.record.loops import small_model
 
 STEPS = 5
@@ -65,7 +66,7 @@ def samples(into, model, inputs, *, wrap=lambda m: m):
             optimizer.zero_grad()
     run = load_run(into)
     assert not run.events.detail.str.contains("watching failed|stopped at").any()
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(listeners(m) for m in model.modules())
     return run.steps.samples
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
+from amp_core.record._calls import listeners
 from amp_core.record.calibration import ENOUGH, FIRST, FIRST_EVERY, LATER_EVERY, REMEMBERED, Calibration
 from amp_core.record.clock import HostClock
 from amp_core.record.notices_forward import ARMED
@@ -105,7 +106,7 @@ class Slow(nn.Module):
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, x):
-        self.time.pass_ms(MODULE_MS + HOOK_MS * len(self._forward_hooks))
+        self.time.pass_ms(MODULE_MS + HOOK_MS * len(listeners(self)))
         return x * self.weight
 
 
@@ -170,7 +171,7 @@ def test_no_step_is_bare_soon_after_something_was_not_finite(tmp_path, bad, hook
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     found = {}
     with watch(model, optimizer, into=tmp_path / "run") as recorder:
-        model[1].register_forward_pre_hook(lambda m, args: found.update({recorder.step: len(m._forward_hooks)}))
+        model[1].register_forward_pre_hook(lambda m, args: found.update({recorder.step: len(listeners(m))}))
         for step in range(11):
             x = torch.full((2, 2), float("nan")) if step == bad else torch.ones(2, 2)
             model(x).sum().backward()

@@ -5,6 +5,7 @@ from torch import nn
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
+from amp_core.record._calls import listeners
 from amp_core.record.entries import Entries
 from amp_core.record.regions import RegionSeen
 from tests.record.loops import small_model
@@ -19,7 +20,7 @@ def entered(model, calls):
     entries.settle()
     stay = len(entries)
     entries.remove()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any(listeners(m) or m._forward_hooks for m in model.modules())
     return seen, stay
 
 

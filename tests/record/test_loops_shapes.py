@@ -8,6 +8,7 @@ from torch import nn
 
 from amp_core import Run, diagnose, load_run
 from amp_core.record import watch
+from amp_core.record._calls import listeners
 from tests.record.loops import small_model
 from tests.record.shapes import EVERY, LOOPS, STEPS, Lap, adam, batches, classify, go
 
@@ -40,7 +41,7 @@ def test_a_loop_is_unchanged_and_its_run_whole_and_silent(tmp_path, name, precis
     whole(run, 2 if name == "gan" else 1, {"accumulation": 3, "ema": 0}.get(name, 1), watched.losses)
     assert [(f.code, f.title) for f in diagnose(run) if f.severity != "info"] == []
     assert not run.events[run.events.kind == "warning"].detail.str.contains("stopped at").any()
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in watched.model.modules())
+    assert not any(listeners(m) or m._forward_hooks for m in watched.model.modules())
     names = set(run.tensors(kind="weight_grad").name)
     trained = {n for n, p in watched.model.named_parameters() if p.requires_grad}
     assert names == trained if name != "parameters-later" else names >= {"0.weight", "0.bias"}

@@ -5,6 +5,7 @@ import torch
 
 from amp_core import load_run
 from amp_core.record import memory as watching
+from amp_core.record._calls import listeners
 from amp_core.record.memory import MemoryWatch, sampled
 from amp_core.record.storages import hooks_are_on
 from amp_core.runlog import RunWriter
@@ -25,7 +26,7 @@ def test_only_few_steps_are_looked_at_and_nothing_stays_on_the_model(tmp_path):
     run, _, net = recorded(tmp_path, steps=20)
     assert sorted(run.memory.step.unique()) == [1, 4, 16]
     assert [s for s in range(300) if sampled(s)] == [1, 4, 16, 64, 256]
-    assert not any(m._forward_hooks for m in net.modules())
+    assert not any(listeners(m) for m in net.modules())
     assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
     assert not hooks_are_on()
 
@@ -38,7 +39,7 @@ def test_a_loop_that_breaks_off_leaves_no_hooks(tmp_path):
         net(torch.randn(BATCH, WIDTH))
         observer.close()
     assert not hooks_are_on()
-    assert not any(m._forward_hooks for m in net.modules())
+    assert not any(listeners(m) for m in net.modules())
     assert len(load_run(tmp_path / "run").memory) == 0
 
 
@@ -64,7 +65,7 @@ def test_a_model_that_is_compiled_is_left_alone(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
         observer = MemoryWatch(writer, net, [optimizer], CPU, lambda step: True)
         observer.step_began(0)
-        assert not any(m._forward_hooks for m in net.modules())
+        assert not any(listeners(m) for m in net.modules())
         assert not hooks_are_on()
         observer.called("optimizer.step", 0)
         observer.step_ended(0)
@@ -108,4 +109,4 @@ def test_what_goes_wrong_while_looking_stays_out_of_the_training(tmp_path, monke
     (said,) = run.events[run.events.name == "not recorded"].detail
     assert said == "what memory is made of, from now on: RuntimeError: no such file"
     assert len(run.memory) == 0 and not hooks_are_on()
-    assert not any(m._forward_hooks for m in net.modules())
+    assert not any(listeners(m) for m in net.modules())

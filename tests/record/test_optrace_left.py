@@ -67,7 +67,7 @@ def test_a_loop_that_fails_within_the_step_leaves_nothing_either(tmp_path: Path)
             loss.backward()
             optimizer.step()
     assert not _get_current_dispatch_mode_stack() and autocast.__enter__ is enter
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any(listeners(m) or m._forward_hooks for m in model.modules())
     run = load_run(tmp_path / "run")
     assert calls(run, op="aten::addmm") == 3 and "as far as it went" in run.events["detail"].str.cat()
 

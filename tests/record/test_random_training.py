@@ -80,9 +80,9 @@ def smaller(case: Case, thorough: bool) -> Case:
 @seconds(40)
 def test_random_trainings_come_out_as_unwatched(case):
     thorough = case.seed % 8 == 0
-    if faults(case, thorough=thorough):
+    if found := faults(case, thorough=thorough):
         hold(smaller(case, thorough), thorough)
-        pytest.fail(f"shown once, but not again: {case}")
+        pytest.fail(f"shown once, but not again: {found} by {case}")
 
 
 @given(cases(rare=False))

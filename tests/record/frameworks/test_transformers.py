@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from amp_core import RunError, diagnose, load_run
+from amp_core.record._calls import listeners
 from tests.record.frameworks.healthy import assert_whole, warned
 
 transformers = pytest.importorskip("transformers")
@@ -146,7 +147,7 @@ def test_an_exception_ends_the_run_and_takes_the_hooks_off(tmp_path, later):
             train(tmp_path, [seen, callback], Failing)
     run = load_run(tmp_path / "run")
     assert (run.status, run.end_reason, len(run.steps)) == ("failed", "ValueError: no more", 3)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in seen.model.modules())
+    assert not any(listeners(m) or m._forward_hooks for m in seen.model.modules())
 
 
 def test_a_second_training_has_a_folder_of_its_own_and_the_same_tracker(tmp_path):
