@@ -9,7 +9,8 @@ import signal
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-# A shell starts what runs in its background with SIGINT ignored, and child processes inherit that; tests send it to them.
+# A shell starts what runs in its background with SIGINT ignored, and child processes inherit that. Tests send it to
+# them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
