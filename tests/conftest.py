@@ -1,12 +1,18 @@
 """What all tests begin with: one thread per process, which cases run when, and the runs that many tests read."""
 
 import os
+import signal
 
 # Set before torch, numpy and Arrow are imported, which read it then; processes that tests start inherit it. The models
 # are tiny: several threads would only wait for each other, and for the other workers of pytest-xdist. Tests about
 # threads set the number themselves.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
+
+# A shell starts what runs in its background with SIGINT ignored, and child processes inherit that. Tests send it to
+# them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import json
 from collections.abc import Iterator
