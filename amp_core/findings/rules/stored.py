@@ -11,13 +11,7 @@ from amp_core.findings.registry import found, rule
 from amp_core.findings.remedies import computes_in
 from amp_core.findings.rules.errors import fp16_parameters
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.findings.signals import (
-    autocast_dtype,
-    facts,
-    model_name,
-    orders,
-    signals,
-)
+from amp_core.findings.signals import autocast_dtype, facts, model_name, orders, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
 from amp_core.run import Run
