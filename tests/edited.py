@@ -13,9 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_edited(folder: Path, lines: Mapping[str, tuple[str, str]], code: str) -> str:
+def run_edited(
+    folder: Path, lines: Mapping[str, tuple[str, str]], code: str, files: Mapping[str, str] | None = None
+) -> str:
     """What `code` prints, run with a copy of the product in which each file of `lines` has a line put before the one
-    that begins with a text."""
+    that begins with a text, and `files` are written: text by path."""
     for part in ("amp_core", "pages"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "app.py", folder)
@@ -26,6 +28,9 @@ def run_edited(folder: Path, lines: Mapping[str, tuple[str, str]], code: str) ->
         start = text.rindex("\n", 0, text.index(before)) + 1
         indent = text[start : text.index(before)]
         file.write_text(f"{text[:start]}{indent}{line}\n{text[start:]}", encoding="utf-8")
+    for name, text in (files or {}).items():
+        assert not (folder / name).exists()
+        (folder / name).write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from amp_core import words
 from amp_core.analysis._steps import attempts
-from amp_core.findings._signals import model_name, signals
+from amp_core.findings.signals import model_name, signals
 from amp_core.run import Run
 
 DATA, RATE = "input data", "learning rate"

@@ -4,12 +4,11 @@ The guide's advice for a code speaks of float16. A run in FP32 or BF16, bad data
 """
 
 from amp_core.analysis._steps import recipe, scaler_enabled
-from amp_core.findings._found import Remedy
-from amp_core.findings._signals import autocast_dtype, facts
 from amp_core.findings.causes import DATA, RATE, Cause
-from amp_core.findings.guide import GUIDE
-from amp_core.findings.guide.numerics import ISLAND
-from amp_core.findings.guide.scaling import BF16, LOOP
+from amp_core.findings.model import Remedy
+from amp_core.findings.registry import GUIDE
+from amp_core.findings.signals import autocast_dtype, facts
+from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.run import Run
 
 WIDE = ("float32", "bfloat16")

@@ -6,7 +6,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.findings import diagnose
-from amp_core.findings.scaling import partial_skips
+from amp_core.findings.rules.skips import partial_skips
 from tests.synthetic import write_rows
 
 SCALER = {"scaler": {"enabled": True}}

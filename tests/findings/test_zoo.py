@@ -29,6 +29,6 @@ def test_the_healthy_twin_is_left_in_peace(case: Case, tmp_path: Path) -> None:
 
 
 def test_every_code_has_a_fault_a_rule_and_a_page_in_the_guide() -> None:
-    rules = {rule.__name__.replace("_", "-") for rule in RULES}
-    assert rules == set(GUIDE) == {case.code for case in ZOO}
-    assert len(RULES) == len(GUIDE) == 52
+    rules = [rule.__name__.replace("_", "-") for rule in RULES]
+    assert len(set(rules)) == len(rules)
+    assert set(rules) == set(GUIDE) == {case.code for case in ZOO}

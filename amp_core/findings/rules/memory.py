@@ -1,9 +1,9 @@
 """Rules on memory: what autocast cannot lower, by itself and beside a run in FP32."""
 
 from amp_core.analysis.memory import memory_summary
-from amp_core.findings._found import found
-from amp_core.findings._signals import autocast_dtype, on_gpu
-from amp_core.findings.model import Finding
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.registry import found, paired_rule, rule
+from amp_core.findings.signals import autocast_dtype, on_gpu
 from amp_core.run import Run
 
 STATE = 0.8
@@ -12,6 +12,23 @@ SAME = 0.05
 """Peaks of memory that differ by less are the same."""
 
 
+_NOT_LOWER = Entry(
+    code="memory-not-lower",
+    severity="warning",
+    family=SPEED_AND_MEMORY,
+    order=500,
+    what="Mixed precision does not lower the peak of memory.",
+    signal="Memory by category, or the peak of an FP32 run beside it.",
+    threshold="Weights, gradients and optimizer state, which stay in FP32 under autocast, are 80 % of the peak or "
+    "more; or a peak within 5 % of the FP32 run's.",
+    advice="Autocast halves activations alone, and adds 16-bit copies of the weights. Use the room for larger "
+    "batches, or lower what dominates: an 8-bit optimizer, sharding, checkpointing.",
+    snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
+    page="memory",
+)
+
+
+@rule(_NOT_LOWER)
 def memory_not_lower(run: Run) -> list[Finding]:
     """`memory-not-lower`: weights, gradients and optimizer state are most of what a GPU holds under autocast."""
     if autocast_dtype(run) is None or not len(run.memory):
@@ -40,6 +57,7 @@ def memory_not_lower(run: Run) -> list[Finding]:
     ]
 
 
+@paired_rule(_NOT_LOWER)
 def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
     """`memory-not-lower`, against a run in FP32: the peak on the GPU is as high."""
     if autocast_dtype(run) is None or not on_gpu(run) or not on_gpu(baseline) or memory_not_lower(run):

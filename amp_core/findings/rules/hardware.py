@@ -1,30 +1,46 @@
-"""Rules on the GPU, its kernels and memory: what keeps mixed precision from being faster or smaller."""
+"""Rules on the GPU and its kernels: what keeps 16-bit arithmetic from being faster."""
 
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis._gpus import profiled_gpu
-from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis._steps import attempts, recipe, scaler_enabled, warmup_steps
+from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis._steps import recipe
 from amp_core.analysis.eligible import matrix_ops
-from amp_core.findings._found import found
-from amp_core.findings._signals import LOWERED, autocast_dtype, facts, on_gpu, orders
-from amp_core.findings.model import Finding, Severity
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Severity
+from amp_core.findings.registry import found, rule
+from amp_core.findings.signals import LOWERED, autocast_dtype, facts, on_gpu
 from amp_core.run import Run
 
-IDLE = 0.5
-"""A GPU that waits for longer than it works is bound by something else than its arithmetic."""
-LAUNCH_US = 10.0
-"""About what launching a kernel costs the CPU, microseconds: shorter ones cannot keep a GPU busy."""
 OFF = 0.1
 """Share of matrix time off tensor cores from which on something is to be won: at most so much of it (Amdahl)."""
 SHARE = 0.05
 """Share of time or of weights below which nothing is said: less than runs of one program differ by."""
 ALIGNED = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
-_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
 
 
+@rule(
+    Entry(
+        code="tf32-baseline",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=490,
+        what="The FP32 run that others are held against already uses TF32, so mixed precision looks as if it gained "
+        "little.",
+        signal="Kernels of precision tf32 in an FP32 run; torch's TF32 switches on a GPU that has it.",
+        threshold="One such kernel, or a switch that is on (compute capability 8.0 or newer). A remark for a trace, "
+        "which does not say whether TF32 was meant.",
+        advice="TF32 runs matrix products on tensor cores with 10 bits of mantissa, up to 8 times as fast as FP32. "
+        "Turn it off for a fair baseline, or name the baseline TF32.",
+        snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
+        frameworks={
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", tf32=False)',
+            "Lightning": 'torch.set_float32_matmul_precision("highest")',
+        },
+        page="compare",
+    )
+)
 def tf32_baseline(run: Run) -> list[Finding]:
     """`tf32-baseline`: an FP32 run whose matrix products used TF32, or could."""
     if recipe(run) not in ("fp32", None) or autocast_dtype(run) is not None:
@@ -60,6 +76,21 @@ def tf32_baseline(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="no-tensor-cores-on-device",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=430,
+        what="The GPU has no tensor cores, so 16-bit matrix products are hardly faster there.",
+        signal="Compute capability and name of the GPU.",
+        threshold="Capability below 7.0, or a Turing chip without them (GTX 16xx, T400 to T1200, MX450).",
+        advice="Mixed precision saves memory here and little or no time. Stay in float32 unless memory is short, or "
+        "take a GPU of the Volta generation or later.",
+        snippet="torch.cuda.get_device_capability()   # (7, 0) or more has tensor cores",
+        page="",
+    )
+)
 def no_tensor_cores_on_device(run: Run) -> list[Finding]:
     """`no-tensor-cores-on-device`: 16-bit autocast on a GPU without tensor cores."""
     if autocast_dtype(run) is None or not (on_gpu(run) or len(run.kernels)):
@@ -83,49 +114,21 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
     ]
 
 
-def launch_bound(run: Run) -> list[Finding]:
-    """`launch-bound`: the GPU is idle for most of the time, data apart, and its kernels are short."""
-    rows = kernel_rows(run, everything=True)
-    rows = rows[rows["phase"] != "watch"]
-    count = float(rows["count"].sum())
-    if not count or on_cpu(rows):
-        return []
-    mean_us = float(rows["total_us"].sum()) / count
-    idle = _idle_share(run, rows)
-    if idle is None or idle <= IDLE or mean_us >= LAUNCH_US:
-        return []
-    by_phase = rows[rows["phase"] != ""].groupby("phase")["count"].sum()
-    where = str(by_phase.idxmax()) if len(by_phase) else "kernels"
-    first = rows["step"].min()
-    return [
-        found(
-            "launch-bound",
-            f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
-            where,
-            steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
-            value=idle,
-            limit=IDLE,
-            unit="share of the step",
-        )
-    ]
-
-
-def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
-    """Share of wall time in which the GPU had nothing to do though data was there; None where not known."""
-    windows = window_rows(run)
-    windows = windows[(windows["wall_us"] > 0) & windows["idle_us"].notna()]
-    if len(windows):
-        idle = windows["idle_us"] - windows["idle_data_us"].fillna(0.0)
-        return float(idle.sum() / windows["wall_us"].sum())
-    steps = attempts(run)
-    wall = 0.0
-    for first, number in rows[["step", "steps"]].drop_duplicates().to_numpy():
-        if np.isfinite(first):
-            number = number if np.isfinite(number) else 1
-            wall += float(steps[steps["step"].between(first, first + number - 1)]["step_ms"].sum()) * 1000
-    return max(0.0, 1 - float(rows["total_us"].sum()) / wall) if wall > 0 else None
-
-
+@rule(
+    Entry(
+        code="kernels-off-tensor-cores",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=440,
+        what="Matrix products or convolutions in 16 bits run on kernels that do not use the tensor cores.",
+        signal="Kernels of operators that have tensor-core kernels, by name.",
+        threshold="10 % of the time of all such operators: Amdahl allows at most that much to be won.",
+        advice="The library chose a kernel without tensor cores, for the shape, the layout or its age. Let cuDNN try "
+        "its algorithms, pad dimensions to multiples of 8, and use newer libraries.",
+        snippet="torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+        page="tensor-cores",
+    )
+)
 def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     """`kernels-off-tensor-cores`: matrix kernels with 16-bit input that do not use tensor cores, on a GPU with them."""
     rows = kernel_rows(run)
@@ -158,6 +161,23 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="unaligned-dims",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=480,
+        what="Dimensions of large matrix products are not multiples of 8, which tensor cores take 16-bit numbers in.",
+        signal="Shapes of the weights of linear layers and convolutions.",
+        threshold="5 % of the weights of such layers. NVIDIA's guide to matrix multiplication: multiples of 16 bytes. "
+        "It is a hint at efficiency: newer libraries use tensor cores anyway. On a CPU a remark.",
+        advice="Such products are padded inside or run on slower kernels. Round vocabulary, channels and widths up to "
+        "a multiple of 8.",
+        snippet="vocabulary = -(-vocabulary // 8) * 8\nhead = torch.nn.Linear(width, vocabulary)",
+        frameworks={"Transformers Trainer": "model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=8)"},
+        page="tensor-cores",
+    )
+)
 def unaligned_dims(run: Run) -> list[Finding]:
     """`unaligned-dims`: dimensions of large weights that are no multiples of 8. A remark on a CPU, where none of it
     matters until the model moves to a GPU."""
@@ -201,6 +221,21 @@ def _unaligned(run: Run, where: str, said: str, share: float, unit: str) -> Find
     )
 
 
+@rule(
+    Entry(
+        code="layout-transposes",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=470,
+        what="Convolutions turn their inputs from NCHW to NHWC and back at each call.",
+        signal="Kernels that change the layout.",
+        threshold="5 % of the time of all kernels.",
+        advice="Tensor-core convolutions want channels last, and the model gives channels first. Turn the model and "
+        "its inputs once.",
+        snippet="model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
+        page="step-cost",
+    )
+)
 def layout_transposes(run: Run) -> list[Finding]:
     """`layout-transposes`: kernels that turn NCHW to NHWC and back take a noticeable part of the time."""
     rows = kernel_rows(run)
@@ -222,85 +257,6 @@ def layout_transposes(run: Run) -> list[Finding]:
             unit="share of kernel time",
         )
     ]
-
-
-def host_syncs(run: Run) -> list[Finding]:
-    """`host-syncs`: the CPU waits for the GPU more than once per step and optimizer."""
-    optimizers = run.head.config.get("optimizers")
-    allowed = float(max(1, len(optimizers)) if isinstance(optimizers, list) else 1)
-    windows = window_rows(run)
-    windows = windows[windows["syncs"].notna() & ~windows["device"].str.startswith("cpu")]
-    rows = run.kernels
-    waits = rows[rows["name"].isin(_WAITS) | rows["op"].isin(_WAITS)] if len(rows) else rows
-    waits = waits[~waits["device"].fillna("").str.startswith("cpu")] if len(waits) else waits
-    per_step, where = 0.0, ""
-    if len(windows):
-        per_step = float(windows["syncs"].sum() / windows["steps"].fillna(1.0).sum())
-        where = "synchronizing calls"
-    elif len(waits):
-        profiled = rows[["step", "rank", "steps"]].drop_duplicates()["steps"]
-        per_step = float(waits["count"].astype(float).sum() / profiled.astype(float).fillna(1.0).sum())
-    if len(waits):
-        longest = waits.iloc[int(waits["count"].astype(float).to_numpy().argmax())]
-        op = longest["op"]  # NaN where the wait was no operator's
-        where = op if isinstance(op, str) and op else str(longest["name"])
-    asked = _asked_for_scale(run) if on_gpu(run) and scaler_enabled(run) else 0
-    if per_step <= allowed and not asked:
-        return []
-    if asked and per_step <= allowed:
-        per_step, where, allowed = float(asked), "scaler.get_scale", 0.0
-    return [
-        found(
-            "host-syncs",
-            f"The CPU waits for the GPU {per_step:.3g} times per step ({where})",
-            where,
-            value=per_step,
-            limit=allowed,
-            unit="waits per step",
-        )
-    ]
-
-
-def _asked_for_scale(run: Run) -> int:
-    """How often per step the loop asks for the loss scale, in most steps."""
-    every = orders(run)
-    times = {calls.count("get_scale"): 0 for _, _, calls in every}
-    for first, last, calls in every:
-        times[calls.count("get_scale")] += last - first + 1
-    return max(times, key=times.__getitem__) if times else 0
-
-
-def watch_overhead(run: Run) -> list[Finding]:
-    """`watch-overhead`: watching takes a noticeable part of the time."""
-    steps = attempts(run)
-    steps = steps.iloc[warmup_steps(len(steps)) :]
-    steps = steps[~steps["step"].isin(_looked_at_closely(run))]
-    known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
-    total = float((known["step_ms"] * known["stands_for"]).sum())
-    share = float((known["watch_ms"] * known["stands_for"]).sum()) / total if total > 0 else 0.0
-    if share <= SHARE:
-        return []
-    return [
-        found(
-            "watch-overhead",
-            f"Watching takes {100 * share:.0f} % of the time of a step",
-            "watch",
-            steps=(int(known["step"].iloc[0]), int(known["step"].iloc[-1])),
-            value=share,
-            limit=SHARE,
-            unit="share of time",
-        )
-    ]
-
-
-def _looked_at_closely(run: Run) -> set[int]:
-    """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
-    steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
-    stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
-    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps
-    for first, many in windows:
-        steps.update(range(first, min(stop, first + many)))
-    return {int(step) + after for step in steps for after in (0, 1)}
 
 
 def steps_of(rows: pd.DataFrame) -> tuple[int, int] | None:

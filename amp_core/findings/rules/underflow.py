@@ -1,4 +1,4 @@
-"""Rules on number ranges: what overflows, underflows, rounds to zero or does not move."""
+"""Rules on what is too small for FP16: gradients that underflow, and constants that round to zero."""
 
 import numpy as np
 import pandas as pd
@@ -6,127 +6,49 @@ import pandas as pd
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis._steps import attempts, scaler_enabled
 from amp_core.analysis.window import SERVED, first_step
-from amp_core.findings import remedies
-from amp_core.findings._found import found
-from amp_core.findings._signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
-from amp_core.findings.causes import RATE, Cause, first_cause, stretch_end
-from amp_core.findings.model import Finding
-from amp_core.findings.scaling import fp16_without_scaler, loss_nonfinite, scale_unbounded
+from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaler import fp16_without_scaler
+from amp_core.findings.rules.scaling import scale_unbounded
+from amp_core.findings.signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
 from amp_core.formats import FORMATS
 from amp_core.run import Run
 
 FP16 = FORMATS["fp16"]
 ZERO_FROM = FP16.min_subnormal / 2
 """What is at most half of the smallest subnormal rounds to 0 (ties go to the even neighbour)."""
-STATISTICS_EVERY = 10
-"""So many steps lie at most between two looks at running statistics."""
 MOST_STEPS = 32
 """Sampled steps from which the share below the window is told: the share of a quarter, to within a few hundredths."""
 GRAVE_MASS = 0.1
 """A tenth of a tensor's gradient mass lost is no rounding error any more."""
-BORN_NARROW = 0.99
-"""Share of nonzero FP32 weights that BF16 holds exactly from which on they come from BF16: of others 2^-16 are."""
 WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
 """torch's own norms compute in FP32 inside, whatever dtype they are given, and so does their eps."""
 
 
-def _overflow(run: Run) -> Cause | None:
-    """The first module that turned finite input into a non-finite FP16 output, and so began a stretch of failing
-    steps."""
-    frame = signals(run, "non-finite output")
-    frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
-    done = -1
-    for step in map(int, frame["step"].dropna()):
-        if step <= done:
-            continue
-        done = stretch_end(run, step)
-        cause = first_cause(run, 0, step)
-        if cause is not None and cause.phase == "divergence":
-            return None  # what overflows after it would have overflowed any format
-        if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
-            return cause
-    return None
-
-
-def activation_overflow(run: Run) -> list[Finding]:
-    """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
-    cause = _overflow(run)
-    if cause is not None:
-        size = f" from input of up to {cause.value:.3g}" if cause.value is not None else ""
-        last = signals(run, "non-finite output")["step"].max()
-        return [
-            found(
-                "activation-overflow",
-                f"The output of {cause.where} ({cause.op}) overflows float16{size}",
-                cause.where,
-                steps=(cause.step, int(last)),
-                value=cause.value,
-                limit=FP16.max_value,
-                unit="largest input magnitude",
-            )
-        ]
-    near = signals(run, "near overflow")
-    if near.empty or any(f.where == RATE for f in loss_nonfinite(run)):
-        return []
-    row = near.iloc[int(near["value"].to_numpy().argmax())]
-    name = str(row["name"]) or model_name(run)
-    return [
-        found(
-            "activation-overflow",
-            f"The output of {name} comes within a factor of 2 of float16's largest number",
-            name,
-            severity="warning",
-            steps=(int(near["step"].min()), int(near["step"].max())),
-            value=float(row["value"]),
-            limit=FP16.max_value,
-            unit="largest magnitude",
-        )
-    ]
-
-
-def bf16_model_in_fp16(run: Run) -> list[Finding]:
-    """`bf16-model-in-fp16`: weights from a bfloat16 checkpoint, or beyond FP16's range at the start, under FP16."""
-    if autocast_dtype(run) != "float16":
-        return []
-    model = run.head.model
-    stored = [n for n, d in facts(model, "dtypes").items() if d == "bfloat16"]
-    exact = model.get("bfloat16_exact_frac")
-    largest = facts(model, "weight_absmax")
-    size = largest.get("value")
-    too_large = isinstance(size, int | float) and size > FP16.max_value
-    born = isinstance(exact, int | float) and exact >= BORN_NARROW
-    if not stored and not born and not too_large:
-        return []
-    cause = _overflow(run)
-    if too_large:
-        where = str(largest.get("name"))
-    else:
-        where = cause.where if cause else stored[0] if stored else model_name(run)
-    advice = None
-    if too_large:
-        title, value, limit, unit = "A weight does not fit float16", float(size or 0), FP16.max_value, "largest weight"
-        advice = (
-            "A weight above 65504 becomes infinite when autocast casts it to float16, as happens with models made in "
-            "bfloat16. Bring it down, or train in bfloat16."
-        )
-    else:
-        title = "Weights made in bfloat16 are trained in float16"
-        value, limit, unit = float(exact or 1.0), BORN_NARROW, "share of weights exact in bfloat16"
-    return [
-        found(
-            "bf16-model-in-fp16",
-            title + (f"; {cause.in_words()}" if cause else ""),
-            where,
-            severity="error" if cause or too_large else "warning",
-            advice=advice,
-            steps=(cause.step, cause.step) if cause else (0, 0),
-            value=value,
-            limit=limit,
-            unit=unit,
-        )
-    ]
-
-
+@rule(
+    Entry(
+        code="gradient-underflow",
+        severity="warning",
+        family=LOSS_SCALING,
+        order=230,
+        what="At the loss scale in use, rounding in float16 takes more of the gradients than training should lose.",
+        signal="Histograms of output and weight gradients, and the scale in effect when they were taken.",
+        threshold="A relative error above 0.0085 of a matrix's gradient at more than a quarter of the sampled steps: "
+        "the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer to which only zeros "
+        "come back. An error where 10 % of a tensor's mass is lost.",
+        advice="A part of the gradient is rounded to zero or to few bits before it reaches the weights. Begin with a "
+        "higher loss scale or let it grow sooner, or use bfloat16.",
+        snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval=500)",
+        frameworks={
+            "Accelerate": "scaling = GradScalerKwargs(init_scale=2.0**16, growth_interval=500)\n"
+            'accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[scaling])',
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", bf16=True)',
+            "Lightning": 'scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=500)\n'
+            'trainer = Trainer(plugins=[MixedPrecision("16-mixed", "cuda", scaler)])',
+        },
+        page="loss-scale",
+    )
+)
 def gradient_underflow(run: Run) -> list[Finding]:
     """`gradient-underflow`: the scale in effect lies below the safe window at more than a quarter of the sampled steps
     of the run's second half; or the 16-bit gradient of a layer is zero throughout, which no histogram can show as lost.
@@ -210,6 +132,25 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
     return float(rows["underflow_mass_frac"].max()) if len(rows) else None
 
 
+@rule(
+    Entry(
+        code="eps-rounds-to-zero",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=160,
+        what="A small constant that keeps a divisor, root or logarithm off zero is itself zero in float16.",
+        signal="Constants of additions and lower bounds whose result is 16-bit, in the first step; `eps` of a module "
+        "that works in float16.",
+        threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error where "
+        "something was not finite.",
+        advice="Where the value beside it is zero, this divides by zero and gives NaN. Do this operation in float32, "
+        "or make the constant 1e-4 or larger.",
+        snippet="with torch.autocast(x.device.type, enabled=False):\n"
+        "    x = x.float()\n"
+        "    y = x / (x.norm(dim=-1, keepdim=True) + 1e-6)",
+        page="number-ranges",
+    )
+)
 def eps_rounds_to_zero(run: Run) -> list[Finding]:
     """`eps-rounds-to-zero`: a constant that should keep a divisor off zero is zero in 16 bits."""
     frame = signals(run, "eps lost")
@@ -249,6 +190,23 @@ def _half_module_with_small_eps(run: Run) -> tuple[str, float] | None:
     return None
 
 
+@rule(
+    Entry(
+        code="optimizer-eps-rounds-to-zero",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=170,
+        follows=("half-model",),
+        what="The optimizer's eps is zero in the dtype of its float16 parameters: an update is then 0/0 or huge.",
+        signal="eps of the optimizer and dtypes of its parameters.",
+        threshold="At most 2^-25 with float16 parameters: half of the smallest float16 number rounds to 0.",
+        advice="Where a second moment is zero, and in float16 it soon is, the update divides by zero. Keep float32 "
+        "weights under autocast, or give the optimizer an eps of 1e-4.",
+        snippet="model.float()                                   # float32 weights; autocast does the rest\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), eps=1e-8)",
+        page="",
+    )
+)
 def optimizer_eps_rounds_to_zero(run: Run) -> list[Finding]:
     """`optimizer-eps-rounds-to-zero`: eps of an optimizer is zero in the dtype of its float16 parameters."""
     for settings in listed(run.head.config, "optimizer_settings"):
@@ -266,39 +224,3 @@ def optimizer_eps_rounds_to_zero(run: Run) -> list[Finding]:
                 )
             ]
     return []
-
-
-def batchnorm_poisoned(run: Run) -> list[Finding]:
-    """`batchnorm-poisoned`: running statistics are not finite."""
-    frame = signals(run, "statistics")
-    if frame.empty:
-        return []
-    row = frame.iloc[0]
-    at = int(row["step"])
-    buffer, more = str(row["name"]), int(row["count"]) - 1
-    module = buffer.rpartition(".")[0] or model_name(run)
-    cause = _forward_before(run, at)
-    return [
-        found(
-            "batchnorm-poisoned",
-            (f"{buffer} and {more} more statistics are not finite" if more else f"{buffer} is not finite")
-            + (f"; {cause.in_words()}" if cause else ""),
-            module,
-            steps=(at, at),
-            value=float(row["count"]),
-            limit=0.0,
-            unit="statistics that are not finite",
-            remedy=remedies.of_statistics(run, cause),
-        )
-    ]
-
-
-def _forward_before(run: Run, at: int) -> Cause | None:
-    """What was not finite in forward when statistics that were seen at step `at` became so. On a GPU they are looked at
-    every `STATISTICS_EVERY`th step; a step that was skipped in between did not keep them from what it held."""
-    outputs = signals(run, "non-finite output")["step"]
-    for step in sorted({int(s) for s in outputs[outputs.between(at - STATISTICS_EVERY + 1, at)]}):
-        cause = first_cause(run, 0, step)
-        if cause is not None and cause.phase != "backward":
-            return cause
-    return None

@@ -1,12 +1,11 @@
 """Rules on errors that ended a run: recognised by torch's own words, placed by the module that was at work."""
 
 import re
-from collections import Counter
 
 from amp_core import words
-from amp_core.findings._found import found
-from amp_core.findings._signals import (
-    autocast_dtype,
+from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, SPEED_AND_MEMORY, TRAINING_LOOP, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.signals import (
     ended_by,
     facts,
     failed_in,
@@ -17,8 +16,7 @@ from amp_core.findings._signals import (
     optimizer_name,
     signals,
 )
-from amp_core.findings.causes import stays_broken
-from amp_core.findings.model import Finding
+from amp_core.findings.snippets import LOOP
 from amp_core.formats import FORMATS
 from amp_core.run import Run
 
@@ -48,6 +46,26 @@ def _at(run: Run) -> tuple[int, int] | None:
     return (last, last) if last is not None else None
 
 
+@rule(
+    Entry(
+        code="fp16-parameters",
+        severity="error",
+        family=LOSS_SCALING,
+        order=20,
+        what="Parameters that train are stored in float16 beside a GradScaler, which refuses to unscale their "
+        "gradients.",
+        signal="dtypes of the parameters, and the error that ended the run.",
+        threshold="One float16 parameter that trains, with a scaler (torch/amp/grad_scaler.py: “Attempting to unscale "
+        "FP16 gradients”).",
+        advice="Unscaled float16 gradients would underflow, and small updates would not move float16 weights. Keep "
+        "the parameters that train in float32 and let autocast cast them.",
+        snippet="for parameter in model.parameters():\n"
+        "    if parameter.requires_grad:\n"
+        "        parameter.data = parameter.data.float()",
+        frameworks={"Transformers Trainer": "model = AutoModel.from_pretrained(name, dtype=torch.float32)"},
+        page="",
+    )
+)
 def fp16_parameters(run: Run) -> list[Finding]:
     """`fp16-parameters`: parameters that train are float16 beside a scaler."""
     narrow = [n for n, dtype in facts(run.head.model, "dtypes").items() if dtype == "float16"]
@@ -72,6 +90,22 @@ def fp16_parameters(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="no-gradients",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=70,
+        what="An optimizer steps and none of its parameters has a gradient.",
+        signal="The error of the scaler, or a step without any gradient.",
+        threshold="No parameter of the optimizer has a gradient (torch/amp/grad_scaler.py, “No inf checks were "
+        "recorded”).",
+        advice="The loss does not depend on these parameters: it was detached, they are frozen, or they belong to "
+        "another model than the one that was called. Make the optimizer from the parameters that train.",
+        snippet="optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)\n"
+        "assert loss.requires_grad",
+    )
+)
 def no_gradients(run: Run) -> list[Finding]:
     """`no-gradients`: no parameter of an optimizer had a gradient when it stepped."""
     raised = next((said for said in _NO_CHECKS if said in ended_by(run)), None)
@@ -107,6 +141,22 @@ def no_gradients(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="update-without-step",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=80,
+        what="`scaler.update()` is called twice for one step, or before any step, which the scaler refuses.",
+        signal="The error that ended the run.",
+        threshold="An `update` with no `unscale_` or `step` since the one before (torch/amp/grad_scaler.py, “No inf "
+        "checks were recorded prior to update”).",
+        advice="`update()` takes in what the steps since the last call have found, and forgets it, so a second call "
+        "has nothing. Call it once per iteration, after the steps of all optimizers.",
+        snippet=LOOP,
+        page="",
+    )
+)
 def update_without_step(run: Run) -> list[Finding]:
     """`update-without-step`: the run ended because `scaler.update` was called and no optimizer had stepped since it was
     called before."""
@@ -128,6 +178,23 @@ def update_without_step(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="mask-constant-overflow",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=50,
+        what="A mask uses a constant such as -1e9, which float16 cannot hold: it raises an error or becomes -inf.",
+        signal="The error that ended the run; constants above 65504 in operators whose result is 16-bit, in the first "
+        "step.",
+        threshold="Any finite constant above the largest number of its dtype. An error where the run ended of it or "
+        "something was not finite.",
+        advice="A row that is masked altogether is then -inf everywhere, and its softmax NaN. Take the smallest "
+        "number of the dtype at hand.",
+        snippet="scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        page="layer-detail",
+    )
+)
 def mask_constant_overflow(run: Run) -> list[Finding]:
     """`mask-constant-overflow`: a constant that 16 bits cannot hold."""
     frame = signals(run, "constant overflow")
@@ -153,6 +220,21 @@ def mask_constant_overflow(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="bce-banned",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=40,
+        what="`binary_cross_entropy` is refused under autocast on CUDA: its gradient does not fit float16.",
+        signal="The error that ended the run, or the operator under autocast on another device.",
+        threshold="Any use (torch/csrc/autocast_mode.h lists it as banned). A warning on devices that allow it.",
+        advice="The logarithm of a probability rounded to 16 bits loses what it needs. Leave the sigmoid out and use "
+        "the loss that takes logits.",
+        snippet="loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y)",
+        page="",
+    )
+)
 def bce_banned(run: Run) -> list[Finding]:
     """`bce-banned`: `binary_cross_entropy` under autocast; refused on CUDA, allowed elsewhere."""
     frame = signals(run, "banned op")
@@ -175,6 +257,29 @@ def bce_banned(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="custom-function-dtype",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=30,
+        what="An operator got float16 and float32 together, mostly in a custom autograd function or layer that "
+        "autocast does not handle.",
+        signal="The error that ended the run.",
+        threshold="torch's own words for it: expected one scalar type and found another.",
+        advice="Autocast casts the inputs of torch's operators, not those of one's own functions. Say what dtype they "
+        "take.",
+        snippet="class MyFunction(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        '    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\n'
+        "    def forward(ctx, x): ...\n"
+        "\n"
+        "    @staticmethod\n"
+        '    @torch.amp.custom_bwd(device_type="cuda")\n'
+        "    def backward(ctx, grad): ...",
+        page="",
+    )
+)
 def custom_function_dtype(run: Run) -> list[Finding]:
     """`custom-function-dtype`: an operator got two dtypes, one of them 16-bit."""
     said = ended_by(run)
@@ -197,6 +302,21 @@ def custom_function_dtype(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="checkpoint-dtype-mismatch",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=360,
+        what="Activation checkpointing computes a module again in another dtype than the first time.",
+        signal="dtypes of outputs in forward and in the recomputation; the error of torch.utils.checkpoint.",
+        threshold="Any difference: gradients are then those of another function. An error where the run ended of it.",
+        advice="The recomputation runs under other autocast settings than forward did. Use torch's checkpoint, which "
+        "keeps them, and open no other autocast region around backward.",
+        snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
+        page="",
+    )
+)
 def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
     """`checkpoint-dtype-mismatch`: a recomputation gave another dtype than forward."""
     frame = signals(run, "recomputed")
@@ -220,6 +340,22 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="graphed-callable-cache",
+        severity="error",
+        family=SPEED_AND_MEMORY,
+        order=60,
+        what="`make_graphed_callables` refuses to run under autocast with its cache.",
+        signal="The error that ended the run.",
+        threshold="torch's own words for it (torch/cuda/graphs.py).",
+        advice="A captured graph cannot use cast weights that live only as long as an autocast region. Open the "
+        "region without the cache.",
+        snippet="with torch.autocast('cuda', dtype=dtype, cache_enabled=False):\n"
+        "    model = torch.cuda.make_graphed_callables(model, (x,))",
+        page="",
+    )
+)
 def graphed_callable_cache(run: Run) -> list[Finding]:
     """`graphed-callable-cache`: `make_graphed_callables` under autocast with its cache."""
     if _GRAPHED not in ended_by(run):
@@ -235,53 +371,3 @@ def graphed_callable_cache(run: Run) -> list[Finding]:
             unit="calls",
         )
     ]
-
-
-def half_model(run: Run) -> list[Finding]:
-    """`half-model`: a whole model or a whole part of it in float16, with no scaler that would refuse it."""
-    if fp16_parameters(run):
-        return []
-    model = run.head.model
-    train = {n for n, d in facts(model, "dtypes").items() if d == "float16"}
-    narrow = train | {n for n, d in facts(model, "frozen_dtypes").items() if d == "float16"}
-    every = set(facts(model, "shapes")) or narrow
-    if not narrow:
-        return []
-    whole = _whole_parts(every, narrow)
-    if not whole:
-        return []
-    where = whole[0] or model_name(run)
-    more = f" and {words.plural(len(whole) - 1, 'more module')} were" if len(whole) > 1 else " was"
-    broken = stays_broken(run)
-    casting = f", under {autocast_dtype(run)} autocast" if autocast_dtype(run) else ""
-    return [
-        found(
-            "half-model",
-            f"{where}{more} turned to float16: {len(narrow):,} of {len(every):,} parameters{casting}",
-            where,
-            severity="error" if broken and train else None,
-            value=len(narrow) / len(every),
-            limit=0.0,
-            unit="share of parameters in float16",
-        )
-    ]
-
-
-def _whole_parts(every: set[str], narrow: set[str]) -> list[str]:
-    """The largest modules of whose parameters each is in `narrow`, those with the most parameters first; the model
-    itself is the empty name."""
-    held: Counter[str] = Counter()
-    filled: Counter[str] = Counter()
-    for name in every:
-        for module in _around(name):
-            held[module] += 1
-            filled[module] += name in narrow
-    whole = {module for module in held if held[module] == filled[module]}
-    largest = [m for m in whole if m == "" or not whole.intersection(_around(m))]
-    return sorted(largest, key=lambda m: (-held[m], m))
-
-
-def _around(name: str) -> list[str]:
-    """The modules that a parameter or module lies in: of `blocks.1.up` these are `blocks.1`, `blocks` and the model."""
-    parts = name.split(".")[:-1]
-    return [".".join(parts[:i]) for i in range(len(parts), -1, -1)]

@@ -1,22 +1,43 @@
-"""Rules on quality and on two runs of one task: does mixed precision learn as well, and is it smaller?"""
-
-from collections.abc import Callable
+"""The rule on quality: whether mixed precision learns as well as FP32, by audits and by a run in FP32."""
 
 import numpy as np
 
 from amp_core.analysis import compare
 from amp_core.analysis.audits import own_audits
-from amp_core.findings._found import found
-from amp_core.findings._signals import autocast_dtype, facts
-from amp_core.findings.memory import memory_not_lower_than
-from amp_core.findings.model import Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.registry import found, paired_rule, rule
 from amp_core.findings.remedies import computes_in
+from amp_core.findings.signals import autocast_dtype, facts
+from amp_core.findings.snippets import ISLAND
 from amp_core.run import Run
 
 COSINE = 0.99
 """Median cosine of a gradient to its FP32 replay below which it points elsewhere: the error is then a seventh of it."""
 
 
+_LOSS_GAP = Entry(
+    code="amp-loss-gap",
+    severity="warning",
+    family=RANGE_AND_PRECISION,
+    order=290,
+    follows=(
+        "gradient-underflow",
+        "fp16-without-scaler",
+        "activation-overflow",
+        "loss-nonfinite",
+    ),
+    what="The model learns worse in mixed precision than in FP32.",
+    signal="Final losses of two runs of the same task, held against their noise; or gradients replayed in FP32.",
+    threshold="Worse by more than 5 % and by more than the noise of both runs; or a gradient whose cosine to FP32 "
+    "is below 0.99 in the median, an error of a seventh of its length.",
+    advice="Rounding takes something that this model needs. Keep the parts that the audit or the comparison names "
+    "in float32, or train in bfloat16 or TF32.",
+    snippet=ISLAND,
+    page="compare",
+)
+
+
+@rule(_LOSS_GAP)
 def amp_loss_gap(run: Run) -> list[Finding]:
     """`amp-loss-gap`, from audits: a matrix's gradient at the run's own loss scale differs from its FP32 replay."""
     audits = own_audits(run)
@@ -44,6 +65,7 @@ def amp_loss_gap(run: Run) -> list[Finding]:
     ]
 
 
+@paired_rule(_LOSS_GAP)
 def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
     """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32
     differ in something else than their precision."""
@@ -64,7 +86,3 @@ def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
             unit="times the final loss of the baseline",
         )
     ]
-
-
-PAIRED: tuple[Callable[[Run, Run], list[Finding]], ...] = (amp_loss_gap_to, memory_not_lower_than)
-"""Rules that hold a run against another one of the same task in FP32."""

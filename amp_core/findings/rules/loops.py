@@ -7,17 +7,44 @@ import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis._steps import scaler_enabled
-from amp_core.findings._found import found
-from amp_core.findings._signals import Orders, ended_by, last_step, of, optimizer_name, orders, signals, span
-from amp_core.findings.model import Finding
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.signals import Orders, ended_by, last_step, of, optimizer_name, orders, signals, span
+from amp_core.findings.snippets import LOOP
 from amp_core.run import Run
 
+_DOCS = "torch.amp, Automatic Mixed Precision examples"
 FOLLOWS_BITS = 0.25
 """A norm that moves with the scale does so within so many powers of two."""
 ENOUGH_CHANGES = 4
 """Changes of the scale from which on a norm can be said to follow them."""
 
 
+@rule(
+    Entry(
+        code="clip-before-unscale",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=240,
+        what="Gradients are clipped while they are still multiplied by the loss scale, so the threshold is divided by "
+        "it.",
+        signal="The order of calls: a clip between backward and `unscale_`.",
+        threshold=f"One such clip in a step ({_DOCS}: unscale_ before clipping).",
+        advice="The threshold meets gradients that are thousands of times too large, so nearly every step is shrunk "
+        "to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
+        snippet="scaler.scale(loss).backward()\n"
+        "scaler.unscale_(optimizer)\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
+        "scaler.step(optimizer)\n"
+        "scaler.update()",
+        frameworks={
+            "Accelerate": "accelerator.backward(loss)\n"
+            "accelerator.clip_grad_norm_(model.parameters(), max_norm=1.0)   # unscales first",
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", fp16=True, max_grad_norm=1.0)',
+            "Lightning": 'trainer = Trainer(precision="16-mixed", gradient_clip_val=1.0)',
+        },
+    )
+)
 def clip_before_unscale(run: Run) -> list[Finding]:
     """`clip-before-unscale`: a clip after a scaled backward and before `unscale_`."""
     if not scaler_enabled(run):
@@ -49,6 +76,42 @@ def _clips_scaled(calls: list[str]) -> bool:
     return False
 
 
+@rule(
+    Entry(
+        code="unscale-per-microbatch",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=90,
+        what="With gradient accumulation, gradients are unscaled or the scale updated before all micro-batches are "
+        "in: scaled and unscaled gradients are added up. Or they are never cleared, and every step adds to all before "
+        "it.",
+        signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
+        "gradients that are still as the optimizer's step left them when backward adds to them.",
+        threshold=f"One such step ({_DOCS}: unscale, step and update once per effective batch). Gradients that were "
+        "kept in each of the first five steps.",
+        advice="What is added after `unscale_` is thousands of times larger than what was there, so the update is "
+        "wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
+        snippet="for i, (x, y) in enumerate(batches):\n"
+        "    with torch.autocast(device_type, dtype=torch.float16):\n"
+        "        loss = loss_fn(model(x), y) / accumulate\n"
+        "    scaler.scale(loss).backward()\n"
+        "    if (i + 1) % accumulate == 0:\n"
+        "        scaler.unscale_(optimizer)\n"
+        "        scaler.step(optimizer)\n"
+        "        scaler.update()\n"
+        "        optimizer.zero_grad()",
+        frameworks={
+            "Accelerate": 'accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4)\n'
+            "with accelerator.accumulate(model):\n"
+            "    accelerator.backward(loss)\n"
+            "    optimizer.step()\n"
+            "    optimizer.zero_grad()",
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", fp16=True, '
+            "gradient_accumulation_steps=4)",
+            "Lightning": 'trainer = Trainer(precision="16-mixed", accumulate_grad_batches=4)',
+        },
+    )
+)
 def unscale_per_microbatch(run: Run) -> list[Finding]:
     """`unscale-per-microbatch`: gradients of one optimizer are added to after they were unscaled, or the scale is
     updated between the micro-batches of one step; or they are never cleared, and so are added to in every step."""
@@ -119,6 +182,21 @@ def _most(calls: list[str]) -> int:
     return max(sum(of(c)[0] == name for c in calls) for name in ("unscale_", "update"))
 
 
+@rule(
+    Entry(
+        code="missing-scaler-update",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=100,
+        what="`scaler.update()` is left out, or only called sometimes: the next `unscale_` or `step` raises.",
+        signal="The error that ended the run, and the calls before it.",
+        threshold="A second `unscale_` or `step` of one optimizer without an `update` between them "
+        "(torch/amp/grad_scaler.py).",
+        advice="The scaler still holds the state of the step before, so the scale cannot move and the next call is "
+        "refused. Call `scaler.update()` once per iteration, also where the step was skipped.",
+        snippet=LOOP,
+    )
+)
 def missing_scaler_update(run: Run) -> list[Finding]:
     """`missing-scaler-update`: the run ended because a step had no `update` after it."""
     said = ended_by(run)
@@ -141,6 +219,21 @@ def missing_scaler_update(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="optimizer-step-bypasses-scaler",
+        severity="error",
+        family=TRAINING_LOOP,
+        order=110,
+        what="`optimizer.step()` is called beside or in place of `scaler.step(optimizer)`: it uses gradients that are "
+        "still scaled, or steps although they are not finite.",
+        signal="Optimizer steps outside of `scaler.step` in an iteration in which the loss was scaled.",
+        threshold=f"One such step ({_DOCS}: scaler.step in place of optimizer.step).",
+        advice="The update uses gradients multiplied by the loss scale, and nothing protects the weights from "
+        "infinities. Step only through `scaler.step(optimizer)`.",
+        snippet=LOOP,
+    )
+)
 def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     """`optimizer-step-bypasses-scaler`: an optimizer steps outside of `scaler.step` after its loss was scaled. An
     optimizer that only ever steps by itself, beside others that the scaler steps, may have an unscaled loss."""
@@ -173,6 +266,24 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="logged-scaled-values",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=410,
+        what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
+        signal="What the loop logs against what was measured, and jumps of the logged norm at changes of the scale.",
+        threshold="Logged over true within 1 % of the scale; without a measurement, four of five changes of the scale "
+        "followed by the norm within a factor of 2^0.25.",
+        advice="The curve shows the loss scale, not the model: it doubles at each growth. Log the loss before "
+        "`scaler.scale` and norms after `scaler.unscale_`.",
+        snippet="scaler.scale(loss).backward()\n"
+        "scaler.unscale_(optimizer)\n"
+        "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
+        "rec.log(loss=loss, grad_norm=norm)",
+    )
+)
 def logged_scaled_values(run: Run) -> list[Finding]:
     """`logged-scaled-values`: a logged value is the true one times the loss scale, or a logged norm moves with it."""
     frame = signals(run, "logged scaled")
@@ -207,6 +318,22 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
     )
 
 
+@rule(
+    Entry(
+        code="anomaly-mode-with-scaler",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=420,
+        what="Anomaly mode is on with a scaler: overflow that the scaler would have skipped ends the run, and every "
+        "step is slow.",
+        signal="Anomaly mode at backward; the error that it raised.",
+        threshold="Both at once. An error where it ended the run.",
+        advice="Scaled gradients overflow now and then by design, and anomaly mode takes that for an error. Turn it "
+        "off, or on only for the few steps that you look into, once the scale has settled.",
+        snippet="torch.autograd.set_detect_anomaly(False)",
+        frameworks={"Lightning": "trainer = Trainer(detect_anomaly=False)"},
+    )
+)
 def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
     """`anomaly-mode-with-scaler`: backward in anomaly mode with a scaler at work."""
     frame = signals(run, "anomaly mode")
@@ -228,6 +355,25 @@ def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="scaled-gradient-penalty",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=250,
+        what="A gradient penalty is computed from gradients that are still multiplied by the loss scale.",
+        signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether the scale was asked for "
+        "after it.",
+        threshold=f"The scale was not asked for before backward ({_DOCS}, gradient penalty).",
+        advice="The penalty is too large by the loss scale, or by its square. Divide the gradients by "
+        "`scaler.get_scale()` before taking their norm.",
+        snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
+        "grads = [g / scaler.get_scale() for g in scaled]\n"
+        "with torch.autocast(device_type, dtype=torch.float16):\n"
+        "    loss = loss + sum(g.pow(2).sum() for g in grads).sqrt()\n"
+        "scaler.scale(loss).backward()",
+    )
+)
 def scaled_gradient_penalty(run: Run) -> list[Finding]:
     """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again, and nobody divided by the
     scale."""

@@ -7,10 +7,10 @@ import pandas as pd
 from amp_core import words
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis._steps import attempts, scaler_enabled
-from amp_core.findings._found import found
-from amp_core.findings._signals import Orders, by_framework, of, optimizer_name, orders, signals
-from amp_core.findings.model import Finding
-from amp_core.findings.scaling import CALIBRATION_STEPS, partial_skips
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaler import CALIBRATION_STEPS
+from amp_core.findings.signals import Orders, by_framework, of, optimizer_name, orders, signals
 from amp_core.run import Run
 
 ALWAYS = 0.9
@@ -19,6 +19,31 @@ MUCH_LOWER = 8.0
 """Gradients vary from step to step by a few times; a skip at a scale so much lower is of another sort."""
 
 
+@rule(
+    Entry(
+        code="scheduler-steps-on-skip",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=320,
+        follows=("scale-collapse",),
+        what="The learning-rate schedule goes on at skipped steps, so it runs ahead of the weights.",
+        signal="Scheduler calls, or changes of the learning rate, after skipped steps.",
+        threshold="A schedule that moves with each step and moved at a skipped one (PyTorch warns of the same order). "
+        "A remark where the loop works out the rate itself, from the number of the step: that is meant so.",
+        advice="Each skip costs a step of warm-up or decay that no weight saw. Step the schedule only where the scale "
+        "did not fall.",
+        snippet="before = scaler.get_scale()\n"
+        "scaler.step(optimizer)\n"
+        "scaler.update()\n"
+        "if scaler.get_scale() >= before:   # made, not skipped\n"
+        "    scheduler.step()",
+        frameworks={
+            "Accelerate": "scheduler = accelerator.prepare(scheduler)   # steps only where the optimizer did",
+            "Lightning": "def configure_optimizers(self):\n"
+            '    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}',
+        },
+    )
+)
 def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     """`scheduler-steps-on-skip`: a schedule that moves with every step moved at skipped ones too."""
     trace = scale_trace(run)
@@ -77,6 +102,30 @@ def _changed_rates(run: Run) -> dict[int, bool]:
     return dict(zip(steps[:-1][next_to].tolist(), (np.diff(rates) != 0)[next_to].tolist(), strict=True))
 
 
+@rule(
+    Entry(
+        code="shared-backoff",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=310,
+        what="Several optimizers share one scaler, and the infinities of one lower the scale for all; or the scale is "
+        "updated once for each.",
+        signal="Which optimizer's gradients were not finite, and how many updates there are per iteration.",
+        threshold="After the first 25 steps, skips of one optimizer alone that are more than growths; or an update "
+        "after every optimizer in turn (torch.amp examples: update once, after all optimizers), which is a remark in "
+        "loops of Accelerate and Lightning: theirs do so by design.",
+        advice="`update()` adds up what all optimizers found, so one of them decides the scale of the others. Call it "
+        "once at the end of the iteration, or give optimizers with losses of their own a scaler each.",
+        snippet="scaler_a = torch.amp.GradScaler(device_type)\n"
+        "scaler_b = torch.amp.GradScaler(device_type)\n"
+        "scaler_a.scale(loss_a).backward()\n"
+        "scaler_a.step(optimizer_a)\n"
+        "scaler_a.update()\n"
+        "scaler_b.scale(loss_b).backward()\n"
+        "scaler_b.step(optimizer_b)\n"
+        "scaler_b.update()",
+    )
+)
 def shared_backoff(run: Run) -> list[Finding]:
     """`shared-backoff`: of several optimizers of one scaler, one alone skips again and again, or each is followed by an
     update of its own."""
@@ -120,6 +169,21 @@ def shared_backoff(run: Run) -> list[Finding]:
     return []
 
 
+@rule(
+    Entry(
+        code="branch-always-skipped",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=300,
+        what="A part of the training that comes seldom overflows whenever it comes, so it never learns.",
+        signal="Skips by the set of parameters that have gradients; else skips at scales that other steps bear.",
+        threshold="A branch seen 3 times or more, not in the first 25 steps alone, and skipped each time, others less "
+        "than 1 time in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
+        advice="Its gradients are larger than the others', and the scale grows back for those before it comes again. "
+        "Scale its loss down, clip it, or give it a scaler of its own.",
+        snippet="loss = main_loss + 0.1 * rare_loss",
+    )
+)
 def branch_always_skipped(run: Run) -> list[Finding]:
     """`branch-always-skipped`: steps in which a seldom part of the model has gradients are skipped each time; or single
     steps are, again and again, at scales that others bear."""
@@ -189,3 +253,13 @@ def _branch(where: str, times: int, steps: "np.ndarray[tuple[int], np.dtype[np.i
         limit=0.0,
         unit="skipped steps",
     )
+
+
+def partial_skips(run: Run) -> pd.DataFrame:
+    """Steps after calibration that some optimizer skipped and another made: step, optimizer (the one that skipped)."""
+    frame = run.table("steps").select(["step", "rank", "optimizer", "skipped"]).to_pandas()
+    frame = frame[(frame["rank"] == 0) & (frame["step"] >= frame["step"].min() + CALIBRATION_STEPS)]
+    by_step = frame.groupby("step")["skipped"]
+    mixed = by_step.transform("any") & ~by_step.transform("all")
+    partial: pd.DataFrame = frame[mixed & frame["skipped"]][["step", "optimizer"]]
+    return partial

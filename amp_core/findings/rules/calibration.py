@@ -9,15 +9,33 @@ from dataclasses import replace
 import numpy as np
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
-from amp_core.findings._found import found
-from amp_core.findings.model import Finding
-from amp_core.findings.scaling import CALIBRATION_STEPS, loss_nonfinite
+from amp_core.findings.model import LOSS_SCALING, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaler import CALIBRATION_STEPS
+from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.run import Run
 
 OFTEN = 0.02
 """A larger share of skipped steps, after the first ones, costs training time: that is no calibration either."""
 
 
+@rule(
+    Entry(
+        code="calibration-skips",
+        severity="info",
+        family=LOSS_SCALING,
+        order=520,
+        what="The scaler skips steps while it finds its scale, and once after a growth. That is its way of working, "
+        "as long as it costs few steps.",
+        signal="Steps whose gradients were not finite, with the scale before and after.",
+        threshold="Skips that begin in the first 25 steps (from 2^16 to 1 takes 16), later ones no more than growths. "
+        "A warning where growing costs more than 2 % of the steps, as PyTorch expects one skip in some hundreds, or "
+        "where the first scale took more than 25 halvings.",
+        advice="An info needs no change: a GradScaler starts high, backs off at an overflow, and tries a larger scale "
+        "after each growth interval. A warning costs a batch at each skip: use the default `growth_interval=2000` "
+        "where the scale grows too often, and `init_scale=2.0**16` where it began too high.",
+    )
+)
 def calibration_skips(run: Run) -> list[Finding]:
     """`calibration-skips`: steps were skipped, but only as a working scaler skips them: while it finds its scale in the
     first steps, or once after a growth. A warning where growing so often costs more than `OFTEN` of the steps, or where

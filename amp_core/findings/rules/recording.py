@@ -6,10 +6,10 @@ import numpy as np
 
 from amp_core import words
 from amp_core.analysis._steps import attempts, whole_number
-from amp_core.findings._found import Remedy, found
-from amp_core.findings._signals import last_step, of, signals
-from amp_core.findings.model import Finding, Severity
-from amp_core.findings.scaling import fp16_without_scaler
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Severity
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaler import fp16_without_scaler
+from amp_core.findings.signals import last_step, of, signals
 from amp_core.run import Run
 from amp_core.schema import TABLES
 
@@ -76,6 +76,23 @@ class _Lack:
     remedy: Remedy | None
 
 
+@rule(
+    Entry(
+        code="recording-incomplete",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=10,
+        what="Something that should be in the run was not recorded, so neither findings nor figures can tell of it.",
+        signal="What the recorder says of itself, tables without rows, and backward passes after the last recorded "
+        "step.",
+        threshold="One reason why something is missing that such a run could have. An error where no step at all was "
+        "recorded; a remark where each step lacks a part.",
+        advice="What is missing is not zero, and a finding that is not there says nothing of it. Give `watch` all "
+        "optimizers that the loop steps, and a folder that it can write to.",
+        snippet='watch(model, [optimizer_a, optimizer_b], scaler=scaler, into="runs/a")',
+        page="",
+    )
+)
 def recording_incomplete(run: Run) -> list[Finding]:
     """`recording-incomplete`: no step was recorded, recording stopped before the training did, or something that was
     asked for is missing."""

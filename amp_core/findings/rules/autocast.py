@@ -7,13 +7,30 @@ import pyarrow.compute as pc
 from amp_core import words
 from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis._steps import recipe
-from amp_core.findings._found import found
-from amp_core.findings._signals import LOWERED, autocast_dtype, by_framework, facts, model_name, signals
-from amp_core.findings.hardware import SHARE, steps_of
-from amp_core.findings.model import Finding
+from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.hardware import SHARE, steps_of
+from amp_core.findings.signals import LOWERED, autocast_dtype, by_framework, facts, model_name, signals
+from amp_core.findings.snippets import LOOP
 from amp_core.run import Run
 
 
+@rule(
+    Entry(
+        code="backward-under-autocast",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=370,
+        what="backward() is called inside the autocast region.",
+        signal="Autocast at the call of backward.",
+        threshold="Once. torch.amp: backward under autocast is not recommended; operators run in the dtypes of "
+        "forward anyway. A remark in Lightning's manual optimization, which does so by design.",
+        advice="Operators of backward that have no counterpart in forward are cast again, which costs time and can "
+        "overflow. Close the region before backward.",
+        snippet=LOOP,
+        page="",
+    )
+)
 def backward_under_autocast(run: Run) -> list[Finding]:
     """`backward-under-autocast`: backward called inside the region. A compiled model has a code of its own."""
     frame = signals(run, "autocast in backward")
@@ -34,6 +51,22 @@ def backward_under_autocast(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="compile-autocast-mismatch",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=380,
+        what="A compiled model and autocast disagree: backward inherits autocast, or a graph break leaves it in "
+        "another state.",
+        signal="A compiled model with autocast on at backward, or other after forward than before.",
+        threshold="Once, with torch.compile.",
+        advice="The compiled backward is traced under the autocast that is on when it is called. Call backward "
+        "outside of the region, and compare its gradients with those of the eager model.",
+        snippet="model = torch.compile(model)\n\n" + LOOP,
+        page="",
+    )
+)
 def compile_autocast_mismatch(run: Run) -> list[Finding]:
     """`compile-autocast-mismatch`: a compiled model whose backward inherits autocast, or that leaves it changed."""
     frame = signals(run, "autocast in backward", "autocast changed")
@@ -59,6 +92,25 @@ def _compiled(run: Run) -> bool:
     return bool(run.head.config.get("compile")) or bool(warned.any())
 
 
+@rule(
+    Entry(
+        code="autocast-cache-no-grad",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=260,
+        what="The model ran without gradients and then with, in one autocast region: the cached 16-bit weights of the "
+        "first run have no graph, so these weights get no gradient.",
+        signal="Parameters without a gradient in a step that had a forward under no_grad inside autocast.",
+        threshold="One such parameter.",
+        advice="Autocast keeps the cast weights of the first run to the end of its region. Give the run without "
+        "gradients a region of its own.",
+        snippet="with torch.no_grad(), torch.autocast(device_type, dtype=dtype):\n"
+        "    target = model(x)\n"
+        "with torch.autocast(device_type, dtype=dtype):\n"
+        "    loss = loss_fn(model(x), target)",
+        page="",
+    )
+)
 def autocast_cache_no_grad(run: Run) -> list[Finding]:
     """`autocast-cache-no-grad`: parameters without a gradient after a forward under no_grad in the same region."""
     frame = signals(run, "missing gradients")
@@ -80,6 +132,22 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="autocast-not-in-thread",
+        severity="warning",
+        family=RANGE_AND_PRECISION,
+        order=390,
+        what="A part of the model runs in another thread, which does not inherit autocast and so computes in float32.",
+        signal="Autocast in the threads in which modules run.",
+        threshold="A module run by another thread without autocast while it is on in the main one: its state is a "
+        "thread's own.",
+        advice="This part is neither faster nor smaller than in float32. Open autocast inside the function that the "
+        "thread runs, or use DistributedDataParallel.",
+        snippet="def work(x):\n    with torch.autocast(device_type, dtype=dtype):\n        return block(x)",
+        page="",
+    )
+)
 def autocast_not_in_thread(run: Run) -> list[Finding]:
     """`autocast-not-in-thread`: a module was run by a thread without autocast."""
     frame = signals(run, "threaded forward")
@@ -99,6 +167,22 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
     ]
 
 
+@rule(
+    Entry(
+        code="autocast-inactive",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=400,
+        follows=("autocast-not-in-thread",),
+        what="A layer that autocast should run in 16 bits runs in float32.",
+        signal="dtypes of output gradients, operators and kernels of linear layers and convolutions.",
+        threshold="5 % of the weights of such layers; below that a remark, for a small float32 part is often meant.",
+        advice="The layer lies in a region where autocast is off, in another thread, or behind an operator that "
+        "autocast does not know. Open the region around it, or leave it where float32 is meant.",
+        snippet="with torch.autocast(device_type, dtype=dtype):\n    y = layer(x)",
+        page="precision-map",
+    )
+)
 def autocast_inactive(run: Run) -> list[Finding]:
     """`autocast-inactive`: linear layers or convolutions that gave FP32 although autocast is on, or was asked for."""
     if autocast_dtype(run) is None:

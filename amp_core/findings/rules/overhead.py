@@ -1,0 +1,193 @@
+"""Rules on time that arithmetic does not take: kernel launches, waits of the CPU for the GPU, and watching itself."""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis._kernels import kernel_rows, on_cpu, window_rows
+from amp_core.analysis._steps import attempts, scaler_enabled, warmup_steps
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.hardware import SHARE
+from amp_core.findings.signals import on_gpu, orders
+from amp_core.run import Run
+
+IDLE = 0.5
+"""A GPU that waits for longer than it works is bound by something else than its arithmetic."""
+LAUNCH_US = 10.0
+"""About what launching a kernel costs the CPU, microseconds: shorter ones cannot keep a GPU busy."""
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
+
+
+@rule(
+    Entry(
+        code="launch-bound",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=450,
+        what="The GPU waits for the CPU to launch small kernels; casts of mixed precision add more of them.",
+        signal="Busy and idle time of the GPU in profiled steps, and the length of its kernels.",
+        threshold="Idle more than half of the time, loading of data apart, with kernels of less than 10 µs on "
+        "average: about what launching one takes.",
+        advice="Faster arithmetic cannot help while the GPU waits. Give it larger batches, compile the model, capture "
+        "CUDA graphs, and use fused optimizers.",
+        snippet='model = torch.compile(model, mode="reduce-overhead")\n'
+        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+        frameworks={
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", torch_compile=True, '
+            'optim="adamw_torch_fused")',
+        },
+        page="step-cost",
+    )
+)
+def launch_bound(run: Run) -> list[Finding]:
+    """`launch-bound`: the GPU is idle for most of the time, data apart, and its kernels are short."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["phase"] != "watch"]
+    count = float(rows["count"].sum())
+    if not count or on_cpu(rows):
+        return []
+    mean_us = float(rows["total_us"].sum()) / count
+    idle = _idle_share(run, rows)
+    if idle is None or idle <= IDLE or mean_us >= LAUNCH_US:
+        return []
+    by_phase = rows[rows["phase"] != ""].groupby("phase")["count"].sum()
+    where = str(by_phase.idxmax()) if len(by_phase) else "kernels"
+    first = rows["step"].min()
+    return [
+        found(
+            "launch-bound",
+            f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
+            where,
+            steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
+            value=idle,
+            limit=IDLE,
+            unit="share of the step",
+        )
+    ]
+
+
+def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
+    """Share of wall time in which the GPU had nothing to do though data was there; None where not known."""
+    windows = window_rows(run)
+    windows = windows[(windows["wall_us"] > 0) & windows["idle_us"].notna()]
+    if len(windows):
+        idle = windows["idle_us"] - windows["idle_data_us"].fillna(0.0)
+        return float(idle.sum() / windows["wall_us"].sum())
+    steps = attempts(run)
+    wall = 0.0
+    for first, number in rows[["step", "steps"]].drop_duplicates().to_numpy():
+        if np.isfinite(first):
+            number = number if np.isfinite(number) else 1
+            wall += float(steps[steps["step"].between(first, first + number - 1)]["step_ms"].sum()) * 1000
+    return max(0.0, 1 - float(rows["total_us"].sum()) / wall) if wall > 0 else None
+
+
+@rule(
+    Entry(
+        code="host-syncs",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=460,
+        what="The CPU waits for the GPU in each step: for the scaler's flag, for `get_scale()` or for a logged loss.",
+        signal="Calls that wait, per profiled step; `get_scale` in the order of calls.",
+        threshold="More than the one per step and optimizer that the scaler itself needs.",
+        advice="While the CPU waits it launches nothing. Use a fused optimizer, which skips on the device, and read "
+        "losses and scales only now and then.",
+        snippet="optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
+        "if step % 50 == 0:\n"
+        "    print(loss.item(), scaler.get_scale())",
+        frameworks={"Transformers Trainer": 'args = TrainingArguments(output_dir="out", optim="adamw_torch_fused")'},
+        page="step-cost",
+    )
+)
+def host_syncs(run: Run) -> list[Finding]:
+    """`host-syncs`: the CPU waits for the GPU more than once per step and optimizer."""
+    optimizers = run.head.config.get("optimizers")
+    allowed = float(max(1, len(optimizers)) if isinstance(optimizers, list) else 1)
+    windows = window_rows(run)
+    windows = windows[windows["syncs"].notna() & ~windows["device"].str.startswith("cpu")]
+    rows = run.kernels
+    waits = rows[rows["name"].isin(_WAITS) | rows["op"].isin(_WAITS)] if len(rows) else rows
+    waits = waits[~waits["device"].fillna("").str.startswith("cpu")] if len(waits) else waits
+    per_step, where = 0.0, ""
+    if len(windows):
+        per_step = float(windows["syncs"].sum() / windows["steps"].fillna(1.0).sum())
+        where = "synchronizing calls"
+    elif len(waits):
+        profiled = rows[["step", "rank", "steps"]].drop_duplicates()["steps"]
+        per_step = float(waits["count"].astype(float).sum() / profiled.astype(float).fillna(1.0).sum())
+    if len(waits):
+        longest = waits.iloc[int(waits["count"].astype(float).to_numpy().argmax())]
+        op = longest["op"]  # NaN where the wait was no operator's
+        where = op if isinstance(op, str) and op else str(longest["name"])
+    asked = _asked_for_scale(run) if on_gpu(run) and scaler_enabled(run) else 0
+    if per_step <= allowed and not asked:
+        return []
+    if asked and per_step <= allowed:
+        per_step, where, allowed = float(asked), "scaler.get_scale", 0.0
+    return [
+        found(
+            "host-syncs",
+            f"The CPU waits for the GPU {per_step:.3g} times per step ({where})",
+            where,
+            value=per_step,
+            limit=allowed,
+            unit="waits per step",
+        )
+    ]
+
+
+def _asked_for_scale(run: Run) -> int:
+    """How often per step the loop asks for the loss scale, in most steps."""
+    every = orders(run)
+    times = {calls.count("get_scale"): 0 for _, _, calls in every}
+    for first, last, calls in every:
+        times[calls.count("get_scale")] += last - first + 1
+    return max(times, key=times.__getitem__) if times else 0
+
+
+@rule(
+    Entry(
+        code="watch-overhead",
+        severity="info",
+        family=SPEED_AND_MEMORY,
+        order=510,
+        what="Watching itself takes a noticeable part of the time.",
+        signal="Time spent watching over the time of all steps.",
+        threshold="5 % on average, the first steps apart.",
+        advice="The times of this run are those of a watched one. Sample more seldom, or give a budget.",
+        snippet='watch(model, optimizer, into="runs/a", every=100, budget=0.02)',
+        page="",
+    )
+)
+def watch_overhead(run: Run) -> list[Finding]:
+    """`watch-overhead`: watching takes a noticeable part of the time."""
+    steps = attempts(run)
+    steps = steps.iloc[warmup_steps(len(steps)) :]
+    steps = steps[~steps["step"].isin(_looked_at_closely(run))]
+    known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
+    total = float((known["step_ms"] * known["stands_for"]).sum())
+    share = float((known["watch_ms"] * known["stands_for"]).sum()) / total if total > 0 else 0.0
+    if share <= SHARE:
+        return []
+    return [
+        found(
+            "watch-overhead",
+            f"Watching takes {100 * share:.0f} % of the time of a step",
+            "watch",
+            steps=(int(known["step"].iloc[0]), int(known["step"].iloc[-1])),
+            value=share,
+            limit=SHARE,
+            unit="share of time",
+        )
+    ]
+
+
+def _looked_at_closely(run: Run) -> set[int]:
+    """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
+    steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
+    stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
+    windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps
+    for first, many in windows:
+        steps.update(range(first, min(stop, first + many)))
+    return {int(step) + after for step in steps for after in (0, 1)}

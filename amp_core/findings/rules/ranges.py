@@ -1,0 +1,211 @@
+"""Rules on what exceeds the range of float16: activations, weights, running statistics."""
+
+from amp_core.findings import remedies
+from amp_core.findings.causes import RATE, Cause, first_cause, stretch_end
+from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaling import loss_nonfinite
+from amp_core.findings.signals import autocast_dtype, facts, model_name, signals
+from amp_core.findings.snippets import BF16, ISLAND
+from amp_core.formats import FORMATS
+from amp_core.run import Run
+
+FP16 = FORMATS["fp16"]
+STATISTICS_EVERY = 10
+"""So many steps lie at most between two looks at running statistics."""
+BORN_NARROW = 0.99
+"""Share of nonzero FP32 weights that BF16 holds exactly from which on they come from BF16: of others 2^-16 are."""
+
+
+def _overflow(run: Run) -> Cause | None:
+    """The first module that turned finite input into a non-finite FP16 output, and so began a stretch of failing
+    steps."""
+    frame = signals(run, "non-finite output")
+    frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
+    done = -1
+    for step in map(int, frame["step"].dropna()):
+        if step <= done:
+            continue
+        done = stretch_end(run, step)
+        cause = first_cause(run, 0, step)
+        if cause is not None and cause.phase == "divergence":
+            return None  # what overflows after it would have overflowed any format
+        if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
+            return cause
+    return None
+
+
+@rule(
+    Entry(
+        code="activation-overflow",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=150,
+        follows=("bf16-model-in-fp16",),
+        what="A module's output does not fit float16: its largest number is 65504, what is larger becomes infinite.",
+        signal="The first module, in the order of forward, with a non-finite float16 output from finite input and "
+        "weights; outputs that come within a factor of 2 of the limit.",
+        threshold="One infinite value; a warning from 32752 on, where one doubling remains.",
+        advice="No loss scale helps: it is the forward pass that overflows. Run this module in float32, bring its "
+        "input or weights down, or use bfloat16.",
+        snippet=ISLAND,
+        frameworks=BF16,
+        page="layer-detail",
+    )
+)
+def activation_overflow(run: Run) -> list[Finding]:
+    """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
+    cause = _overflow(run)
+    if cause is not None:
+        size = f" from input of up to {cause.value:.3g}" if cause.value is not None else ""
+        last = signals(run, "non-finite output")["step"].max()
+        return [
+            found(
+                "activation-overflow",
+                f"The output of {cause.where} ({cause.op}) overflows float16{size}",
+                cause.where,
+                steps=(cause.step, int(last)),
+                value=cause.value,
+                limit=FP16.max_value,
+                unit="largest input magnitude",
+            )
+        ]
+    near = signals(run, "near overflow")
+    if near.empty or any(f.where == RATE for f in loss_nonfinite(run)):
+        return []
+    row = near.iloc[int(near["value"].to_numpy().argmax())]
+    name = str(row["name"]) or model_name(run)
+    return [
+        found(
+            "activation-overflow",
+            f"The output of {name} comes within a factor of 2 of float16's largest number",
+            name,
+            severity="warning",
+            steps=(int(near["step"].min()), int(near["step"].max())),
+            value=float(row["value"]),
+            limit=FP16.max_value,
+            unit="largest magnitude",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="bf16-model-in-fp16",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=140,
+        what="A model trained in bfloat16 runs in float16, whose range is smaller: its activations or weights "
+        "overflow.",
+        signal="Weights at the start: those from a bfloat16 checkpoint have 8 significant bits even when held in "
+        "float32.",
+        threshold="99 % of the nonzero weights of matrices are exact in bfloat16 (1 in 65,536 of others is), or a "
+        "weight is above 65504, and autocast is float16. A warning until something overflows.",
+        advice="What bfloat16 holds up to 3e38 ends at 65504 here, so activations that were ordinary become infinite. "
+        "Train it in bfloat16, as it was made.",
+        snippet="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
+        frameworks=BF16,
+        page="number-ranges",
+    )
+)
+def bf16_model_in_fp16(run: Run) -> list[Finding]:
+    """`bf16-model-in-fp16`: weights from a bfloat16 checkpoint, or beyond FP16's range at the start, under FP16."""
+    if autocast_dtype(run) != "float16":
+        return []
+    model = run.head.model
+    stored = [n for n, d in facts(model, "dtypes").items() if d == "bfloat16"]
+    exact = model.get("bfloat16_exact_frac")
+    largest = facts(model, "weight_absmax")
+    size = largest.get("value")
+    too_large = isinstance(size, int | float) and size > FP16.max_value
+    born = isinstance(exact, int | float) and exact >= BORN_NARROW
+    if not stored and not born and not too_large:
+        return []
+    cause = _overflow(run)
+    if too_large:
+        where = str(largest.get("name"))
+    else:
+        where = cause.where if cause else stored[0] if stored else model_name(run)
+    advice = None
+    if too_large:
+        title, value, limit, unit = "A weight does not fit float16", float(size or 0), FP16.max_value, "largest weight"
+        advice = (
+            "A weight above 65504 becomes infinite when autocast casts it to float16, as happens with models made in "
+            "bfloat16. Bring it down, or train in bfloat16."
+        )
+    else:
+        title = "Weights made in bfloat16 are trained in float16"
+        value, limit, unit = float(exact or 1.0), BORN_NARROW, "share of weights exact in bfloat16"
+    return [
+        found(
+            "bf16-model-in-fp16",
+            title + (f"; {cause.in_words()}" if cause else ""),
+            where,
+            severity="error" if cause or too_large else "warning",
+            advice=advice,
+            steps=(cause.step, cause.step) if cause else (0, 0),
+            value=value,
+            limit=limit,
+            unit=unit,
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="batchnorm-poisoned",
+        severity="error",
+        family=RANGE_AND_PRECISION,
+        order=190,
+        follows=(
+            "bf16-model-in-fp16",
+            "activation-overflow",
+            "loss-nonfinite",
+        ),
+        what="Running statistics of a normalisation layer hold NaN or infinity: training goes on, evaluation is "
+        "broken.",
+        signal="running_mean and running_var after each step (on a GPU after each tenth).",
+        threshold="One value that is not finite: an average that took one in never forgets it.",
+        advice="A forward pass that was not finite went into the statistics; a scaler that skips the step does not "
+        "undo that. Reset them, and where float16 overflowed, keep the input of that layer in float32.",
+        snippet="for module in model.modules():\n"
+        "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):\n"
+        "        if not (module.running_mean.isfinite().all() and module.running_var.isfinite().all()):\n"
+        "            module.reset_running_stats()",
+        page="layer-detail",
+    )
+)
+def batchnorm_poisoned(run: Run) -> list[Finding]:
+    """`batchnorm-poisoned`: running statistics are not finite."""
+    frame = signals(run, "statistics")
+    if frame.empty:
+        return []
+    row = frame.iloc[0]
+    at = int(row["step"])
+    buffer, more = str(row["name"]), int(row["count"]) - 1
+    module = buffer.rpartition(".")[0] or model_name(run)
+    cause = _forward_before(run, at)
+    return [
+        found(
+            "batchnorm-poisoned",
+            (f"{buffer} and {more} more statistics are not finite" if more else f"{buffer} is not finite")
+            + (f"; {cause.in_words()}" if cause else ""),
+            module,
+            steps=(at, at),
+            value=float(row["count"]),
+            limit=0.0,
+            unit="statistics that are not finite",
+            remedy=remedies.of_statistics(run, cause),
+        )
+    ]
+
+
+def _forward_before(run: Run, at: int) -> Cause | None:
+    """What was not finite in forward when statistics that were seen at step `at` became so. On a GPU they are looked at
+    every `STATISTICS_EVERY`th step; a step that was skipped in between did not keep them from what it held."""
+    outputs = signals(run, "non-finite output")["step"]
+    for step in sorted({int(s) for s in outputs[outputs.between(at - STATISTICS_EVERY + 1, at)]}):
+        cause = first_cause(run, 0, step)
+        if cause is not None and cause.phase != "backward":
+            return cause
+    return None

@@ -1,0 +1,174 @@
+"""Rules on how the scaler is set up: whether there is one, whether there should be, and what it resumed with."""
+
+from amp_core.analysis import scale_summary, skip_episodes
+from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
+from amp_core.findings.registry import found, rule
+from amp_core.findings.signals import facts, last_step, signals
+from amp_core.findings.snippets import BF16, LOOP
+from amp_core.run import Run
+
+CALIBRATION_STEPS = 25
+"""Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""
+
+
+@rule(
+    Entry(
+        code="fp16-without-scaler",
+        severity="error",
+        family=LOSS_SCALING,
+        order=220,
+        what="Training in float16 without a loss scale: small gradients become zero, and nothing says so.",
+        signal="The dtype of autocast, and whether a scaler scaled by anything but 1.",
+        threshold="FP16 autocast and no scale other than 1. FP16 rounds what is below 2^-25 to zero. A warning where "
+        "there is a scaler that `watch` was not given: call it after the scaler is made.",
+        advice="Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a "
+        "GradScaler lifts them above that before backward. Add one with its usual first scale of 2^16, or use "
+        "bfloat16, which needs none.",
+        snippet="scaler = torch.amp.GradScaler(device_type)\n\n" + LOOP,
+        frameworks={
+            "Accelerate": 'accelerator = Accelerator(mixed_precision="fp16")   # makes the scaler\n'
+            "accelerator.backward(loss)                          # in place of loss.backward()",
+            "Transformers Trainer": 'args = TrainingArguments(output_dir="out", fp16=True)   # makes the scaler',
+            "Lightning": 'trainer = Trainer(precision="16-mixed")   # makes the scaler',
+        },
+        page="number-ranges",
+    )
+)
+def fp16_without_scaler(run: Run) -> list[Finding]:
+    """`fp16-without-scaler`: the forward pass ran in float16 autocast and no GradScaler was at work, or one whose loss
+    scale was 1 all the time, which does nothing. A warning where one was at work of which the recorder knew nothing."""
+    summary = scale_summary(run)
+    if run.head.config.get("autocast_dtype") != "float16" and run.head.config.get("precision") != "fp16-unscaled":
+        return []
+    if not summary.attempts or (summary.has_scaler and summary.highest != 1.0):
+        return []
+    if run.head.config.get("scaler_unseen"):
+        return [_unseen_scaler()]
+    if _is_idle(run):
+        return [_idle_scaler()]
+    said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
+    return [
+        found(
+            "fp16-without-scaler", f"Training in float16 {said}", "GradScaler", value=1.0, unit="loss scale", limit=None
+        )
+    ]
+
+
+def _is_idle(run: Run) -> bool:
+    """Whether the watched scaler began with a scale other than 1 and never scaled a loss."""
+    scaler = facts(run.head.config, "scaler")
+    begun = scaler.get("init_scale")
+    return scaler.get("enabled") is True and isinstance(begun, int | float) and begun != 1
+
+
+def _idle_scaler() -> Finding:
+    return found(
+        "fp16-without-scaler",
+        "Training in float16 with a GradScaler that scaled no loss: another one is at work, or none",
+        "GradScaler",
+        severity="warning",
+        unit="loss scale",
+        remedy=Remedy(
+            "The scaler that `watch` was given scaled no loss: the loop does not use it, or made a new one since, "
+            "whose scale and skipped steps are not in this run. Use this one scaler for the whole training.",
+            LOOP,
+        ),
+    )
+
+
+def _unseen_scaler() -> Finding:
+    return found(
+        "fp16-without-scaler",
+        "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
+        "GradScaler",
+        severity="warning",
+        unit="loss scale",
+        remedy=Remedy(
+            "The scaler was made after watch was called, so its loss scale and the steps it skipped are not in this "
+            "run. Call watch after the scaler is made, or give it the scaler. The training itself may be in order.",
+            "watch(model, optimizer, scaler=scaler, into=into)",
+        ),
+    )
+
+
+@rule(
+    Entry(
+        code="scaler-with-bf16",
+        severity="warning",
+        family=LOSS_SCALING,
+        order=350,
+        what="A GradScaler is at work although bfloat16 has the range of float32 and needs none.",
+        signal="The dtype of autocast, and whether a scaler is enabled.",
+        threshold="Both at once: bfloat16 has the 8 exponent bits of float32.",
+        advice="bfloat16 has the range of float32, so scaling saves no gradient, while the scaler still checks every "
+        "gradient and may skip steps as its scale grows. Turn it off; the rest of the loop can stay.",
+        snippet="scaler = torch.amp.GradScaler(device_type, enabled=False)",
+        frameworks=BF16,
+    )
+)
+def scaler_with_bf16(run: Run) -> list[Finding]:
+    """`scaler-with-bf16`: a GradScaler was at work although autocast used bfloat16."""
+    config = run.head.config
+    dtype = config.get("autocast_dtype")
+    if dtype != "bfloat16" and not (dtype is None and config.get("precision") == "bf16"):
+        return []
+    summary = scale_summary(run)
+    if not summary.has_scaler or not summary.attempts:
+        return []
+    return [
+        found(
+            "scaler-with-bf16",
+            f"A GradScaler runs with bfloat16, which needs none ({summary.skips:,} steps skipped)",
+            "GradScaler",
+            value=float(summary.skips),
+            limit=0.0,
+            unit="skipped steps",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="scaler-state-not-restored",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=340,
+        what="Training was resumed with the optimizer's state but a fresh scaler, which calibrates again.",
+        signal="The optimizer's step count at the start, and whether the scaler brings clean steps or a scale of its "
+        "own.",
+        threshold="An optimizer that has stepped beside a scaler that never has.",
+        advice="The scale starts from its first value again, which costs skipped steps and a bump in the loss. Save "
+        "and load `scaler.state_dict()` with the rest.",
+        snippet="torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), "
+        "'scaler': scaler.state_dict()}, path)\n"
+        "scaler.load_state_dict(torch.load(path, weights_only=True)['scaler'])",
+        frameworks={
+            "Accelerate": "accelerator.save_state(folder)\naccelerator.load_state(folder)   # the scaler too",
+            "Transformers Trainer": "trainer.train(resume_from_checkpoint=True)   # the scaler too",
+            "Lightning": "trainer.fit(model, ckpt_path=path)   # the scaler too",
+        },
+    )
+)
+def scaler_state_not_restored(run: Run) -> list[Finding]:
+    """`scaler-state-not-restored`: the optimizer brought the state of earlier steps, the scaler did not."""
+    resumed = facts(run.head.config, "resumed")
+    if resumed.get("optimizer") is not True or resumed.get("scaler") is not False:
+        return []
+    begun = signals(run, "resumed")["step"].dropna()
+    first = int(begun.iloc[-1]) if len(begun) else 0
+    scales = run.table("steps").column("loss_scale").drop_null()
+    if first and len(scales) and resumed.get("first_scale") != scales[0].as_py():
+        return []  # not what this run's scaler begins with: it was loaded, just after its scale had changed
+    skips = skip_episodes(run)
+    start = skips[(skips["first"] >= first) & (skips["first"] < first + CALIBRATION_STEPS)]["skips"].sum()
+    scale = resumed.get("first_scale")
+    return [
+        found(
+            "scaler-state-not-restored",
+            f"Training was resumed with a fresh GradScaler, which skipped {int(start):,} of its first steps",
+            "GradScaler",
+            steps=(first, min(first + CALIBRATION_STEPS, last_step(run) or 0)),
+            value=float(scale) if isinstance(scale, int | float) else None,
+            unit="loss scale",
+        )
+    ]

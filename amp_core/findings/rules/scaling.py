@@ -1,0 +1,246 @@
+"""Rules on the loss and the loss scale: what follows from the steps and the scale itself.
+
+The codes and their reasons: PyTorch's notes on automatic mixed precision, "Gradient scaling", and the docstring of
+`torch.amp.GradScaler` ("skipping should occur rarely, once every few hundred or thousand iterations").
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.analysis import scale_summary, scale_trace, skip_episodes
+from amp_core.analysis._steps import attempts, counted
+from amp_core.analysis.whatif import GRADIENTS
+from amp_core.findings import remedies
+from amp_core.findings.causes import Cause, first_cause, stretch_end
+from amp_core.findings.model import LOSS_SCALING, Entry, Finding
+from amp_core.findings.registry import found, rule
+from amp_core.findings.rules.scaler import CALIBRATION_STEPS, scaler_with_bf16
+from amp_core.findings.signals import signals
+from amp_core.findings.snippets import BF16
+from amp_core.formats import FORMATS
+from amp_core.run import Run
+
+MOST_STRETCHES = 32
+"""So many stretches of failing steps are asked for their cause."""
+COLLAPSE_SKIPS = 5
+"""So many skips in a row below a scale of 1 are no calibration."""
+HIGH_SCALE = 2.0**24
+"""At this scale 2^-48 is still a number in FP16."""
+FAR = 2.0**-8
+"""A largest value below this part of the format's largest is far from overflowing."""
+
+
+@rule(
+    Entry(
+        code="loss-nonfinite",
+        severity="error",
+        family=LOSS_SCALING,
+        order=200,
+        follows=(
+            "bf16-model-in-fp16",
+            "activation-overflow",
+            "eps-rounds-to-zero",
+            "mask-constant-overflow",
+            "optimizer-eps-rounds-to-zero",
+            "optimizer-step-bypasses-scaler",
+            "unscale-per-microbatch",
+            "half-model",
+        ),
+        follows_in_place=("half-accumulation",),
+        what="The loss is NaN or infinite. Gradients that are not finite are skipped; such a loss is never normal.",
+        signal="The recorded loss, the first module whose output was not finite, and whether the loss rose before.",
+        threshold="One such loss. One that was not recorded says nothing. A loss that rose 10-fold or more while "
+        "everything was finite is called a divergence.",
+        advice="Skipped steps are normal, a loss that is not finite never is, and no loss scale repairs it: the data "
+        "was not finite, the learning rate was too high, or the forward pass overflowed. Clean the data, lower the "
+        "rate, or find the first module whose output is not finite and, where it overflows float16, run it in float32 "
+        "or use bfloat16.",
+        snippet="def check(module, args, output):\n"
+        "    if torch.is_tensor(output) and not output.isfinite().all():\n"
+        "        raise FloatingPointError(f'{names[module]} gave a non-finite output')\n"
+        "\n"
+        "names = {module: name for name, module in model.named_modules()}\n"
+        "for module in names:\n"
+        "    module.register_forward_hook(check)",
+        frameworks=BF16,
+        page="",
+    )
+)
+def loss_nonfinite(run: Run) -> list[Finding]:
+    """`loss-nonfinite`: a recorded loss is NaN or infinite. A loss that was not recorded says nothing."""
+    steps = run.table("steps").select(["step", "loss"]).drop_null()
+    loss = steps.column("loss").to_numpy()
+    bad = np.flatnonzero(~np.isfinite(loss))
+    if not len(bad):
+        return []
+    numbers = steps.column("step").to_numpy()
+    first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
+    each = attempts(run)[["step", "stands_for"]]  # of several ranks each has a row above
+    every, steps_bad = (counted(each[each["step"].isin(some)]) for some in (numbers, numbers[bad]))
+    value = float(loss[bad[0]])
+    word = "NaN" if math.isnan(value) else "infinite"
+    cause = _cause_of_loss(run, numbers[bad])
+    remedy = remedies.of_loss(run, cause)
+    return [
+        found(
+            "loss-nonfinite",
+            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {every:,} steps)"
+            + (f"; {cause.in_words()}" if cause else ""),
+            cause.where if cause else "loss",
+            steps=(first, last),
+            value=float(steps_bad),
+            limit=0.0,
+            unit="steps",
+            remedy=remedy,
+        )
+    ]
+
+
+def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
+    """What began the first stretch of steps with such a loss of which that is known."""
+    first = int(bad[0])
+    for _ in range(MOST_STRETCHES):
+        end = stretch_end(run, int(bad[0]))
+        cause = first_cause(run, 0, end)  # gradients may have broken before the loss did
+        # Every gradient of a loss that is not finite is not: that names no cause.
+        if cause is not None and (cause.phase != "backward" or cause.step < bad[0]):
+            return cause
+        bad = bad[bad > end]
+        if not len(bad):
+            break
+    half = signals(run, "loss dtype")
+    half = half[half["dtype"] == "float16"]
+    if half.empty:
+        return None
+    largest = FORMATS["fp16"].max_value  # on a GPU the loss itself is not looked at: its dtype is all that is known
+    return Cause(first, "forward", "loss", "", "float16", None, largest, clean=False)
+
+
+@rule(
+    Entry(
+        code="scale-collapse",
+        severity="error",
+        family=LOSS_SCALING,
+        order=210,
+        follows=(
+            "bf16-model-in-fp16",
+            "activation-overflow",
+            "eps-rounds-to-zero",
+            "mask-constant-overflow",
+            "loss-nonfinite",
+        ),
+        what="Step after step is skipped and the loss scale falls below 1: gradients are not finite at any scale.",
+        signal="Consecutive skips, the scale, and whether the forward pass itself was finite.",
+        threshold="5 skips in a row and a scale below 1, where scaling only shrinks gradients. PyTorch's GradScaler "
+        "says that a scale below 1 means that float16 cannot hold the gradients. A warning where the last steps were "
+        "made again.",
+        advice="A smaller loss scale no longer helps: gradients are not finite whatever they are multiplied by, so "
+        "the overflow is in the forward pass, the data or the learning rate. Check that the loss is finite, keep the "
+        "module where it overflows in float32, or use bfloat16.",
+        snippet="with torch.autocast(device_type, dtype=torch.bfloat16):   # the range of float32: no GradScaler\n"
+        "    loss = loss_fn(model(x), y)\n"
+        "loss.backward()\n"
+        "optimizer.step()",
+        frameworks=BF16,
+    )
+)
+def scale_collapse(run: Run) -> list[Finding]:
+    """`scale-collapse`: step after step is skipped while the loss scale falls below 1. An error where the run does not
+    recover, a warning where it does."""
+    episodes = skip_episodes(run)
+    if not len(episodes):
+        return []
+    trace = scale_trace(run)
+    after = episodes["scale_after"].fillna(trace["loss_scale"].iloc[-1])  # of one that goes on: how far it has come
+    collapsed = episodes[(after < 1) & (episodes["skips"] >= COLLAPSE_SKIPS)]
+    if not len(collapsed):
+        return []
+    worst = collapsed.iloc[int(collapsed["skips"].to_numpy().argmax())]
+    first, last, skips = int(worst["first"]), int(worst["last"]), int(worst["skips"])
+    lowest = float(after[collapsed.index].min())
+    lost = bool(trace["skipped"].iloc[-COLLAPSE_SKIPS:].all())
+    cause = first_cause(run, first, last)
+    return [
+        found(
+            "scale-collapse",
+            f"{skips:,} steps in a row were skipped and the loss scale fell to {lowest:.3g}"
+            + (f"; {cause.in_words()}" if cause else ""),
+            (cause.where if cause else str(worst["tensors"])) or "loss scale",
+            severity="error" if lost else "warning",
+            steps=(first, last),
+            value=lowest,
+            limit=1.0,
+            unit="loss scale",
+            remedy=remedies.of_scale(run, cause),
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="scale-unbounded",
+        severity="warning",
+        family=LOSS_SCALING,
+        order=330,
+        what="The loss scale grows and grows, because gradients are zero or so small that they never overflow.",
+        signal="The scale, and the largest gradient at that scale.",
+        threshold="Every recorded gradient zero while the scale grows; or a scale of 2^24 or more, at which 2^-48 is "
+        "still a number, with the largest value 2^8 or more below the largest of FP16.",
+        advice="Nothing ever stops the growth, so the gradients that should flow are missing or vanishingly small. "
+        "Look for a detached loss, a branch multiplied by zero or a loss divided too often, and use bfloat16 where "
+        "such small gradients are meant.",
+        snippet="for name, parameter in model.named_parameters():\n"
+        "    if parameter.grad is None or not parameter.grad.any():\n"
+        "        print(name, 'has no gradient')",
+        frameworks=BF16,
+    )
+)
+def scale_unbounded(run: Run) -> list[Finding]:
+    """`scale-unbounded`: the scale grows while every gradient is zero, or beyond `HIGH_SCALE` although the largest
+    value stays far from overflowing."""
+    summary = scale_summary(run)
+    if not summary.has_scaler or not summary.growths or summary.last is None or scaler_with_bf16(run):
+        return []
+    trace = scale_trace(run)
+    norms = trace["grad_norm"].to_numpy()
+    first, last = int(trace["step"].iloc[0]), int(trace["step"].iloc[-1])
+    if np.isfinite(norms).any() and not np.nan_to_num(norms).any():
+        title = f"The loss scale grew {summary.growths:,} times to {summary.last:.3g} while every gradient is zero"
+    elif summary.last >= HIGH_SCALE and not _backed_off(trace) and _far_from_overflow(run):
+        title = f"The loss scale grew to {summary.last:.3g} and no gradient comes near overflowing"
+    else:
+        return []
+    return [
+        found(
+            "scale-unbounded",
+            title,
+            "loss scale",
+            steps=(first, last),
+            value=summary.last,
+            limit=HIGH_SCALE,
+            unit="loss scale",
+        )
+    ]
+
+
+def _backed_off(trace: pd.DataFrame) -> bool:
+    """Whether the scale fell after the first steps, in which the scaler finds it."""
+    settled = trace[trace["step"] >= trace["step"].iloc[0] + CALIBRATION_STEPS]
+    scales = settled["loss_scale"].to_numpy()
+    return bool((scales[1:] < scales[:-1]).any())
+
+
+def _far_from_overflow(run: Run) -> bool:
+    """Whether the largest gradient of the last sampled step was far below what FP16 holds, scale included."""
+    table = run.table("tensors").select(["step", "kind", "absmax", "loss_scale"])
+    table = table.filter(pc.is_in(table.column("kind"), pa.array(GRADIENTS)))
+    if not table.num_rows:
+        return False
+    table = table.filter(pc.equal(table.column("step"), pc.max(table.column("step"))))
+    largest = pc.max(table.column("absmax")).as_py()
+    return largest is not None and 0 < largest < FORMATS["fp16"].max_value * FAR

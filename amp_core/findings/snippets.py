@@ -1,0 +1,26 @@
+"""Code that several guide entries and remedies show: plain PyTorch, and the same in frameworks."""
+
+BF16 = {
+    "Accelerate": 'accelerator = Accelerator(mixed_precision="bf16")',
+    "Transformers Trainer": 'args = TrainingArguments(output_dir="out", bf16=True, fp16=False)',
+    "Lightning": 'trainer = Trainer(precision="bf16-mixed")',
+}
+"""Training in bfloat16, by framework."""
+LOOP = """\
+with torch.autocast(device_type, dtype=torch.float16):
+    loss = loss_fn(model(x), y)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+optimizer.zero_grad()"""
+"""A step with a GradScaler."""
+ISLAND = """\
+class InFloat32(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        with torch.autocast(x.device.type, enabled=False):
+            return self.module(x.float())"""
+"""A module that runs in float32 inside of autocast."""
