@@ -32,13 +32,14 @@ _EXPECTED = (
 """Reasons that say what such a run cannot have, or that it was too short for it: nothing went wrong."""
 _OPTIMIZER = Remedy(
     "Steps of a `torch.optim.Optimizer` that holds parameters of the model are recorded, those of other objects and "
-    "updates by hand are not. Give `watch` the optimizers that the loop steps, and derive one of your own from "
-    "`torch.optim.Optimizer`.",
+    "updates by hand are not. Give `watch` the model and the optimizers that the loop steps, and derive one of your "
+    "own from `torch.optim.Optimizer`.",
     'optimizer = torch.optim.AdamW(model.parameters())\nwatch(model, [optimizer], scaler=scaler, into="runs/a")',
 )
 _MODEL = Remedy(
-    "The loop does not call the module that `watch` was given, but a copy, a wrapper or one that was compiled later. "
-    "Give `watch` the model and the optimizer that the loop uses, after everything that copies or wraps them.",
+    "The loop does not call the module that `watch` was given, or no longer: perhaps a copy, a wrapper, or one that "
+    "was compiled later. Give `watch` the model and the optimizer that the loop uses, after all that copies or wraps "
+    "them.",
     "model = torch.compile(model)\n"
     "optimizer = torch.optim.AdamW(model.parameters())\n"
     'watch(model, optimizer, scaler=scaler, into="runs/a")',
@@ -86,8 +87,6 @@ _FAILED = Remedy(
     "tensors where memory was short; otherwise leave out the module that is named.",
     'watch(model, optimizer, into="runs/a", every=100, exclude=["blocks.3.*"])',
 )
-
-
 _PART = Remedy(
     "The steps are recorded, and what builds on the missing part says nothing. Record some steps without what the "
     "reason names: another profiler, another mode that intercepts operators, or too little memory.",
@@ -251,8 +250,9 @@ def _lack(name: str, detail: str, since: int | None) -> _Lack:
             detail,
         )
     stopped = " stopped at " in detail  # something that listens beside the recorder, by its name
+    unknown: tuple[Severity, Remedy | None] = ("warning", _FAILED if stopped else None)
     known = ((severity, remedy) for begin, severity, remedy in _REASONS if detail.startswith(begin))
-    severity, remedy = next(known, ("warning", _FAILED if stopped else None))
+    severity, remedy = next(known, unknown)
     if detail.startswith("watching failed"):
         begun = "Recording stopped" if "nothing is recorded" in detail else "Recording paused"
         at = f" at step {since:,}" if since is not None else ""
