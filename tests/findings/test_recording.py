@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from amp_core import Finding, diagnose, load_run
+from amp_core.record.captures import UNSEEN
+from amp_core.record.steps import NO_FORWARD, NO_FORWARD_ANY_MORE, NO_LOSS, NO_MORE_STEPS, NO_STEP, NO_VALUES, NOTHING
 from amp_core.runlog import RunWriter
 
 
@@ -76,6 +78,13 @@ def test_calls_for_one_of_two_optimizers_are_not_laid_to_the_other(tmp_path: Pat
         ("not recorded", "rows lost, for which memory had no room: 40 of tensors", "warning", "run folder"),
         ("not recorded", "Branches stopped at step_ended: KeyError: 3", "warning", "watch"),
         ("not recorded", "steps: another optimizer steps than the one given", "warning", "steps"),
+        ("not recorded", NO_MORE_STEPS.format(count=60), "warning", "steps"),
+        ("not recorded", NO_LOSS.format(step=3), "info", "loss"),
+        ("not recorded", NO_FORWARD, "info", "forward of the model"),
+        ("not recorded", NO_FORWARD_ANY_MORE, "info", "forward of the model"),
+        ("not recorded", NO_VALUES, "info", "gradients of parameters on the meta device"),
+        ("not recorded", UNSEEN, "info", UNSEEN[:60]),
+        ("not recorded", "loss scale and skipped steps: a GradScaler", "warning", "loss scale and skipped steps"),
         ("steps lost", "the last 3 steps stayed on it: CUDA error", "warning", "steps"),
         ("include", "include='x' and exclude=None leave no tensor to measure", "warning", "include, exclude"),
         ("not recorded", "kernels of steps 5 to 7: another profiler is running", "warning", "kernels of steps 5 to 7"),
@@ -95,6 +104,38 @@ def test_what_the_recorder_says_of_itself_is_told_where_something_went_wrong(
     for finding in findings:
         assert said[:20] in finding.title and finding.advice.count(". ") == 1 and finding.steps == (3, 7)
         compile(finding.snippet, finding.code, "exec")
+
+
+@pytest.mark.parametrize(
+    ("said", "advised"),
+    [
+        (NO_STEP, "torch.optim.Optimizer"),
+        (NOTHING, "the model and the optimizer that the loop uses"),
+        (NO_MORE_STEPS.format(count=60), "torch.optim.Optimizer"),
+        (NO_LOSS.format(step=3), "Log the loss"),
+        (NO_FORWARD, "the model and the optimizer that the loop uses"),
+        (NO_FORWARD_ANY_MORE, "the model and the optimizer that the loop uses"),
+        (NO_VALUES, "weights before `watch`"),
+        (UNSEEN, "outside of the graph"),
+        ("loss scale and skipped steps: a GradScaler is at work that watch was not given", "the scaler"),
+        ("operators: another TorchDispatchMode was active", "another mode"),
+    ],
+)
+def test_the_advice_fits_the_reason(said: str, advised: str, tmp_path: Path) -> None:
+    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", said, 3))
+    assert advised in finding.advice
+
+
+def test_why_there_are_no_steps_is_one_reason(tmp_path: Path) -> None:
+    kernels = ("warning", "not recorded", "kernels of steps 5 to 7: another profiler is running")
+    (finding,) = recorded(tmp_path / "run", kernels, ("warning", "not recorded", NO_STEP), steps=0)
+    assert finding.title == f"No step was recorded: {NO_STEP} (and 1 more reason)" and finding.value == 2.0
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_run_that_ended_before_its_first_step_lacks_none(status: str, tmp_path: Path) -> None:
+    for said in (NO_STEP, NOTHING):
+        assert not recorded(tmp_path / said[7:20], ("warning", "not recorded", said), steps=0, status=status)
 
 
 def test_of_several_reasons_the_worst_is_told_and_the_rest_counted(tmp_path: Path) -> None:

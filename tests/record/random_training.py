@@ -115,6 +115,7 @@ def _listening() -> Iterator[list[str]]:
         with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("always")
             yield said
+        said[:] = [line for line in said if " is slow; from now on" not in line]  # of the disk, not of the case
         # torch's C++ warns once in a process, of whichever twin comes first.
         ours = [w for w in caught if "Triggered internally at" not in str(w.message)]
         said += [f"{w.category.__name__}: {text(str(w.message))}" for w in ours]

@@ -30,21 +30,46 @@ _EXPECTED = (
     "device samples: ",
 )
 """Reasons that say what such a run cannot have, or that it was too short for it: nothing went wrong."""
-_PARTIAL = (
-    "forward of the model: none was seen",
-    "what a CUDA graph replays",
-    "operators:",
-    "what memory is made of",
-    "device samples from now on",
-    "loss and gradients: XLA",
-)
-"""Reasons for which a part of each step is missing: good to know, and the steps are there."""
-
 _OPTIMIZER = Remedy(
-    "Steps of an optimizer that `watch` was not given are not recorded, nor are those of one that replaced it. Make "
-    "the optimizers before calling `watch`, give it all of them, and keep them for the whole training.",
-    "optimizer = torch.optim.AdamW(model.parameters())   # once, before watch\n"
-    'watch(model, [optimizer], scaler=scaler, into="runs/a")',
+    "Steps of a `torch.optim.Optimizer` that holds parameters of the model are recorded, those of other objects and "
+    "updates by hand are not. Give `watch` the model and the optimizers that the loop steps, and derive one of your "
+    "own from `torch.optim.Optimizer`.",
+    'optimizer = torch.optim.AdamW(model.parameters())\nwatch(model, [optimizer], scaler=scaler, into="runs/a")',
+)
+_MODEL = Remedy(
+    "The loop does not call the module that `watch` was given, or no longer: perhaps a copy, a wrapper, or one that "
+    "was compiled later. Give `watch` the model and the optimizer that the loop uses, after all that copies or wraps "
+    "them.",
+    "model = torch.compile(model)\n"
+    "optimizer = torch.optim.AdamW(model.parameters())\n"
+    'watch(model, optimizer, scaler=scaler, into="runs/a")',
+)
+_LOSS = Remedy(
+    "Backward was called on something that is not one loss, so these steps have none and no finding tells of it. Log "
+    "the loss in each step.",
+    'rec = watch(model, optimizer, scaler=scaler, into="runs/a")\nrec.log(loss=loss)   # in each step',
+)
+_META = Remedy(
+    "Parameters on the meta device hold no values, so nothing can be measured of them or of their gradients. Give the "
+    "model its weights before `watch` is called.",
+    'model.to_empty(device="cuda")\n'
+    "model.load_state_dict(weights)\n"
+    'watch(model, optimizer, scaler=scaler, into="runs/a")',
+)
+_SCALER = Remedy(
+    "The losses of that scaler lead to no parameter of an optimizer of this run, so its loss scale and skipped steps "
+    "are not recorded. Give `watch` the scaler that the loop uses, and the optimizers that it steps.",
+    'scaler = torch.amp.GradScaler("cuda")\nwatch(model, optimizer, scaler=scaler, into="runs/a")',
+)
+_CAPTURE = Remedy(
+    "What a CUDA graph replays calls no hook, so its forward, backward and loss are not seen. Step the optimizer "
+    "outside of the graph, or watch some steps without one.",
+    "graph.replay()\noptimizer.step()   # seen, since it is outside of the graph",
+)
+_XLA = Remedy(
+    "XLA runs the step as one program, which shows neither the loss nor the gradients. Compile without it while the "
+    "model is watched.",
+    'model.compile(optimizer="adam", loss="mse", jit_compile=False)',
 )
 _WRITING = Remedy(
     "The run folder could not be written for a while, and memory did not hold the rows that waited. Write to a local "
@@ -62,6 +87,32 @@ _FAILED = Remedy(
     "tensors where memory was short; otherwise leave out the module that is named.",
     'watch(model, optimizer, into="runs/a", every=100, exclude=["blocks.3.*"])',
 )
+_PART = Remedy(
+    "The steps are recorded, and what builds on the missing part says nothing. Record some steps without what the "
+    "reason names: another profiler, another mode that intercepts operators, or too little memory.",
+    'watch(model, optimizer, into="runs/b")',
+)
+_REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
+    ("watching failed", "warning", _FAILED),
+    ("what was held back", "warning", _FAILED),
+    ("steps: neither a forward", "warning", _MODEL),
+    ("steps:", "warning", _OPTIMIZER),
+    ("loss scale and skipped steps:", "warning", _SCALER),
+    ("loss: none", "info", _LOSS),
+    ("forward of the model:", "info", _MODEL),
+    ("gradients of parameters on the meta device", "info", _META),
+    ("what a CUDA graph replays", "info", _CAPTURE),
+    ("loss and gradients: XLA", "info", _XLA),
+    ("kernels of steps", "warning", _PART),
+    ("modules of kernels", "warning", _PART),
+    ("operators:", "info", _PART),
+    ("what memory is made of", "info", _PART),
+    ("device samples from now on", "info", _PART),
+)
+"""How a reason begins, how grave it is, and what to do. A remark is one for which a part of each step is missing: good
+to know, and the steps are there."""
+_UNSTEPPED = ("steps: no optimizer", "steps: neither a forward", "steps: none of the model's optimizers")
+"""Reasons for a run without steps, which say nothing of one that was stopped before its first step was over."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +125,8 @@ class _Lack:
     severity: Severity
     since: int | None
     remedy: Remedy | None
+    reason: str = ""
+    """The recorder's own words, where they are its."""
 
 
 @rule(
@@ -123,7 +176,9 @@ def _lacks(run: Run) -> list[_Lack]:
         return told
     stopped = _stopped(run, told)
     if stopped is not None:
-        return [stopped, *told]
+        return [stopped, *(lack for lack in told if lack.reason != stopped.reason)]
+    if last_step(run) is None:  # it ended before its first step was over
+        return [lack for lack in told if not lack.reason.startswith(_UNSTEPPED)]
     config = run.head.config
     if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not told:
         kinds = ", ".join(map(str, config["kinds"])) if isinstance(config["kinds"], list) else "tensors"
@@ -148,13 +203,15 @@ def _stopped(run: Run, told: list[_Lack]) -> _Lack | None:
     unseen = max(after, default=0)
     went_on = unseen >= max(MANY_BACKWARDS, 4 * max(before, default=0))
     though = f", though backward was called {unseen:,} times or more" if unseen > 1 else ""
-    why = next((lack for lack in told if lack.severity != "info"), None)
+    grave = sorted((lack for lack in told if lack.severity != "info"), key=lambda lack: lack.where != "steps")
+    why = next(iter(grave), None)
     remedy = why.remedy if why is not None else _OPTIMIZER
     if last is None:
         if run.status != "finished" and not went_on:
             return None  # it ended before its first step was over
-        because = f": {why.said}" if why is not None else ""
-        return _Lack(f"No step was recorded{though}{because}", "steps", "error", None, remedy)
+        because = f": {_short(why.reason)}" if why is not None else ""
+        reason = why.reason if why is not None else ""
+        return _Lack(f"No step was recorded{though}{because}", "steps", "error", None, remedy, reason)
     if why is not None:
         return None  # the recorder itself says why
     if went_on:
@@ -197,26 +254,35 @@ def _told(run: Run) -> list[_Lack]:
 
 
 def _lack(name: str, detail: str, since: int | None) -> _Lack:
-    short = detail if len(detail) <= LONGEST else detail[: LONGEST - 1].rstrip() + "…"
+    short = _short(detail)
     if name == "include":
-        return _Lack(f"No tensor is measured: {short}", "include, exclude", "warning", since, _PATTERNS)
+        return _Lack(f"No tensor is measured: {short}", "include, exclude", "warning", since, _PATTERNS, detail)
     if name == "steps lost":
         return _Lack(
-            f"The device failed and kept rows that were not written: {short}", "steps", "warning", since, _FAILED
+            f"The device failed and kept rows that were not written: {short}",
+            "steps",
+            "warning",
+            since,
+            _FAILED,
+            detail,
         )
+    stopped = " stopped at " in detail  # something that listens beside the recorder, by its name
+    unknown: tuple[Severity, Remedy | None] = ("warning", _FAILED if stopped else None)
+    known = ((severity, remedy) for begin, severity, remedy in _REASONS if detail.startswith(begin))
+    severity, remedy = next(known, unknown)
     if detail.startswith("watching failed"):
-        stopped = "nothing is recorded" in detail
-        begun = "Recording stopped" if stopped else "Recording paused"
+        begun = "Recording stopped" if "nothing is recorded" in detail else "Recording paused"
         at = f" at step {since:,}" if since is not None else ""
-        return _Lack(f"{begun}{at}: {short}", "watch", "warning", since, _FAILED)
+        return _Lack(f"{begun}{at}: {short}", "watch", severity, since, remedy, detail)
     if "rows lost" in detail:
-        return _Lack(f"Rows were lost: {short}", "run folder", "warning", since, _WRITING)
-    if " stopped at " in detail or detail.startswith("what was held back"):
-        return _Lack(f"A part of the recording stopped: {short}", "watch", "warning", since, _FAILED)
-    if "optimizer" in detail:
-        return _Lack(f"Not recorded: {short}", "steps", "warning", since, _OPTIMIZER)
-    severity: Severity = "info" if detail.startswith(_PARTIAL) else "warning"
-    return _Lack(f"Not recorded: {short}", detail.partition(":")[0][:60], severity, since, None)
+        return _Lack(f"Rows were lost: {short}", "run folder", "warning", since, _WRITING, detail)
+    if stopped or detail.startswith("what was held back"):
+        return _Lack(f"A part of the recording stopped: {short}", "watch", severity, since, remedy, detail)
+    return _Lack(f"Not recorded: {short}", detail.partition(":")[0][:60], severity, since, remedy, detail)
+
+
+def _short(detail: str) -> str:
+    return detail if len(detail) <= LONGEST else detail[: LONGEST - 1].rstrip() + "…"
 
 
 def _is_of_the_device(detail: str) -> bool:
