@@ -111,6 +111,11 @@ def test_a_first_scale_that_is_far_too_high_is_a_warning(tmp_path: Path) -> None
         ({"autocast_dtype": "float16", "scaler": {"enabled": True}, "at": 1.0}, ["fp16-without-scaler"]),
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),
         ({"precision": "bf16", "scaler": {"enabled": True}}, ["scaler-with-bf16"]),  # of a loop that says no dtype
+        (
+            {"autocast_dtype": "bfloat16", "scaler": {"enabled": True, "init_scale": 8.0}, "at": 8.0},
+            ["scaler-with-bf16"],
+        ),
+        ({"autocast_dtype": "bfloat16", "scaler": {"enabled": True, "init_scale": 8.0}}, []),  # it scaled no loss
         ({"autocast_dtype": "bfloat16", "scaler": {"enabled": False}}, []),
         ({"autocast_dtype": None, "scaler": None}, []),
         ({}, []),

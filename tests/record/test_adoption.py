@@ -125,7 +125,7 @@ def test_an_optimizer_that_is_replaced_each_epoch_goes_on_in_the_place_of_the_on
     assert run.steps.grad_norm.notna().all() and run.steps.lr.tolist() == pytest.approx([1e-3] * 6 + [1e-2] * 12)
     assert changes(run, "optimizer").step.tolist() == [6, 12]
     assert run.head.config["optimizers"] == ["SGD"]
-    assert not {"unscale-per-microbatch", "recording-stopped", "no-gradients"} & codes(run)
+    assert not {"unscale-per-microbatch", "recording-incomplete", "no-gradients"} & codes(run)
     assert sorted(run.tensors(kind="weight_grad").step.unique()) == [0, 4, 8, 12, 16]
 
 

@@ -115,6 +115,8 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
     summary = scale_summary(run)
     if not summary.has_scaler or not summary.attempts:
         return []
+    if summary.highest == 1.0 and _is_idle(run):
+        return []  # `watch` met a scaler that the loop does not use
     return [
         found(
             "scaler-with-bf16",
