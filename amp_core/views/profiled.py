@@ -129,7 +129,7 @@ TENSOR_CORES = View(
 KERNELS = View(
     "kernels",
     "Where kernel time goes",
-    ("kernels",),
+    ("kernels", "windows", "device", "events"),
     _kernels,
     _kernels_figure,
     lambda frame: None if len(frame.table) else "No kernels were recorded.",
@@ -137,7 +137,7 @@ KERNELS = View(
 PRECISION_MAP = View(
     "precision_map",
     "Modules by operators",
-    ("ops",),
+    ("ops", "events"),
     _precision,
     _precision_figure,
     lambda frame: None if len(frame.table) else "No operators of this kind were traced.",

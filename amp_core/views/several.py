@@ -19,7 +19,6 @@ from amp_core.analysis import (
 from amp_core.analysis.thin import MOST
 from amp_core.run import Run
 from amp_core.views._view import Ask, View
-from amp_core.views.profiled import Titled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # noqa: TID251 - for its name alone
@@ -52,18 +51,16 @@ def _losses_figure(frame: Losses, dark: bool, log: bool = False) -> "go.Figure":
     return with_rows(figure, rows, frame.x, dark)
 
 
-def _memory_beside(runs: Sequence[Run], ask: Ask) -> Titled:
+def _memory_beside(runs: Sequence[Run], ask: Ask) -> pd.DataFrame:
     found = [ask(memory_breakdown, run) for run in runs]
     known = [(name, one) for name, one in zip(labelled(runs), found, strict=True) if one.total_bytes is not None]
-    on_cpu = any(one.on_cpu for _, one in known)
-    parts = shown_parts([one for _, one in known], [name for name, _ in known])
-    return Titled(parts, f"{'Held in tensors, at most' if on_cpu else 'Memory at the peak'}")
+    return shown_parts([one for _, one in known], [name for name, _ in known])
 
 
-def _memory_beside_figure(frame: Titled, dark: bool, title: str | None = None) -> "go.Figure":
+def _memory_beside_figure(frame: pd.DataFrame, dark: bool, title: str = "Memory at the peak") -> "go.Figure":
     from amp_core.figures import memory_parts_figure
 
-    return memory_parts_figure(frame.table, dark, title or frame.title)
+    return memory_parts_figure(frame, dark, title)
 
 
 def _step_costs(runs: Sequence[Run], ask: Ask) -> pd.DataFrame:
@@ -102,7 +99,7 @@ MEMORY_BESIDE = View(
     ("memory",),
     _memory_beside,
     _memory_beside_figure,
-    lambda frame: None if (frame.table["bytes"] > 0).any() else "No step's memory was looked at in these runs.",
+    lambda frame: None if (frame["bytes"] > 0).any() else "No step's memory was looked at in these runs.",
 )
 STEP_COSTS = View(
     "step_costs",

@@ -50,7 +50,7 @@ class LossScale:
     episodes: pd.DataFrame
     """From `skip_episodes`."""
     window: pd.DataFrame | None
-    """From `safe_window_over_time`; None where the lower end of the window is not known."""
+    """From `safe_window_over_time`; None where its lower end is not known, or where it was not asked for."""
     changes: pd.DataFrame
     """Phase changes from `step_marks`: skipped steps stand on the trace itself."""
 
@@ -81,14 +81,15 @@ def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
     return _marked(loss_figure(frame.table, dark=dark), frame.marks, dark)
 
 
-def _loss_scale(run: Run, ask: Ask, points: int = MOST) -> LossScale:
+def _loss_scale(run: Run, ask: Ask, points: int = MOST, band: bool = True) -> LossScale:
+    """Without `band` the safe window is left out: it takes all sampled steps, so its cost grows with them."""
     trace = ask(scale_trace, run)
     if not ask(scale_summary, run).has_scaler:
         return LossScale(trace.iloc[:0], ask(skip_episodes, run), None, _changes(run, ask))
     return LossScale(
         thin(trace, "step", "loss_scale", points, keep="skipped"),
         ask(skip_episodes, run),
-        _certain_window(run, ask),
+        _certain_window(run, ask) if band else None,
         _changes(run, ask),
     )
 

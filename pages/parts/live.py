@@ -143,11 +143,14 @@ def _charts(run: Run) -> None:
 def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
     """The figures by what they show."""
 
-    def drawn(view: View[Any]) -> go.Figure:
-        return view.draw(run, dark, loaders.analysed, points=POINTS)
+    def drawn(view: View[Any], **options: Any) -> go.Figure:
+        return view.draw(run, dark, loaders.analysed, points=POINTS, **options)
 
-    beside = {"scale": LOSS_SCALE} if scale_summary(run).has_scaler else {"norm": GRAD_NORM}
-    figures = {name: drawn(view) for name, view in ({"loss": LOSS, "memory": MEMORY} | beside).items()}
+    figures = {"loss": drawn(LOSS), "memory": drawn(MEMORY)}
+    if loaders.analysed(scale_summary, run).has_scaler:
+        figures["scale"] = drawn(LOSS_SCALE, band=False)  # a look must not cost more with each step
+    else:
+        figures["norm"] = drawn(GRAD_NORM)
     if kinds_present(run):
         kind = shown_kind(run, loaders.analysed)
         step = sampled_steps(run, kind)[-1]
