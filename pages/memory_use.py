@@ -8,13 +8,11 @@ from amp_core.analysis import (
     MemoryBreakdown,
     memory_breakdown,
     memory_difference,
-    memory_moments,
     memory_phases,
     memory_steps,
     not_recorded,
 )
-from amp_core.figures import memory_moments_figure
-from amp_core.views import MEMORY, MEMORY_BESIDE, MEMORY_PARTS
+from amp_core.views import MEMORY, MEMORY_BESIDE, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
@@ -69,9 +67,7 @@ def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
         st.markdown(note)
     charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
     tables.show(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
-    moments = loaders.analysed(memory_moments, run, step)
-    title = f"Memory through step {step:,}"
-    charts.show(memory_moments_figure(moments, charts.dark(), title, tensors_only=found.on_cpu), "memory.moments")
+    charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
     for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):

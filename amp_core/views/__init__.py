@@ -12,7 +12,8 @@ where they draw, so that names, frames and `missing` need no plotly.
 from typing import Any
 
 from amp_core.views._view import Ask, View, plainly
-from amp_core.views.profiled import KERNELS, MEMORY_PARTS, PRECISION_MAP, STEP_COST, TENSOR_CORES
+from amp_core.views.profiled import KERNELS, MEMORY_MOMENTS, MEMORY_PARTS, PRECISION_MAP, STEP_COST, TENSOR_CORES
+from amp_core.views.ranks import RANK_SCALES, RANKS
 from amp_core.views.several import AGREEMENT, LOSSES, MEMORY_BESIDE, STEP_COSTS
 from amp_core.views.steps import DEVICE, GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, PHASES
 from amp_core.views.tensors import CLASSES, RANGES
@@ -28,11 +29,14 @@ OF_ONE: dict[str, View[Any]] = {
         PHASES,
         STEP_COST,
         MEMORY_PARTS,
+        MEMORY_MOMENTS,
         MEMORY,
         DEVICE,
         TENSOR_CORES,
         KERNELS,
         PRECISION_MAP,
+        RANKS,
+        RANK_SCALES,
     )
 }
 """Views of one run, by name, in the order in which a report shows them."""
@@ -51,12 +55,15 @@ __all__ = [
     "LOSS_SCALE",
     "MEMORY",
     "MEMORY_BESIDE",
+    "MEMORY_MOMENTS",
     "MEMORY_PARTS",
     "OF_ONE",
     "OF_SEVERAL",
     "PHASES",
     "PRECISION_MAP",
     "RANGES",
+    "RANKS",
+    "RANK_SCALES",
     "STEP_COST",
     "STEP_COSTS",
     "TENSOR_CORES",

@@ -9,6 +9,8 @@ from amp_core.analysis import (
     answer_shares,
     kernel_table,
     memory_breakdown,
+    memory_moments,
+    memory_steps,
     precision_cells,
     precision_map,
     shown_parts,
@@ -45,6 +47,31 @@ def _memory_parts_figure(frame: Titled, dark: bool) -> "go.Figure":
 def _no_memory_parts(frame: Titled) -> str | None:
     known = (frame.table["bytes"] > 0).any()
     return None if known else "No step's memory was looked at in this run."
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The memory of one step from moment to moment."""
+
+    table: pd.DataFrame
+    """From `memory_moments`."""
+    title: str
+    tensors_only: bool
+    """Of a CPU: what belongs to no tensor is most of the process."""
+
+
+def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
+    steps = ask(memory_steps, run)
+    step = step if step is not None or not steps else steps[-1]
+    table = ask(memory_moments, run, step)
+    title = f"Memory through step {step:,}" if step is not None else "Memory through a step"
+    return Moments(table, title, ask(memory_breakdown, run, step).on_cpu)
+
+
+def _memory_moments_figure(frame: Moments, dark: bool) -> "go.Figure":
+    from amp_core.figures import memory_moments_figure
+
+    return memory_moments_figure(frame.table, dark, frame.title, tensors_only=frame.tensors_only)
 
 
 def _tensor_cores(run: Run, ask: Ask, step: int | None = None) -> pd.DataFrame:
@@ -117,6 +144,14 @@ MEMORY_PARTS = View(
     _memory_parts,
     _memory_parts_figure,
     _no_memory_parts,
+)
+MEMORY_MOMENTS = View(
+    "memory_moments",
+    "Memory through a step",
+    ("memory",),
+    _memory_moments,
+    _memory_moments_figure,
+    lambda frame: None if len(frame.table) else "No step's memory was looked at in this run.",
 )
 TENSOR_CORES = View(
     "tensor_cores",

@@ -108,7 +108,7 @@ def test_notebook_and_report_draw_the_same_traces(scenario: str, runs: dict[str,
         assert (drawn(view, run) in charts) == (view.missing(run) is None), name
 
 
-@pytest.mark.parametrize("scenario", ["overflowing", "profiled", "traced"])
+@pytest.mark.parametrize("scenario", ["overflowing", "profiled", "traced", "two-ranks"])
 def test_the_pages_draw_the_same_traces(
     scenario: str, runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
