@@ -10,6 +10,13 @@ import math
 import re
 
 NONE = "–"
+KIND_LABELS = {
+    "output_grad": "Output gradients",
+    "weight_grad": "Weight gradients",
+    "activation": "Activations",
+    "weight": "Weights",
+}
+"""What the kinds of measured tensors are called, in the order in which they are offered."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SEVERAL = re.compile(r"\b(call|dtype|module|parameter|pass|step|update|use|wait)e?s\b")
 """What is counted in units of findings, in its plural."""

@@ -9,20 +9,11 @@ from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis import (
     Comparison,
     compare,
-    compare_step_cost,
     first_runs,
-    gradient_agreement,
-    labelled,
-    memory_breakdown,
     memory_difference,
 )
-from amp_core.figures import (
-    agreement_figure,
-    compare_bars,
-    deviation_figure,
-    memory_parts_figure,
-    step_cost_figure,
-)
+from amp_core.figures import compare_bars, deviation_figure
+from amp_core.views import AGREEMENT, MEMORY_BESIDE, STEP_COSTS
 from pages.parts import address, charts, empty, head, loaders, picker, tables, words
 from pages.parts.compare import comparison, together
 from pages.parts.shelf.library import Entry
@@ -116,9 +107,9 @@ def left_out(entry: Entry, why: object) -> None:
 
 def gradients(runs: list[Run]) -> None:
     """How far each recipe's gradients are from their replay in FP32, where they were audited."""
-    agreement = loaders.analysed(gradient_agreement, first_runs(runs))
-    if len(agreement):
-        charts.show(agreement_figure(agreement, charts.dark()), "compare.agreement")
+    agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
+    if not AGREEMENT.absent(agreement):
+        charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
 
 
 def costs(runs: list[Run], found: Comparison) -> None:
@@ -133,18 +124,14 @@ def costs(runs: list[Run], found: Comparison) -> None:
     first = first_runs(runs)
     if len(first) < len(runs):
         st.caption("Time of a step and memory are those of the first run of each recipe.")
-    steps = loaders.analysed(compare_step_cost, first)
-    if steps["us"].notna().any():
-        charts.show(step_cost_figure(steps, dark, f"Time of a {steps['per'].iloc[0]}"), "compare.steps")
+    steps = STEP_COSTS.frame(first, loaders.analysed)
+    if not STEP_COSTS.absent(steps):
+        charts.show(STEP_COSTS.figure(steps, dark), "compare.steps")
         if steps["source"].iloc[0] == "profile":
             st.caption("Of profiled steps: the profiler makes them longer than those in the table.")
-    memory = [(name, loaders.analysed(memory_breakdown, run)) for name, run in zip(labelled(first), first, strict=True)]
-    parts = [one.parts.assign(run=name) for name, one in memory if one.total_bytes is not None]
-    if parts:
-        on_cpu = any(one.total_bytes is not None and one.reserved_bytes is None for _, one in memory)
-        together = pd.concat(parts)
-        shown = together[together["category"] != "other"] if on_cpu else together
-        charts.show(memory_parts_figure(shown, dark, "Memory at the peak"), "compare.memory")
+    memory = MEMORY_BESIDE.frame(first, loaders.analysed)
+    if not MEMORY_BESIDE.absent(memory):
+        charts.show(MEMORY_BESIDE.figure(memory, dark), "compare.memory")
         changes = loaders.analysed(memory_difference, first)
         if len(changes):
             tables.show(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")

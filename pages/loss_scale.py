@@ -3,18 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import (
-    ScaleSummary,
-    safe_window_over_time,
-    scale_summary,
-    scale_trace,
-    skip_episodes,
-    step_marks,
-    thin,
-)
+from amp_core.analysis import ScaleSummary, scale_summary, skip_episodes
 from amp_core.analysis.layers import tensor_names
-from amp_core.figures import grad_norm_figure, scale_figure
-from amp_core.figures.marks import with_marks
+from amp_core.views import GRAD_NORM, LOSS_SCALE
 from pages.parts import cards, charts, clicks, empty, glossary, head, loaders, tables, words
 from pages.parts.hardware import ranks
 from pages.parts.numbers import prediction, tensor
@@ -102,11 +93,7 @@ def open_step(step: int) -> None:
 head.title("Loss scale")
 run = head.run()
 about = loaders.analysed(scale_summary, run)
-trace = loaders.analysed(scale_trace, run)
 episodes = loaders.analysed(skip_episodes, run)
-marks = loaders.analysed(step_marks, run)
-phases = marks[marks["kind"] == "change"]  # skipped steps stand on the trace itself
-dark = charts.dark()
 
 window = prediction.window(run)
 said = verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
@@ -115,13 +102,10 @@ head.verdict(
 )
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))
-    shown = thin(trace, "step", "loss_scale", keep="skipped")
-    over_time = loaders.analysed(safe_window_over_time, run)
-    doubtful = window is None or window.caveat is not None  # a band would show a lower end that nobody knows
-    figure = scale_figure(shown, episodes, dark, window=None if doubtful else over_time)
-    figure = with_marks(figure, phases, dark=dark)
+    shown = LOSS_SCALE.frame(run, loaders.analysed)
+    figure = LOSS_SCALE.figure(shown, charts.dark())
     clicked = clicks.points(charts.show(figure, "loss_scale.scale", clicks=True), "loss_scale.scale")
-    if not doubtful and (over_time["lowest"] > over_time["highest"]).any():
+    if shown.interrupted:
         st.caption("Where the band is interrupted, no single loss scale served every gradient.")
     for point in clicked[:1]:
         open_step(int(float(point["x"])))
@@ -129,10 +113,10 @@ if window:
     st.caption(prediction.about_window(window))
 ranks.agreement(run)
 
-if about.last is None and trace["grad_norm"].isna().all():
+norms = GRAD_NORM.frame(run, loaders.analysed)
+if about.last is None and norms.table["grad_norm"].isna().all():
     empty.nothing("`watch` records both, and the norm of the gradients.", sample=True)
-norms = thin(trace, "step", "grad_norm", keep="skipped")
-charts.show(with_marks(grad_norm_figure(norms, dark=dark), phases, dark=dark), "loss_scale.norm")
+charts.show(GRAD_NORM.figure(norms, charts.dark()), "loss_scale.norm")
 
 if len(episodes):
     st.header("Skipped steps, one line per episode", anchor=False)

@@ -6,20 +6,13 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import (
     MemoryBreakdown,
-    labelled,
     memory_breakdown,
     memory_difference,
-    memory_moments,
     memory_phases,
     memory_steps,
-    memory_trace,
     not_recorded,
-    step_marks,
-    thin,
-    what_memory,
 )
-from amp_core.figures import memory_figure, memory_moments_figure, memory_parts_figure
-from amp_core.figures.marks import with_marks
+from amp_core.views import MEMORY, MEMORY_BESIDE, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
@@ -29,10 +22,10 @@ def verdict(found: MemoryBreakdown, attempted: int) -> str:
     if found.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
         return f"What this run's memory is made of was not looked at: {why}."
-    largest = found.parts[found.parts["category"] != "other"].nlargest(2, "bytes")
+    largest = found.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
-    if memory.on_cpu(found):
-        held = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
+    if found.on_cpu:
+        held = found.named["bytes"].sum()
         return (
             f"Tensors held most, {words.size(held)}, {words.escape(found.moment)}: mostly {named}. "
             f"The process as a whole stood at {words.size(found.total_bytes)} there."
@@ -42,7 +35,7 @@ def verdict(found: MemoryBreakdown, attempted: int) -> str:
 
 def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:
     """The row of cards: the peak, and that of each phase."""
-    on_cpu = memory.on_cpu(found)
+    on_cpu = found.on_cpu
     column = "tensors_bytes" if on_cpu else "peak_bytes"
     left, right = cards.pairs()
     with left:
@@ -72,14 +65,9 @@ def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
     """What the peak was made of, and how it came about."""
     for note in found.notes:
         st.markdown(note)
-    on_cpu = memory.on_cpu(found)
-    parts = found.parts[found.parts["category"] != "other"] if on_cpu else found.parts
-    title = "Held in tensors, at most" if on_cpu else "Memory at the peak"
-    charts.show(memory_parts_figure(parts.assign(run=run.name), dark, title), "memory.parts")
+    charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
     tables.show(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
-    moments = loaders.analysed(memory_moments, run, step)
-    title = f"Memory through step {step:,}"
-    charts.show(memory_moments_figure(moments, dark, title, tensors_only=on_cpu), "memory.moments")
+    charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
     for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):
@@ -91,16 +79,11 @@ def difference(run: Run) -> None:
     other = memory.pick_other(run)
     if other is None:
         return
-    found = [loaders.analysed(memory_breakdown, one) for one in (other, run)]
-    if found[0].total_bytes is None:
+    if loaders.analysed(memory_breakdown, other).total_bytes is None:
         st.info(f"{words.escape(other.name)} did not look at what its memory is made of.")
         return
-    names = labelled([other, run])
-    shown = [one.parts.assign(run=name) for one, name in zip(found, names, strict=True)]
-    parts = pd.concat(shown)
-    if any(memory.on_cpu(one) for one in found):
-        parts = parts[parts["category"] != "other"]
-    charts.show(memory_parts_figure(parts, charts.dark(), "Memory at the peak, side by side"), "memory.beside")
+    beside = MEMORY_BESIDE.frame([other, run], loaders.analysed)
+    charts.show(MEMORY_BESIDE.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside")
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
@@ -112,7 +95,6 @@ def difference(run: Run) -> None:
 head.title("Memory")
 run = head.run()
 steps = loaders.analysed(memory_steps, run)
-dark = charts.dark()
 answer = st.container()
 step = pick_step(steps) if steps else None
 found = loaders.analysed(memory_breakdown, run, step)
@@ -124,9 +106,8 @@ if step is not None and found.total_bytes is not None:
     explanation(run, found, step)
     difference(run)
 st.header("Over the run", anchor=False)
-trace = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
-if len(trace):
-    figure = memory_figure(trace, dark=dark, what=what_memory(run))
-    charts.show(with_marks(figure, loaders.analysed(step_marks, run), dark=dark), "memory.trace")
+over_time = MEMORY.frame(run, loaders.analysed)
+if not MEMORY.absent(over_time):
+    charts.show(MEMORY.figure(over_time, charts.dark()), "memory.trace")
 else:
     empty.nothing("Memory was not measured at any step of this run.", sample=True)

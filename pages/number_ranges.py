@@ -4,10 +4,9 @@ import functools
 
 import streamlit as st
 
-from amp_core.analysis import kinds_present, sampled_steps
-from amp_core.analysis.folding import fold_classes, fold_shares
-from amp_core.figures import class_bars, exponent_heatmap
+from amp_core.analysis import class_shares, kinds_present, sampled_steps
 from amp_core.formats import FORMATS, limits_to_show
+from amp_core.views import CLASSES, RANGES
 from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
 from pages.parts.numbers import prediction, ranges
 
@@ -50,7 +49,7 @@ address.keep("true", "ranges.unscaled", "1" if unscaled else "")
 steps = loaders.analysed(sampled_steps, run, kind)
 step = ranges.pick_step(steps) if len(steps) > 1 else None
 
-shares, classes = ranges.values(run, kind, step, unscaled)
+classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
     if step is None:
         head.verdict(ranges.verdict(classes, kind, functools.partial(ranges.when, run, kind)))
@@ -60,18 +59,15 @@ if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state["ranges.search"] = unfold
     st.session_state[f"ranges.depth.{kind}"] = None
 found, depth = ranges.pick_layers(classes["name"].tolist(), kind)
-shares = fold_shares(shares[shares["name"].isin(found)], depth)
-classes = fold_classes(classes[classes["name"].isin(found)], depth)
-dark = charts.dark()
-title = f"{label_of(kind)} by tensor and exponent"
-values = "value, loss scale taken out" if unscaled else "value as stored"
-heatmap = exponent_heatmap(shares, tuple(formats), dark, title=title, values=values, classes=classes)
+frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, unscaled=unscaled, names=found, depth=depth)
+classes = frame.classes
+heatmap = RANGES.figure(frame, charts.dark(), formats=tuple(formats))
 clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"ranges.heatmap.{kind}")
 st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 if len(steps) > 1:
     ranges.over_steps(run, kind, found, depth)
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.SEEN).any(axis=None):
-    charts.show(class_bars(classes, dark=dark), "ranges.classes")
+    charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
 opened = ranges.table(classes, kind)
 here = None if step is None else (step, step)
 for point in clicked[:1]:

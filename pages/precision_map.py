@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.analysis import precision_cells, precision_map, traced_steps
-from amp_core.figures import precision_figure
+from amp_core.views import PRECISION_MAP
 from pages.parts import charts, head, loaders
 from pages.parts.hardware import precision
 
@@ -21,8 +21,7 @@ precision.cards(view)
 phase, together = precision.pick_cells(view)
 cells = loaders.analysed(precision_cells, run, step, phase, together)
 if len(cells):
-    title = f"Modules by operators{f', {phase}' if view.ops['phase'].notna().any() else ''}"
-    charts.show(precision_figure(cells, charts.dark(), title), "precision.map")
+    charts.view(PRECISION_MAP, run, "precision.map", step=step, phase=phase, together=together)
     st.caption(precision.about_map(view, cells))
 
 if not view.has_policies:

@@ -3,19 +3,8 @@
 import streamlit as st
 
 from amp_core import Run, diagnose
-from amp_core.analysis import (
-    Overview,
-    device_samples,
-    loss_curves,
-    memory_trace,
-    overview,
-    phase_times,
-    step_marks,
-    tensor_core_use,
-    thin,
-)
-from amp_core.figures import device_figure, loss_figure, memory_figure, phase_figure
-from amp_core.figures.marks import with_marks
+from amp_core.analysis import Overview, overview, tensor_core_use
+from amp_core.views import DEVICE, LOSS, MEMORY, PHASES
 from pages.parts import cards, charts, head, live, loaders, warm, words
 from pages.parts.hardware import ranks
 from pages.parts.shelf.library import Entry
@@ -63,21 +52,14 @@ def of_training(run: Run, entry: Entry) -> None:
     findings.causes(found, run)
     cards.show(run, view)
     findings.remarks(found, run)
-    dark = charts.dark()
-    marks = loaders.analysed(step_marks, run)
     if view.loss_first is not None:
-        loss = loss_figure(loaders.analysed(loss_curves, [run], "step", most=2000), dark=dark)
-        charts.show(with_marks(loss, marks, dark=dark), "overview.loss")
+        charts.view(LOSS, run, "overview.loss")
     # One below the other: at one width their steps stand below each other too, and no title is cut off.
-    phases = phase_figure(loaders.analysed(phase_times, run), dark=dark)
-    charts.show(with_marks(phases, marks, dark=dark), "overview.phases")
-    memory = thin(loaders.analysed(memory_trace, run), "step", "allocated_bytes")
-    if len(memory):
-        held = memory_figure(memory, dark=dark, what=view.memory.what)
-        charts.show(with_marks(held, marks, dark=dark), "overview.memory")
-    samples = loaders.analysed(device_samples, run)
-    if len(samples):
-        charts.show(device_figure(thin(samples, "time_s", "gpu_util_frac"), dark=dark), "overview.device")
+    charts.view(PHASES, run, "overview.phases")
+    for shown in (MEMORY, DEVICE):
+        frame = shown.frame(run, loaders.analysed)
+        if not shown.absent(frame):
+            charts.show(shown.figure(frame, charts.dark()), f"overview.{shown.name}")
     ranks.show(run)
     report.of([run])
     warm.further(run)

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
-from amp_core.figures import step_cost_figure
+from amp_core.views import STEP_COST
 from pages.parts import cards, charts, empty, glossary, head, loaders, tables, words
 from pages.parts.compare import beside
 from pages.parts.hardware import profiled
@@ -116,9 +116,7 @@ if bound is None:
     st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
 else:
     show_cards(cost, bound)
-unit = "step" if cost.steps else "window"
-figure = step_cost_figure(cost.parts.assign(per=unit), charts.dark(), f"Where the time of a {unit} goes")
-charts.show(figure, "step_cost.parts")
+charts.view(STEP_COST, run, "step_cost.parts", step=step)
 if bound is not None:
     st.caption(words.unbroken(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes])))
 show_parts(cost.parts)

@@ -3,9 +3,9 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import TensorCoreUse, answer_shares, at_stake, kernel_table, matrix_ops, tensor_core_use
-from amp_core.figures import answer_figure, kernel_figure
+from amp_core.analysis import TensorCoreUse, at_stake, matrix_ops, tensor_core_use
 from amp_core.hardware import Gpu
+from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import charts, empty, head, loaders, words
 from pages.parts.hardware import abilities, kernels, profiled
 
@@ -51,13 +51,11 @@ step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)
 ops = loaders.analysed(matrix_ops, run, step)
 head.verdict(verdict(use, at_stake(ops)))
-table = loaders.analysed(kernel_table, run, "kernel", step)
 if not use.on_cpu:
     kernels.shares(use)
-    charts.show(answer_figure(loaders.analysed(answer_shares, run, step), charts.dark()), "tensor_cores.answers")
+    charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)
     st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
-title = "Where operator time goes" if use.on_cpu else "Where kernel time goes"
-charts.show(kernel_figure(table, charts.dark(), title), "tensor_cores.kernels")
+charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
 st.caption(f"{profiled.said(run, step)} Copies and what AMPscope itself runs are left out.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)

@@ -90,6 +90,30 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+def own_imports(folder: str) -> set[str]:
+    """Modules and packages right below `amp_core` that the files of a folder import."""
+    nodes = [node for f in (ROOT / folder).rglob("*.py") for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("amp_core.")}
+
+
+def test_views_stand_between_figures_and_those_who_show_them() -> None:
+    assert own_imports("amp_core/views") <= {
+        "analysis",
+        "figures",
+        "findings",
+        "phases",
+        "run",
+        "schema",
+        "views",
+        "words",
+    }
+    for folder in ("analysis", "findings", "figures", "record", "train"):
+        assert "views" not in own_imports(f"amp_core/{folder}"), folder
+    assert "views" in own_imports("amp_core/notebook") | own_imports("amp_core/report")
+
+
 @pytest.mark.parametrize(
     ("folder", "banned"),
     [
@@ -97,6 +121,7 @@ def imports(file: Path) -> set[str]:
         ("amp_core/analysis", {"plotly", "torch"}),
         ("amp_core/findings", {"plotly", "torch"}),
         ("amp_core/figures", {"torch"}),
+        ("amp_core/views", {"torch"}),
         ("amp_core/report", {"torch"}),
         ("amp_core/record", {"plotly"}),
         ("amp_core/train", {"plotly"}),

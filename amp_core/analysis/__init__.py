@@ -25,6 +25,7 @@ from amp_core.analysis.memory_parts import (
     memory_moments,
     memory_phases,
     memory_steps,
+    shown_parts,
 )
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.precision import PrecisionMap, precision_cells, precision_map
@@ -103,6 +104,7 @@ __all__ = [
     "scale_summary",
     "scale_trace",
     "shares_over_steps",
+    "shown_parts",
     "skip_episodes",
     "sparkline",
     "speed_summary",

@@ -70,6 +70,27 @@ class MemoryBreakdown:
     notes: tuple[str, ...]
     """What follows from it, in sentences."""
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the total is that of a process and not of torch's allocator."""
+        return self.reserved_bytes is None
+
+    @property
+    def named(self) -> pd.DataFrame:
+        """`parts` without `other`."""
+        return self.parts[self.parts["category"] != "other"]
+
+
+def shown_parts(found: Sequence[MemoryBreakdown], names: Sequence[str]) -> pd.DataFrame:
+    """`parts` of one or more runs for a chart, with a column `run` that holds their `names`.
+
+    Where one of them is of a CPU, `other` is left out of all: there it is most of the process, and hides the tensors.
+    """
+    on_cpu = any(one.on_cpu for one in found)
+    frames = [(one.named if on_cpu else one.parts).assign(run=name) for one, name in zip(found, names, strict=True)]
+    columns = ["category", "label", "bytes", "frac", "about", "run"]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
 
 def memory_steps(run: Run) -> list[int]:
     """Steps at which memory was looked at in detail."""

@@ -1,12 +1,15 @@
 """Put a figure on the page: its width, its toolbar, its colours for the theme in use."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 
+from amp_core import Run
 from amp_core.figures.browser import for_browser
-from pages.parts import tables
+from amp_core.views import View
+from pages.parts import loaders, tables
 
 _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
 
@@ -24,6 +27,11 @@ def config(title: str) -> dict[str, Any]:
 def dark() -> bool:
     """Whether the reader sees the dark theme. On the first pass of a session the browser has not said yet."""
     return st.context.theme.type == "dark"
+
+
+def view(shown: View[Any], of: Run | Sequence[Run], key: str, **options: Any) -> None:
+    """Draw a view of `amp_core.views`, whose analyses are remembered; `options` are those of `View.frame`."""
+    show(shown.draw(of, dark(), loaders.analysed, **options), key)
 
 
 def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:

@@ -6,28 +6,15 @@ It stands in the page's body, never inside another fragment. Only new rows are r
 begins, the whole page is run again once, so that everything outside the fragment learns of it.
 """
 
+from typing import Any
+
 import plotly.graph_objects as go
 import streamlit as st
 
 from amp_core import Run, RunError
-from amp_core.analysis import (
-    Overview,
-    class_shares,
-    exponent_shares,
-    kinds_present,
-    loss_curves,
-    memory_trace,
-    overview,
-    sampled_steps,
-    scale_summary,
-    scale_trace,
-    skip_episodes,
-    step_marks,
-    thin,
-    what_memory,
-)
-from amp_core.figures import exponent_heatmap, grad_norm_figure, loss_figure, memory_figure, scale_figure
-from amp_core.figures.marks import with_marks
+from amp_core.analysis import Overview, kinds_present, overview, sampled_steps, scale_summary
+from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, RANGES, View
+from amp_core.views.tensors import shown_kind
 from pages.parts import cards, charts, head, loaders, memory_back, words
 from pages.parts.hardware import gauges
 from pages.parts.shelf import library
@@ -155,22 +142,19 @@ def _charts(run: Run) -> None:
 
 def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
     """The figures by what they show."""
-    marks = step_marks(run)
-    drawn = {"loss": with_marks(loss_figure(loss_curves([run], most=POINTS), dark=dark), marks, dark=dark)}
-    trace = scale_trace(run)
-    phases = marks[marks["kind"] == "change"]  # its crosses tell of skipped steps themselves
-    if scale_summary(run).has_scaler:
-        thinned = thin(trace, "step", "loss_scale", POINTS, keep="skipped")
-        drawn["scale"] = with_marks(scale_figure(thinned, skip_episodes(run), dark=dark), phases, dark=dark)
+
+    def drawn(view: View[Any], **options: Any) -> go.Figure:
+        return view.draw(run, dark, loaders.analysed, points=POINTS, **options)
+
+    figures = {"loss": drawn(LOSS), "memory": drawn(MEMORY)}
+    if loaders.analysed(scale_summary, run).has_scaler:
+        figures["scale"] = drawn(LOSS_SCALE, band=False)  # a look must not cost more with each step
     else:
-        norm = grad_norm_figure(thin(trace, "step", "grad_norm", POINTS), dark=dark)
-        drawn["norm"] = with_marks(norm, phases, dark=dark)
-    if kinds := kinds_present(run):
-        kind = "output_grad" if "output_grad" in kinds else kinds[0]
+        figures["norm"] = drawn(GRAD_NORM)
+    if kinds_present(run):
+        kind = shown_kind(run, loaders.analysed)
         step = sampled_steps(run, kind)[-1]
-        title = f"{words.KIND_LABELS[kind]} at step {step:,}"
-        shares, classes = exponent_shares(run, kind, step), class_shares(run, kind, step)
-        drawn["ranges"] = exponent_heatmap(shares, dark=dark, title=title, classes=classes, clickable=False)
-    memory = thin(memory_trace(run), "step", "allocated_bytes", POINTS)
-    drawn["memory"] = with_marks(memory_figure(memory, dark=dark, what=what_memory(run)), marks, dark=dark)
-    return drawn
+        title = f"{{kind}} at step {step:,}"
+        frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, title=title)
+        figures["ranges"] = RANGES.figure(frame, dark, clickable=False)
+    return figures

@@ -33,7 +33,6 @@ from amp_core import Run, RunError, diagnose
 from amp_core.analysis import (
     compare,
     device_samples,
-    loss_curves,
     lost_gradient,
     memory_trace,
     overview,
@@ -44,12 +43,10 @@ from amp_core.analysis import (
     scale_summary,
     scale_trace,
     skip_episodes,
-    step_marks,
 )
 from amp_core.analysis.layers import tensor_names
 from amp_core.extract import open_extract
-from amp_core.figures import loss_figure
-from amp_core.figures.marks import with_marks
+from amp_core.views import LOSS
 from pages.parts import loaders, memory_back
 from pages.parts.hardware import memory, profiled
 from pages.parts.numbers import ranges, tensor
@@ -186,5 +183,4 @@ def _draw_ahead(run: Run, base: Run | None) -> None:
         loaders.analysed(tensor_names, run, kind)
     if base is not None:
         loaders.analysed(compare, [base, run])
-    curves = loaders.analysed(loss_curves, [run], "step", most=2000)
-    with_marks(loss_figure(curves), loaders.analysed(step_marks, run)).to_json()
+    LOSS.draw(run, ask=loaders.analysed).to_json()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_core.words import (
+    KIND_LABELS,
     NONE,
     about,
     amount,
@@ -63,14 +64,6 @@ STATUS_LOOK: dict[str, tuple[str, str]] = {
     "damaged": ("red", ":material/broken_image:"),
 }
 """Colour and icon for each word that a run's status can be; the word itself is always shown too."""
-
-KIND_LABELS = {
-    "output_grad": "Output gradients",
-    "weight_grad": "Weight gradients",
-    "activation": "Activations",
-    "weight": "Weights",
-}
-"""What the kinds of measured tensors are called."""
 
 
 def workload(config: Mapping[str, Any]) -> str:

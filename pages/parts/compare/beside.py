@@ -3,8 +3,7 @@
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import compare_step_cost
-from amp_core.figures import step_cost_figure
+from amp_core.views import STEP_COSTS
 from pages.parts import charts, empty, loaders, picker, tables, words
 
 CHANGES = {
@@ -34,12 +33,10 @@ def show(run: Run) -> None:
     if key is None:
         return
     other = loaders.open_run(entries[key])
-    changes = loaders.analysed(compare_step_cost, [other, run])
-    if changes["us"].isna().all():
+    changes = STEP_COSTS.frame([other, run], loaders.analysed)
+    if STEP_COSTS.absent(changes):
         empty.nothing("Neither run has timed steps.")
-    charts.show(
-        step_cost_figure(changes, charts.dark(), f"Time of a {changes['per'].iloc[0]}"), "step_cost.beside.bars"
-    )
+    charts.show(STEP_COSTS.figure(changes, charts.dark()), "step_cost.beside.bars")
     own = changes[changes["run"] == changes["run"].iloc[-1]]
     grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
     shrank = own[own["verdict"].isin(["shrank", "gone"])].nsmallest(3, "change_us")

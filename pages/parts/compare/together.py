@@ -13,10 +13,8 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import Run, RunError, jobs
-from amp_core.analysis import labelled, loss_curves, noise_band, overview, step_marks
-from amp_core.figures import loss_figure
-from amp_core.figures.marks import with_rows
-from amp_core.figures.style import recipe_colour
+from amp_core.analysis import overview
+from amp_core.views import LOSSES
 from pages.parts import charts, live, loaders, words
 from pages.parts.shelf.library import Entry
 from pages.parts.start import queue
@@ -33,16 +31,8 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
             "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
         )
         log = st.toggle("Log loss axis", key="compare.log")
-    dark = charts.dark()
-    curves = loaders.analysed(loss_curves, runs, x, most=points)
-    figure = loss_figure(curves, dark=dark, log=log, band=loaders.analysed(noise_band, runs, x))
-    recipes = dict(zip(curves["run"], curves["precision"], strict=True))
-    marks = [
-        (name, loaders.analysed(step_marks, run), recipe_colour(recipes.get(name), dark))
-        for name, run in zip(labelled(runs), runs, strict=True)
-    ]
-    figure = with_rows(figure, marks, x, dark)
-    charts.show(figure, "compare.loss")
+    curves = LOSSES.frame(runs, loaders.analysed, x=x, points=points)
+    charts.show(LOSSES.figure(curves, charts.dark(), log=log), "compare.loss")
 
 
 def follow(entries: Sequence[Entry], begun: int) -> None:

@@ -49,17 +49,12 @@ def prepare(run: Run) -> None:
         loaders.analysed(not_recorded, run)
 
 
-def on_cpu(found: MemoryBreakdown) -> bool:
-    """Whether the total is the process's and not an allocator's."""
-    return found.reserved_bytes is None
-
-
 def table(found: MemoryBreakdown) -> pd.DataFrame:
     """The categories at the peak in words. On a CPU shares are of what tensors hold: the process would hide them."""
-    tensors = found.parts.loc[found.parts["category"] != "other", "bytes"].sum()
+    tensors = found.named["bytes"].sum()
 
     def share(category: str, size: float, frac: float) -> float | None:
-        if not on_cpu(found):
+        if not found.on_cpu:
             return frac
         return size / tensors if category != "other" and tensors else None
 

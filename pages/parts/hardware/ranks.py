@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import rank_scales, rank_table, scale_summary
 from amp_core.analysis.ranks import RankSpread, rank_spread
-from amp_core.figures import rank_figure, rank_scale_figure
+from amp_core.views import RANK_SCALES, RANKS
 from pages.parts import charts, loaders, tables, words
 
 NOTABLE = 0.05
@@ -42,7 +42,7 @@ def show(run: Run) -> None:
     st.header(f"{run.head.world_size} ranks", anchor=False)
     timed = table.loc[table["step_ms"].notna(), "rank"].tolist()
     st.markdown(" ".join(part for part in (pace(loaders.analysed(rank_spread, run), timed), scales(run)) if part))
-    charts.show(rank_figure(table, dark=charts.dark()), "ranks.times")
+    charts.view(RANKS, run, "ranks.times")
     shown = table.assign(
         scale=[words.scale(value) for value in table["loss_scale"]],
         peak=[words.size(value) if value == value else words.NONE for value in table["memory_peak_bytes"]],
@@ -67,7 +67,7 @@ def agreement(run: Run) -> None:
         "are of the wrong size, and a rank that skips alone goes on with other weights.",
         icon=":material/error:",
     )
-    charts.show(rank_scale_figure(apart, charts.dark()), "ranks.scales")
+    charts.view(RANK_SCALES, run, "ranks.scales")
     shown = apart.assign(scale=[words.scale(value) for value in apart["loss_scale"]])
     tables.show(
         shown, column_config=APART, column_order=list(APART), hide_index=True, alt="Steps at which ranks disagree."

@@ -9,7 +9,6 @@ import streamlit as st
 from amp_core import Run
 from amp_core.analysis import (
     class_shares,
-    exponent_shares,
     kinds_present,
     sampled_steps,
     scale_trace,
@@ -21,6 +20,7 @@ from amp_core.analysis.layers import layer_trace, tensor_names
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
 from amp_core.figures.tensorsteps import CELLS
+from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import prediction, tensor
 
@@ -46,18 +46,13 @@ SEEN = 0.001
 its sampled steps, so it would be a guess besides."""
 
 
-def values(run: Run, kind: str, step: int | None, unscaled: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Where the values of all tensors of a kind lie by exponent, and by class; at a sampled step or at all."""
-    shares = loaders.analysed(exponent_shares, run, kind, step, true_exponents=unscaled)
-    return shares, loaders.analysed(class_shares, run, kind, step)
-
-
 def prepare(run: Run) -> None:
     """Analyse what the page shows of a run at first."""
     kinds = loaders.analysed(kinds_present, run)
     for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
         loaders.analysed(sampled_steps, run, kind)
-        classes = values(run, kind, None, False)[1]
+        RANGES.frame(run, loaders.analysed, kind=kind)
+        classes = loaders.analysed(class_shares, run, kind, None)
         verdict(classes, kind, functools.partial(when, run, kind))
         names = classes["name"].tolist()
         _over_steps(run, kind, names, readable_depth(names))

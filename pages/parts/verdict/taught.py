@@ -128,8 +128,8 @@ def _speed(run: Run) -> str:
 
 def _memory(run: Run) -> str:
     found = loaders.analysed(memory_breakdown, run)
-    held = found.parts[found.parts["category"] != "other"] if len(found.parts) else found.parts
-    total = held["bytes"].sum() if len(held) else 0.0
+    held = found.named
+    total = held["bytes"].sum()
     if not total:
         return ""
     activations = held.loc[held["category"] == "activations", "bytes"].sum()

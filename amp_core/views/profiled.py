@@ -1,0 +1,179 @@
+"""Views of the steps that were looked at closely: parts of their memory and time, kernels, operators by precision."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from amp_core.analysis import (
+    answer_shares,
+    kernel_table,
+    memory_breakdown,
+    memory_moments,
+    memory_steps,
+    precision_cells,
+    precision_map,
+    shown_parts,
+    step_cost,
+    tensor_core_use,
+)
+from amp_core.run import Run
+from amp_core.views._view import Ask, View
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A table, and the title that it has in this run."""
+
+    table: pd.DataFrame
+    title: str
+
+
+def _memory_parts(run: Run, ask: Ask, step: int | None = None) -> Titled:
+    found = ask(memory_breakdown, run, step) if step is not None else ask(memory_breakdown, run)
+    title = "Held in tensors, at most" if found.on_cpu else "Memory at the peak"
+    return Titled(shown_parts([found], [run.name]), title)
+
+
+def _memory_parts_figure(frame: Titled, dark: bool) -> "go.Figure":
+    from amp_core.figures import memory_parts_figure
+
+    return memory_parts_figure(frame.table, dark, frame.title)
+
+
+def _no_memory_parts(frame: Titled) -> str | None:
+    known = (frame.table["bytes"] > 0).any()
+    return None if known else "No step's memory was looked at in this run."
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The memory of one step from moment to moment."""
+
+    table: pd.DataFrame
+    """From `memory_moments`."""
+    title: str
+    tensors_only: bool
+    """Of a CPU: what belongs to no tensor is most of the process."""
+
+
+def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
+    steps = ask(memory_steps, run)
+    step = step if step is not None or not steps else steps[-1]
+    table = ask(memory_moments, run, step)
+    title = f"Memory through step {step:,}" if step is not None else "Memory through a step"
+    return Moments(table, title, ask(memory_breakdown, run, step).on_cpu)
+
+
+def _memory_moments_figure(frame: Moments, dark: bool) -> "go.Figure":
+    from amp_core.figures import memory_moments_figure
+
+    return memory_moments_figure(frame.table, dark, frame.title, tensors_only=frame.tensors_only)
+
+
+def _tensor_cores(run: Run, ask: Ask, step: int | None = None) -> pd.DataFrame:
+    found: pd.DataFrame = ask(answer_shares, run, step)
+    return found
+
+
+def _tensor_cores_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
+    from amp_core.figures import answer_figure
+
+    return answer_figure(frame, dark)
+
+
+def _kernels(run: Run, ask: Ask, step: int | None = None) -> Titled:
+    on_cpu = ask(tensor_core_use, run, step).on_cpu
+    table = ask(kernel_table, run, "kernel", step)
+    return Titled(table, "Where operator time goes" if on_cpu else "Where kernel time goes")
+
+
+def _kernels_figure(frame: Titled, dark: bool) -> "go.Figure":
+    from amp_core.figures import kernel_figure
+
+    return kernel_figure(frame.table, dark, frame.title)
+
+
+def _step_cost(run: Run, ask: Ask, step: int | None = None) -> Titled:
+    cost = ask(step_cost, run, step)
+    unit = "step" if cost.steps else "window"
+    return Titled(cost.parts.assign(per=unit), f"Where the time of a {unit} goes")
+
+
+def _step_cost_figure(frame: Titled, dark: bool) -> "go.Figure":
+    from amp_core.figures import step_cost_figure
+
+    return step_cost_figure(frame.table, dark, frame.title)
+
+
+def _no_step_cost(frame: Titled) -> str | None:
+    known = len(frame.table) and (frame.table["us"] > 0).any()
+    return None if known else "Neither step times nor a profiled window were recorded."
+
+
+def _precision(
+    run: Run, ask: Ask, step: int | None = None, phase: str = "forward", together: bool | None = None
+) -> Titled:
+    """`together`: see `precision_cells`."""
+    phases = ask(precision_map, run, step).ops["phase"]
+    title = f"Modules by operators{f', {phase}' if phases.notna().any() else ''}"
+    return Titled(ask(precision_cells, run, step, phase, together), title)
+
+
+def _precision_figure(frame: Titled, dark: bool) -> "go.Figure":
+    from amp_core.figures import precision_figure
+
+    return precision_figure(frame.table, dark, frame.title)
+
+
+STEP_COST = View(
+    "step_cost",
+    "Where the time of a step goes",
+    ("steps", "windows", "kernels"),
+    _step_cost,
+    _step_cost_figure,
+    _no_step_cost,
+)
+MEMORY_PARTS = View(
+    "memory_parts",
+    "Memory at the peak",
+    ("memory",),
+    _memory_parts,
+    _memory_parts_figure,
+    _no_memory_parts,
+)
+MEMORY_MOMENTS = View(
+    "memory_moments",
+    "Memory through a step",
+    ("memory",),
+    _memory_moments,
+    _memory_moments_figure,
+    lambda frame: None if len(frame.table) else "No step's memory was looked at in this run.",
+)
+TENSOR_CORES = View(
+    "tensor_cores",
+    "Time on tensor cores",
+    ("kernels",),
+    _tensor_cores,
+    _tensor_cores_figure,
+    lambda frame: None if len(frame) else "No GPU kernels were recorded.",
+)
+KERNELS = View(
+    "kernels",
+    "Where kernel time goes",
+    ("kernels", "windows", "device", "events"),
+    _kernels,
+    _kernels_figure,
+    lambda frame: None if len(frame.table) else "No kernels were recorded.",
+)
+PRECISION_MAP = View(
+    "precision_map",
+    "Modules by operators",
+    ("ops", "events"),
+    _precision,
+    _precision_figure,
+    lambda frame: None if len(frame.table) else "No operators of this kind were traced.",
+)

@@ -1,0 +1,219 @@
+"""Views over the steps of a run: loss, loss scale, gradient norm, step times, memory, device."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis import (
+    device_samples,
+    loss_curves,
+    memory_trace,
+    phase_times,
+    safe_window,
+    safe_window_over_time,
+    scale_summary,
+    scale_trace,
+    skip_episodes,
+    step_marks,
+    thin,
+    what_memory,
+)
+from amp_core.analysis.thin import MOST
+from amp_core.phases import LABELS
+from amp_core.run import Run
+from amp_core.schema import RunError
+from amp_core.views._view import Ask, View
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A table over steps, and the marks that stand below it."""
+
+    table: pd.DataFrame
+    marks: pd.DataFrame
+    """From `step_marks`."""
+    what: str = ""
+    """What the values are of, in words, where that depends on the run."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What the chart of the loss scale is drawn of."""
+
+    trace: pd.DataFrame
+    """From `scale_trace`, thinned; empty in a run without a scaler."""
+    episodes: pd.DataFrame
+    """From `skip_episodes`."""
+    window: pd.DataFrame | None
+    """From `safe_window_over_time`; None where its lower end is not known, or where it was not asked for."""
+    changes: pd.DataFrame
+    """Phase changes from `step_marks`: skipped steps stand on the trace itself."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether at some step no single loss scale served every gradient."""
+        return self.window is not None and bool((self.window["lowest"] > self.window["highest"]).any())
+
+
+def _changes(run: Run, ask: Ask) -> pd.DataFrame:
+    marks: pd.DataFrame = ask(step_marks, run)
+    return marks[marks["kind"] == "change"]
+
+
+def _marked(figure: "go.Figure", marks: pd.DataFrame, dark: bool) -> "go.Figure":
+    from amp_core.figures.marks import with_marks
+
+    return with_marks(figure, marks, dark=dark)
+
+
+def _loss(run: Run, ask: Ask, points: int = MOST) -> Marked:
+    return Marked(ask(loss_curves, [run], "step", most=points), ask(step_marks, run))
+
+
+def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
+    from amp_core.figures import loss_figure
+
+    return _marked(loss_figure(frame.table, dark=dark), frame.marks, dark)
+
+
+def _loss_scale(run: Run, ask: Ask, points: int = MOST, band: bool = True) -> LossScale:
+    """Without `band` the safe window is left out: it takes all sampled steps, so its cost grows with them."""
+    trace = ask(scale_trace, run)
+    if not ask(scale_summary, run).has_scaler:
+        return LossScale(trace.iloc[:0], ask(skip_episodes, run), None, _changes(run, ask))
+    return LossScale(
+        thin(trace, "step", "loss_scale", points, keep="skipped"),
+        ask(skip_episodes, run),
+        _certain_window(run, ask) if band else None,
+        _changes(run, ask),
+    )
+
+
+def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
+    """The window over time; None where it is doubtful: a band would show a lower end that nobody knows."""
+    try:
+        if ask(safe_window, run).caveat is not None:
+            return None
+    except RunError:  # no gradients were recorded
+        return None
+    found: pd.DataFrame = ask(safe_window_over_time, run)
+    return found
+
+
+def _loss_scale_figure(frame: LossScale, dark: bool) -> "go.Figure":
+    from amp_core.figures import scale_figure
+
+    figure = scale_figure(frame.trace, frame.episodes, dark, window=frame.window)
+    return _marked(figure, frame.changes, dark)
+
+
+def _no_loss_scale(frame: LossScale) -> str | None:
+    scale = frame.trace["loss_scale"].to_numpy(dtype=np.float64)
+    return None if (np.isfinite(scale) & (scale > 0)).any() else "No loss scale was recorded."
+
+
+def _grad_norm(run: Run, ask: Ask, points: int = MOST) -> Marked:
+    trace = thin(ask(scale_trace, run), "step", "grad_norm", points, keep="skipped")
+    return Marked(trace, _changes(run, ask))  # crosses on the upper edge show the skipped steps
+
+
+def _grad_norm_figure(frame: Marked, dark: bool) -> "go.Figure":
+    from amp_core.figures import grad_norm_figure
+
+    return _marked(grad_norm_figure(frame.table, dark=dark), frame.marks, dark)
+
+
+def _no_grad_norm(frame: Marked) -> str | None:
+    norm = frame.table["grad_norm"].to_numpy(dtype=np.float64)
+    skipped = frame.table["skipped"].to_numpy(dtype=bool)
+    there = np.where(np.isfinite(norm), norm > 0, skipped)
+    return None if there.any() else "No gradient norm was recorded."
+
+
+def _phases(run: Run, ask: Ask) -> Marked:
+    return Marked(ask(phase_times, run), ask(step_marks, run))
+
+
+def _phases_figure(frame: Marked, dark: bool) -> "go.Figure":
+    from amp_core.figures import phase_figure
+
+    return _marked(phase_figure(frame.table, dark=dark), frame.marks, dark)
+
+
+def _no_phases(frame: Marked) -> str | None:
+    known = (frame.table[[f"{name}_ms" for name in LABELS]] > 0).any(axis=None)
+    return None if known else "No step times were recorded."
+
+
+def _memory(run: Run, ask: Ask, points: int = MOST) -> Marked:
+    trace = thin(ask(memory_trace, run), "step", "allocated_bytes", points)
+    return Marked(trace, ask(step_marks, run), what_memory(run))
+
+
+def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":
+    from amp_core.figures import memory_figure
+
+    return _marked(memory_figure(frame.table, dark=dark, what=frame.what), frame.marks, dark)
+
+
+def _device(run: Run, ask: Ask) -> pd.DataFrame:
+    return thin(ask(device_samples, run), "time_s", "gpu_util_frac")
+
+
+def _device_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
+    from amp_core.figures import device_figure
+
+    return device_figure(frame, dark=dark)
+
+
+def _no_device(frame: pd.DataFrame) -> str | None:
+    known = frame.filter(like="_frac").notna().any(axis=None)
+    return None if known else "No device was sampled in this run."
+
+
+LOSS = View(
+    "loss",
+    "Loss",
+    ("steps", "events", "audits", "windows"),
+    _loss,
+    _loss_figure,
+    lambda frame: None if len(frame.table) else "No loss was recorded.",
+)
+LOSS_SCALE = View(
+    "loss_scale",
+    "Loss scale",
+    ("steps", "events", "tensors", "audits", "windows"),
+    _loss_scale,
+    _loss_scale_figure,
+    _no_loss_scale,
+)
+GRAD_NORM = View(
+    "grad_norm",
+    "Gradient norm",
+    ("steps", "events", "audits", "windows"),
+    _grad_norm,
+    _grad_norm_figure,
+    _no_grad_norm,
+)
+PHASES = View(
+    "phases",
+    "Time of a step",
+    ("steps", "events", "audits", "windows"),
+    _phases,
+    _phases_figure,
+    _no_phases,
+)
+MEMORY = View(
+    "memory",
+    "Memory",
+    ("steps", "events", "audits", "windows"),
+    _memory,
+    _memory_figure,
+    lambda frame: None if len(frame.table) else "No memory was recorded.",
+)
+DEVICE = View("device", "Share of time on the device", ("device",), _device, _device_figure, _no_device)

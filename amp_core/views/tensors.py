@@ -1,0 +1,113 @@
+"""Views of the sampled tensors of a run: where their values lie by exponent, and which classes they are of."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from amp_core.analysis import class_shares, exponent_shares, kinds_present
+from amp_core.analysis.folding import fold_classes, fold_shares, readable_depth
+from amp_core.run import Run
+from amp_core.views._view import Ask, View
+from amp_core.words import KIND_LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What the heatmap of exponents is drawn of, its modules folded."""
+
+    shares: pd.DataFrame
+    classes: pd.DataFrame
+    title: str
+    values: str
+    """What the magnitudes are of."""
+
+
+def shown_kind(run: Run, ask: Ask) -> str:
+    """The kind of tensor that is shown where none is chosen: the first of `KIND_LABELS` that the run sampled."""
+    present = ask(kinds_present, run)
+    return next((kind for kind in KIND_LABELS if kind in present), "weight_grad")
+
+
+def _classes(
+    run: Run,
+    ask: Ask,
+    kind: str | None = None,
+    step: int | None = None,
+    names: "Collection[str] | None" = None,
+    depth: int | None = None,
+) -> pd.DataFrame:
+    classes: pd.DataFrame = ask(class_shares, run, kind or shown_kind(run, ask), step)
+    if names is not None:
+        classes = classes[classes["name"].isin(names)]
+    return fold_classes(classes, depth or readable_depth(classes["name"].tolist()))
+
+
+def _ranges(
+    run: Run,
+    ask: Ask,
+    kind: str | None = None,
+    step: int | None = None,
+    unscaled: bool = False,
+    names: "Collection[str] | None" = None,
+    depth: int | None = None,
+    title: str = "{kind} by tensor and exponent",
+) -> Ranges:
+    kind = kind or shown_kind(run, ask)
+    shares = ask(exponent_shares, run, kind, step, true_exponents=unscaled)
+    if names is not None:
+        shares = shares[shares["name"].isin(names)]
+    if depth is None:
+        known = ask(class_shares, run, kind, step)["name"]
+        depth = readable_depth(known[known.isin(names)].tolist() if names is not None else known.tolist())
+    return Ranges(
+        fold_shares(shares, depth),
+        _classes(run, ask, kind, step, names, depth),
+        title.format(kind=KIND_LABELS[kind]),
+        "value, loss scale taken out" if unscaled else "value as stored",
+    )
+
+
+def _ranges_figure(
+    frame: Ranges, dark: bool, formats: "Sequence[str]" = ("fp16",), clickable: bool = True
+) -> "go.Figure":
+    from amp_core.figures import exponent_heatmap
+
+    return exponent_heatmap(
+        frame.shares,
+        formats,
+        dark,
+        title=frame.title,
+        values=frame.values,
+        classes=frame.classes,
+        clickable=clickable,
+    )
+
+
+def _classes_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
+    from amp_core.figures import class_bars
+
+    return class_bars(frame, dark=dark)
+
+
+RANGES = View(
+    "ranges",
+    "Number ranges",
+    ("tensors",),
+    _ranges,
+    _ranges_figure,
+    lambda frame: None if len(frame.classes) else "No tensor was sampled.",
+)
+CLASSES = View(
+    "classes",
+    "Classes of values",
+    ("tensors",),
+    _classes,
+    _classes_figure,
+    lambda frame: None if len(frame) else "No tensor was sampled.",
+)
