@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch.compiler import is_compiling
 from torch.fx import _symbolic_trace
 
 from amp_core.record._own import without_torch_function
@@ -164,7 +165,7 @@ class _Seam:
     """In the place of `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
 
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return None
         return _listened.get(id(module))
 
