@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch.compiler import is_compiling
 from torch.fx import _symbolic_trace
 
 from amp_core.record._own import without_torch_function
@@ -67,22 +68,28 @@ def after_call(module: torch.nn.Module, listener: After, *, always: bool = False
 class Switch:
     """A listener to the calls of one module, to be turned on and off every few steps.
 
-    It makes no objects after its first time: those of a thousand modules in ten steps would be enough for Python's
-    garbage collector to look through all objects of the process.
+    It makes no objects after its first time, unless others listen to the module too: those of a thousand modules in
+    ten steps would be enough for Python's garbage collector to look through all objects of the process.
     """
 
-    __slots__ = ("_entry", "_listened", "_module")
+    __slots__ = ("_alone", "_entry", "_listened", "_module", "_own")
 
     def __init__(self, module: torch.nn.Module, listener: After) -> None:
         self._module = module
         self._entry = (listener, False)
+        self._alone = (self._entry,)
+        self._own: _Listened | None = None
         self._listened: _Listened | None = None
 
     def on(self) -> None:
         """Call the listener after each call of the module, behind the other listeners. Twice is harmless."""
-        if self._listened is None:
-            self._listened = _of(self._module)
-            self._listened.after = (*self._listened.after, self._entry)
+        if self._listened is not None:
+            return
+        found = _listened.get(id(self._module))
+        if found is None:
+            found = self._own = _of(self._module, self._own)
+        found.after = (*found.after, self._entry) if found.after else self._alone
+        self._listened = found
 
     def off(self) -> None:
         """Stop calling it. Twice is harmless."""
@@ -144,6 +151,8 @@ class _Listened:
         """Remove one listener; with the last one of all modules, the descriptor goes too."""
         if always is None:
             self.before = _without(self.before, listener)
+        elif len(self.after) == 1 and self.after[0][0] == listener and self.after[0][1] == always:
+            self.after = ()
         else:
             self.after = _without(self.after, (listener, always))
         if not self.before and not self.after and _listened.get(id(self.module)) is self:
@@ -156,7 +165,7 @@ class _Seam:
     """In the place of `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
 
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return None
         return _listened.get(id(module))
 
@@ -164,10 +173,11 @@ class _Seam:
 _SEAM = _Seam()  # always the same one, so that a graph with a guard on it is found again
 
 
-def _of(module: torch.nn.Module) -> _Listened:
+def _of(module: torch.nn.Module, unused: _Listened | None = None) -> _Listened:
+    """That of the module; where there is none, `unused`, which was the module's before, or a new one."""
     found = _listened.get(id(module))
     if found is None:
-        found = _listened[id(module)] = _Listened(module)
+        found = _listened[id(module)] = unused or _Listened(module)
         if len(_patches) == 0:
             _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
     return found

@@ -9,10 +9,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.record._kernel_cpu import ENTRIES, add_parts, measure_doubles, measure_singles
+from amp_core.record._kernel_cpu import (
+    CAP,
+    CHANNELS,
+    CODE,
+    COLUMNS,
+    ENTRIES,
+    INNER,
+    LENGTH,
+    OUT,
+    WHERE,
+    add_parts,
+    measure_doubles,
+    measure_singles,
+)
 from amp_core.record._team import together
 from amp_core.record.channels import Cap
 from amp_core.record.measure import LEADING, in_one_row
@@ -42,12 +56,12 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = No
             return alone
     if caps is None:
         rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
-        limits = [_NO_CAP] * len(rows)
+        limits: tuple[Any, Any, Any] = _NO_CAP
     else:
         rows = [t if t.is_contiguous() else t.detach().contiguous() for t in tensors]
         # As wide as the kernel compares them; held likewise.
         wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in caps]
-        limits = [(w.data_ptr(), w.numel(), c.inner) for w, c in zip(wide, caps, strict=True)]
+        limits = [w.data_ptr() for w in wide], [w.numel() for w in wide], [c.inner for c in caps]
     codes = [_CODE[t.dtype] for t in tensors]
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
@@ -56,12 +70,18 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = No
     starts = [0, *itertools.accumulate(_SIZE[code] for code in codes)]
     packed = torch.zeros(parts, starts.pop(), dtype=torch.float64)
     base = packed.data_ptr()
-    tasks = [
-        (row.data_ptr(), row.numel(), code, base + 8 * start, *limit)
-        for row, code, start, limit in zip(rows, codes, starts, limits, strict=True)
-    ]
-    _run(measure_singles, [task for task in tasks if task[2] != _DOUBLE], packed)
-    _run(measure_doubles, [task for task in tasks if task[2] == _DOUBLE], packed)
+    tasks = np.empty((len(rows), COLUMNS), np.int64)
+    tasks[:, WHERE] = [row.data_ptr() for row in rows]
+    tasks[:, LENGTH] = [row.numel() for row in rows]
+    tasks[:, CODE] = codes
+    tasks[:, OUT] = [base + 8 * start for start in starts]
+    tasks[:, CAP], tasks[:, CHANNELS], tasks[:, INNER] = limits
+    if _DOUBLE not in codes:
+        _run(measure_singles, tasks, packed)
+    else:
+        double = tasks[:, CODE] == _DOUBLE
+        _run(measure_singles, tasks[~double], packed)
+        _run(measure_doubles, tasks[double], packed)
     if parts > 1:
         add_parts(packed.numpy(), np.array(starts))
     return packed[0]
@@ -84,11 +104,11 @@ def _measure_alone(tensor: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
-def _run(kernel: Any, tasks: list[tuple[int, ...]], packed: torch.Tensor) -> None:
+def _run(kernel: Any, table: npt.NDArray[np.int64], packed: torch.Tensor) -> None:
     """Run a kernel over the tasks, in as many parts as `packed` has rows, which come in the order of memory."""
-    if not tasks:
+    if not len(table):
         return
-    table, parts = np.array(tasks, np.int64), len(packed)
+    parts = len(packed)
     job = np.array([0, parts, table.ctypes.data, len(table), _SKIP.ctypes.data, 8 * packed.stride(0)], np.int64)
     if parts == 1:
         kernel(job.ctypes.data)

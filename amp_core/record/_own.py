@@ -37,7 +37,10 @@ def _table(module: torch.nn.Module, name: str) -> Any:
 
 def parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     """The parameter that is registered in `module` under `name`; None where there is none."""
-    return next((p for n, p in _table(module, "_parameters").items() if n == name), None)
+    table = _table(module, "_parameters")
+    if type(table) is dict:  # another class may have a `get` of its own
+        return table.get(name)
+    return next((p for n, p in table.items() if n == name), None)
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:

@@ -54,6 +54,8 @@ class Attempt:
     time_s: float = 0.0
     _grad_norm: tuple[float | None] | None = None
     """Once it was asked for."""
+    _packed: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Likewise."""
 
     def put(self, key: str, value: torch.Tensor | float | None) -> None:
         """Keep a tensor or a number of the step; None, and a tensor without values (meta), is kept as nothing."""
@@ -62,11 +64,11 @@ class Attempt:
             self.put_in.add(key)
 
     def add(self, kind: str, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
-        """Keep measurements of tensors, by name and dtype, whose packed vectors come one after another."""
+        """The same as `add_all` for tensors of one kind, by name and dtype."""
         self.add_all([(name, kind, dtype) for name, dtype in named], packed)
 
     def add_all(self, keys: Sequence[tuple[str, str, str]], packed: torch.Tensor) -> None:
-        """The same for tensors of several kinds, by name, kind and dtype."""
+        """Keep measurements of tensors, by name, kind and dtype, whose packed vectors come one after another."""
         self.measured += keys
         self._keep("measured", packed)
 
@@ -88,8 +90,10 @@ class Attempt:
     @property
     def all_measured(self) -> bool:
         """Whether every gradient was measured, in order and on one device, so that their norms are known too."""
-        named = [(name, kind) for name, kind, _ in self.measured[: len(self.gradients)]]
-        return len(named) > 0 and named == [(name, "weight_grad") for name in self.gradients]
+        return 0 < len(self.gradients) <= len(self.measured) and all(
+            kind == "weight_grad" and name == gradient
+            for (name, kind, _), gradient in zip(self.measured, self.gradients, strict=False)
+        )
 
     @property
     def norms(self) -> tuple[list[int], npt.NDArray[np.float64]]:
@@ -124,7 +128,9 @@ class Attempt:
 
     def packed(self, what: str) -> npt.NDArray[np.float64]:
         """The packed vectors of all `measured`, or all `capped`."""
-        return self.parcel.joined(self.vectors[what])
+        if what not in self._packed:
+            self._packed[what] = self.parcel.joined(self.vectors[what])
+        return self._packed[what]
 
     def send(self) -> None:
         """Nothing more comes: start the one copy to the host."""

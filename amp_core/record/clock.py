@@ -58,6 +58,10 @@ class Phases:
         """Called with what `watching` raised, which then goes no further."""
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
+        self._seconds: dict[str, float] = {}
+        self._adds_up = isinstance(clock, HostClock)
+        """Marks are numbers, so each phase is added up at once. A tuple for every span would be some thousand objects
+        in a sampled step, and Python's garbage collector runs after every 700."""
 
     def enter(self, phase: str, ago_s: float = 0.0) -> None:
         """From now on the step is in `phase`, or, by the host's clock, from so many seconds ago."""
@@ -68,7 +72,7 @@ class Phases:
             now = max(self._since, now - ago_s)
         if self.present == "after_backward":
             self.present = "data" if phase == "forward" else "optimizer"
-        self._spans.append((self.present, self._since, now))
+        self._spent(now)
         self._be_in(phase, now)
 
     def watching(self, *, raises: bool = False) -> "_Watching":
@@ -81,11 +85,18 @@ class Phases:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """The time within belongs to no step: another program, say, had the machine."""
-        self._spans.append((self.present, self._since, self.clock.mark()))
+        self._spent(self.clock.mark())
         try:
             yield
         finally:
             self._since = self.clock.mark()
+
+    def _spent(self, until: Any) -> None:
+        """The present phase lasted until that mark."""
+        if self._adds_up:
+            self._seconds[self.present] = self._seconds.get(self.present, 0.0) + (until - self._since)
+        else:
+            self._spans.append((self.present, self._since, until))
 
     def _be_in(self, phase: str, now: Any) -> None:
         self.present, self._since = phase, now
@@ -93,10 +104,14 @@ class Phases:
             self.changed(phase)
 
     def take(self) -> list[tuple[str, Any, Any]]:
-        """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read."""
+        """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read.
+
+        On a CPU there is one for each phase, as long as all of its spans together.
+        """
         now = self.clock.mark()
-        spans = [*self._spans, (self.present, self._since, now)]
-        self._spans, self._since = [], now
+        self._spent(now)
+        spans = self._spans if not self._adds_up else [(phase, 0.0, s) for phase, s in self._seconds.items()]
+        self._spans, self._seconds, self._since = [], {}, now
         return spans
 
     def totals(self, spans: list[tuple[str, Any, Any]]) -> dict[str, float]:
@@ -108,6 +123,8 @@ class Phases:
 
 
 class _Watching:
+    __slots__ = ("_before", "_failed", "_phases")
+
     def __init__(self, phases: Phases, failed: Callable[[Exception], None] | None) -> None:
         self._phases = phases
         self._failed = failed
@@ -116,16 +133,18 @@ class _Watching:
     def __enter__(self) -> None:
         self._before = self._phases.present
         if self._before != "watch":
-            now = self._phases.clock.mark()
-            self._phases._spans.append((self._before, self._phases._since, now))
-            self._phases._be_in("watch", now)
+            self._switch("watch")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Exception) and self._failed is not None:
             self._failed(error)
             error = None
         if self._before != "watch":
-            now = self._phases.clock.mark()
-            self._phases._spans.append(("watch", self._phases._since, now))
-            self._phases._be_in(self._before, now)
+            self._switch(self._before)
         return kind is not None and error is None
+
+    def _switch(self, phase: str) -> None:
+        phases = self._phases
+        now = phases.clock.mark()
+        phases._spent(now)
+        phases._be_in(phase, now)

@@ -27,7 +27,7 @@ from amp_core.record.clock import Phases
 from amp_core.record.compiling import untraced
 from amp_core.record.environment import computes
 from amp_core.record.gradients import named_modules, real_values
-from amp_core.record.measure import dtype_name, measurable, measure_together
+from amp_core.record.measure import Key, dtype_name, key_of, measurable, measure_together
 
 
 class Outputs:
@@ -51,7 +51,9 @@ class Outputs:
         ]
         self._on = False
         self._on_tensors = TensorHooks()
-        self._measured: list[tuple[str, str, str, torch.Tensor]] = []
+        self._keys: list[Key] = []  # of what was measured, and, in the same order, the packed measurements
+        self._packed: list[torch.Tensor] = []
+        self._channels: dict[type, tuple[int, int] | None] = {}
         self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
 
     def put_on(self) -> None:
@@ -75,10 +77,11 @@ class Outputs:
         self.take_off()
         self._on_tensors.remove()
 
-    def take(self) -> list[tuple[str, str, str, torch.Tensor]]:
-        """Name, kind, dtype and packed measurement of all that passed since the last `take`."""
-        measured, self._measured = self._measured, []
-        return measured
+    def take(self) -> tuple[list[Key], list[torch.Tensor]]:
+        """Name, kind and dtype of all that passed since the last `take`, and its packed measurements."""
+        keys, packed = self._keys, self._packed
+        self._keys, self._packed = [], []
+        return keys, packed
 
     def cap(self, weight: torch.Tensor, grad: torch.Tensor) -> Cap | None:
         """The largest output gradients of this step by channel, as a cap for `grad`, the gradient of `weight`.
@@ -108,10 +111,15 @@ class Outputs:
             with self._phases.watching():
                 if measurable(real_values(grad)):
                     self._measure(name, "output_grad", grad)
-                    channels = channel_of(module)
+                    kind = type(module)
+                    if kind not in self._channels:
+                        self._channels[kind] = channel_of(module)
+                    channels = self._channels[kind]
+                    if channels is None or grad.is_complex():
+                        return
                     # The gradient of a parametrized weight reaches its parameters through another map.
                     weight = _own.parameter(module, "weight")
-                    if channels is not None and weight is not None and not grad.is_complex():
+                    if weight is not None:
                         self._keep_largest(weight, grad, *channels)
 
         return hook
@@ -127,8 +135,9 @@ class Outputs:
         self._largest[id(weight)] = (largest if before is None else torch.maximum(before[0], largest), row)
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
-        values = real_values(tensor.detach())
-        self._measured.append((name, kind, dtype_name(values.dtype), measure_together([values])))
+        values = real_values(tensor.detach() if tensor.requires_grad else tensor)
+        self._packed.append(measure_together([values]))
+        self._keys.append(key_of(name, kind, dtype_name(values.dtype)))
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:

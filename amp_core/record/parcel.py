@@ -80,6 +80,8 @@ class Parcel:
 
     def joined(self, keys: Sequence[str]) -> npt.NDArray[np.float64]:
         """The tensors of those names, flat, one after another."""
+        if len(keys) == 1:
+            return self.values(keys[0])
         parts = [self._slices[key] for key in keys if key in self._slices]
         if len(parts) == len(keys) and all(one.stop == two.start for one, two in pairwise(parts)):
             return self._arrived()[parts[0].start : parts[-1].stop]  # put in one after another: nothing to copy

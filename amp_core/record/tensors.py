@@ -1,14 +1,17 @@
 """What is measured tensor by tensor at a sampled step, and added to its attempt."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from amp_core.record.attempt import Attempt
 from amp_core.record.channels import Cap
 from amp_core.record.gradients import has_values, local_values
-from amp_core.record.measure import dtype_name, measurable, measure_together
+from amp_core.record.measure import Key, dtype_name, key_of, measurable, measure_together
 from amp_core.record.outputs import Outputs
+
+Found = dict[torch.device, tuple[list[Key], list[torch.Tensor]]]
+"""By device what was measured there, and its packed vectors, in the same order."""
 
 
 class Tensors:
@@ -31,22 +34,24 @@ class Tensors:
         alike: bool,
     ) -> None:
         """Measure the kinds asked for. `alike`: weight and output gradients are multiplied by the same factor."""
+        found: Found = {}
         if "weight_grad" in self._kinds:
-            self._measure(attempt, "weight_grad", gradients)
+            self._measure("weight_grad", gradients, found)
         if "weight" in self._kinds:
-            self._measure(attempt, "weight", [(name, local_values(p)) for name, p in self._weights(optimizer)])
-        passed: dict[torch.device, list[tuple[tuple[str, str, str], torch.Tensor]]] = {}
-        for *key, packed in self._outputs.take():
-            passed.setdefault(packed.device, []).append(((key[0], key[1], key[2]), packed))
-        for here in passed.values():
-            attempt.add_all([key for key, _ in here], torch.cat([packed for _, packed in here]))
+            self._measure("weight", [(name, local_values(p)) for name, p in self._weights(optimizer)], found)
+        for key, packed in zip(*self._outputs.take(), strict=True):
+            _add(found, packed.device, (key,), packed)
+        for keys, vectors in found.values():
+            attempt.add_all(keys, torch.cat(vectors))
         if alike and self._kinds >= {"weight_grad", "output_grad"}:
             self._sample_capped(attempt, optimizer)
 
-    def _measure(self, attempt: Attempt, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        chosen = [(name, tensor) for name, tensor in tensors if self._wanted(name) and measurable(tensor)]
-        for named, packed in _together(chosen):
-            attempt.add(kind, named, packed)
+    def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]], into: Found) -> None:
+        chosen = [pair for pair in tensors if self._wanted(pair[0]) and measurable(pair[1])]
+        for device in {tensor.device: None for _, tensor in chosen}:
+            here = [pair for pair in chosen if pair[1].device == device]
+            keys = [key_of(name, kind, dtype_name(tensor.dtype)) for name, tensor in here]
+            _add(into, device, keys, measure_together([tensor for _, tensor in here]))
 
     def _sample_capped(self, attempt: Attempt, optimizer: torch.optim.Optimizer) -> None:
         """Measure weight gradients once more, capped by the output gradients of their channels; see `channels`."""
@@ -67,8 +72,9 @@ class Tensors:
                 yield self._names[id(parameter)], parameter
 
 
-def _together(named: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[tuple[str, str]], torch.Tensor]]:
-    """Device by device: names and dtypes of the tensors there, and their packed vectors one after another."""
-    for device in {tensor.device: None for _, tensor in named}:
-        here = [(name, tensor) for name, tensor in named if tensor.device == device]
-        yield [(name, dtype_name(t.dtype)) for name, t in here], measure_together([t for _, t in here])
+def _add(to: Found, device: torch.device, keys: Sequence[Key], packed: torch.Tensor) -> None:
+    here = to.get(device)
+    if here is None:
+        here = to[device] = [], []
+    here[0].extend(keys)
+    here[1].append(packed)

@@ -1,6 +1,7 @@
 """Output gradients and activations: seen in every shape a module's output can have."""
 
 import dataclasses
+import gc
 from collections import Counter, namedtuple
 
 import pytest
@@ -292,3 +293,27 @@ def test_the_head_tells_class_and_shape_of_every_layer(tmp_path):
     assert about["layers"] == {"words": "Embedding", "mix": "LSTM", "head": "Linear"}
     assert about["shapes"]["words.weight"] == [7, 4] and about["shapes"]["mix.bias_ih_l0"] == [16]
     assert about["tied"] == {"head.weight": "words.weight"}
+
+
+def test_a_sampled_step_makes_few_objects_for_each_output(tmp_path):
+    """Python's garbage collector runs after every 700 objects that are made and not freed again."""
+    depth = 200
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = []
+    with watch(model, optimizer, into=tmp_path / "run", every=10):
+        gc.disable()
+        try:
+            for step in range(31):
+                gc.collect()
+                before = gc.get_count()[0]
+                loss = model(torch.ones(2, 4)).square().mean()
+                if step % 10 in (0, 5):
+                    made.append(gc.get_count()[0] - before)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            gc.enable()
+    sampled, plain = made[-1], made[-2]
+    assert (sampled - plain) / depth < 3
