@@ -44,6 +44,6 @@ if __name__ == "__main__":
     st.set_page_config(f"{page.title} · AMPscope")
     frame.show(page)
 else:
-    from pages.parts import served
+    from pages.parts import server
 
-    app = st.App("app.py", lifespan=served.ready)
+    app = st.App("app.py", lifespan=server.ready)

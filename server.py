@@ -13,8 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
-from amp_core.serving import Rules, current
-from pages.parts import served
+from amp_core.library.permissions import Rules, current
+from pages.parts import server
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -69,4 +69,4 @@ class Guard:
             self.sessions -= 1
 
 
-app = st.App("app.py", middleware=[Middleware(Guard, rules=current())], lifespan=served.ready)
+app = st.App("app.py", middleware=[Middleware(Guard, rules=current())], lifespan=server.ready)

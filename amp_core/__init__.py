@@ -21,8 +21,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from amp_core._version import __version__
-from amp_core.run import Run, load_run
 from amp_core.schema import RunError
+from amp_core.store.run import Run, load_run
 
 if TYPE_CHECKING:
     from amp_core.findings import Finding, diagnose

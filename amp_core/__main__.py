@@ -29,7 +29,7 @@ from amp_core.cli import (
     train,
     tune,
 )
-from amp_core.cli._strangers import printable
+from amp_core.cli.untrusted import printable
 from amp_core.schema import RunError
 
 COMMANDS = (

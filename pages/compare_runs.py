@@ -15,9 +15,10 @@ from amp_core.analysis import (
 from amp_core.figures import compare_bars, deviation_figure
 from amp_core.views import AGREEMENT, MEMORY_BESIDE, STEP_COSTS
 from pages.parts import address, charts, empty, head, loaders, picker, tables, words
-from pages.parts.compare import comparison, together
-from pages.parts.shelf.library import Entry
-from pages.parts.verdict import findings, report
+from pages.parts.compare import comparison
+from pages.parts.compare import multiple_runs as together
+from pages.parts.library.run_list import Entry
+from pages.parts.overview import findings, report
 
 MOST = 15
 ASK = "Choose two runs or more: the first is the reference that the others are set beside."

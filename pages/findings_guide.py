@@ -6,7 +6,7 @@ import streamlit as st
 
 from amp_core.findings import FAMILIES, Entry
 from pages.parts import address, head, words
-from pages.parts.verdict.findings import LOOK, PAGES
+from pages.parts.overview.findings import LOOK, PAGES
 
 
 def matches(entry: Entry, asked: str) -> bool:

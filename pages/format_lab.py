@@ -3,9 +3,9 @@
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.analysis.claims import format_claims
-from amp_core.analysis.formatlab import (
-    MOST_ADDENDS,
+from amp_core.analysis.format_lab.myths import format_myths
+from amp_core.analysis.format_lab.rounding import (
+    MAX_ADDENDS,
     Number,
     accumulated,
     combined,
@@ -19,7 +19,7 @@ from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, head, tables, words
 from pages.parts.numbers import formats, prediction, tensor
-from pages.parts.verdict import taught
+from pages.parts.overview import myths
 
 EXAMPLES = ["0.1", "1e-8", "2^-24", "6e-5", "1 + 2^-11", "65504", "70000", "inf"]
 SUMS = {
@@ -112,18 +112,18 @@ with st.container(horizontal=True):
     b = number("b", st.text_input("b", key="lab.b", max_chars=60, width=140))
     shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
     address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
-    many = st.number_input("Add b so many times", 1, MOST_ADDENDS, 3000, key="lab.count", width=180)
+    many = st.number_input("Add b so many times", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
 st.markdown(formats.operation(combined(a, b, sign, form), sign, form.label))
 sums = accumulated(a, b, int(many), form)
 title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")
 
 st.header("What is said of formats, and what is so", anchor=False)
-claims = tables.remember(formats.claims(format_claims()), "What is said of formats, and what is so.")
+claims = tables.remember(formats.claims(format_myths()), "What is said of formats, and what is so.")
 st.table(claims, hide_index=True, border="horizontal")
 
 st.header("What is taught of the method, and what your run shows", anchor=False)
-taught.show()
+myths.show()
 
 st.header("Words, and where your own run shows them", anchor=False)
 glossary.show()

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.analysis import kinds_present, step_marks
-from amp_core.analysis.layers import layer_exponents, layer_health, layer_trace, to_draw
+from amp_core.analysis.numerics.layers import layer_exponents, layer_health, layer_trace, to_draw
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
 from amp_core.formats import FORMATS, limits_to_show

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import ScaleSummary, scale_summary, skip_episodes
-from amp_core.analysis.layers import tensor_names
+from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.views import GRAD_NORM, LOSS_SCALE
 from pages.parts import cards, charts, clicks, empty, glossary, head, loaders, tables, words
 from pages.parts.hardware import ranks

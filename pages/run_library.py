@@ -7,10 +7,10 @@ from collections import Counter
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.serving import current
+from amp_core.library.permissions import current
 from pages.parts import head, picker, tables, words
-from pages.parts.shelf import incoming, keeping, library, rows
-from pages.parts.shelf.library import Entry
+from pages.parts.library import actions, run_list, run_table, upload
+from pages.parts.library.run_list import Entry
 
 MOST = 50  # rows of the table at first
 TOLD_S = 10.0
@@ -33,11 +33,11 @@ def take(kind: str, key: str) -> None:
     st.toast(f"Reading {words.escape(first.name)} …", icon=":material/hourglass_top:")
     try:
         if kind == "zip":
-            taken = incoming.take_zip(files.name, files.getvalue())
+            taken = upload.take_zip(files.name, files.getvalue())
         elif kind == "trace":
-            taken = incoming.take_traces([(f.name, f.getvalue()) for f in files])
+            taken = upload.take_traces([(f.name, f.getvalue()) for f in files])
         else:
-            taken = incoming.take_folder((f.name, f.getvalue()) for f in files)
+            taken = upload.take_folder((f.name, f.getvalue()) for f in files)
     except (RunError, OSError) as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
     else:
@@ -82,7 +82,7 @@ def pick() -> None:
     ticked = [keys[row] for row in st.session_state[table_key()]["selection"]["rows"] if row < len(keys)]
     before = st.session_state.get("library.ticked", [])
     st.session_state["library.ticked"] = ticked
-    picker.choose(rows.chosen(ticked, before, st.session_state["run"]))
+    picker.choose(run_table.chosen(ticked, before, st.session_state["run"]))
 
 
 def folders(entries: dict[str, Entry]) -> str | None:
@@ -142,7 +142,7 @@ with st.container():  # holds its place, so that nothing below is drawn twice wh
 
 answer = st.container()
 with st.container():
-    keeping.bin_line()
+    actions.bin_line()
 with st.container():  # so that the fields below stay where they are, and a file on its way comes in
     if entries:
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -150,25 +150,25 @@ with st.container():  # so that the fields below stay where they are, and a file
                 "Search", key="library.search", placeholder="fp16, lstm, failed, a tag, …", persist_state="session"
             )
             folder = folders(entries)
-        found = [entry for entry in entries.values() if rows.matches(entry, asked)]
-        shown, folded = (found, {}) if asked and folder is None else rows.in_folder(found, folder)
+        found = [entry for entry in entries.values() if run_table.matches(entry, asked)]
+        shown, folded = (found, {}) if asked and folder is None else run_table.in_folder(found, folder)
         most = st.session_state.setdefault("library.most", MOST)
         page, more = shown[:most], max(0, len(shown) - most)
         st.session_state["library.shown"] = [entry.key for entry in page]
-        keeping.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
-        table, waiting = rows.table(page)
+        actions.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
+        table, waiting = run_table.table(page)
         with answer:
             damaged = table[table["Status"] == "damaged"] if len(table) else table
             lost = max(len(damaged), sum(entry.status == "damaged" for entry in entries.values()))
             aside = f", {lost} of them damaged" if lost else ""
             found_here = f" {len(found):,} found." if asked else ""
-            disk = sum(library.size_bytes(entry.path) for entry in entries.values())
+            disk = sum(run_list.size_bytes(entry.path) for entry in entries.values())
             head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
         if len(table):
             st.caption("Tick a run to choose it, or several to compare them.")
             tables.show(
                 table,
-                column_config=rows.COLUMNS,
+                column_config=run_table.COLUMNS,
                 column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
                 hide_index=True,
                 row_height=ROW,
@@ -179,7 +179,7 @@ with st.container():  # so that the fields below stay where they are, and a file
                 selection_default={"selection": {"rows": ticks(table_key())}},
                 alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
             )
-            rows.look_on(waiting)
+            run_table.look_on(waiting)
             if more and st.button(f"Show {min(more, MOST)} more"):
                 st.session_state["library.most"] = most + MOST
                 st.rerun()

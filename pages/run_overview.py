@@ -5,10 +5,10 @@ import streamlit as st
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
 from amp_core.views import DEVICE, LOSS, MEMORY, PHASES
-from pages.parts import cards, charts, head, live, loaders, warm, words
+from pages.parts import cards, charts, head, live, loaders, warm_up, words
 from pages.parts.hardware import ranks
-from pages.parts.shelf.library import Entry
-from pages.parts.verdict import findings, glance, report, tour
+from pages.parts.library.run_list import Entry
+from pages.parts.overview import costs_and_gains, findings, report, tour
 
 
 def summary(view: Overview) -> str:
@@ -46,7 +46,7 @@ def of_training(run: Run, entry: Entry) -> None:
     found = loaders.analysed(diagnose, run)
     findings.banner(found, summary(view), ended_well=ended_well, run=run)
     tour.show(entry)
-    glance.show(run, view, findings.to_tell(found, run))
+    costs_and_gains.show(run, view, findings.to_tell(found, run))
     if view.loss_first is None:  # an imported trace has steps and nothing else of a training
         head.profiled(run)
     findings.causes(found, run)
@@ -62,8 +62,8 @@ def of_training(run: Run, entry: Entry) -> None:
             charts.show(shown.figure(frame, charts.dark()), f"overview.{shown.name}")
     ranks.show(run)
     report.of([run])
-    warm.further(run)
-    warm.browser()
+    warm_up.further(run)
+    warm_up.browser()
 
 
 @st.fragment

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from amp_core.serving import current
+from amp_core.library.permissions import current
 from pages.parts import empty, head, live, picker
 from pages.parts.hardware import abilities
 from pages.parts.start import batch, comparisons, form, queue

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
 from amp_core.views import STEP_COST
 from pages.parts import cards, charts, empty, glossary, head, loaders, tables, words
-from pages.parts.compare import beside
+from pages.parts.compare import baseline_cost as beside
 from pages.parts.hardware import profiled
 
 COLUMNS = {
@@ -19,7 +19,7 @@ SYNC = "A launch starts one kernel. A host sync is a call in which Python waits 
 
 GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is told apart."
 
-LEAST_US = 1e-3  # less is what subtraction leaves of nothing
+MIN_US = 1e-3  # less is what subtraction leaves of nothing
 SMALL = 0.01  # shares of the time below this are not worth a clause
 
 
@@ -98,7 +98,7 @@ def per(cost: StepCost) -> str:
 
 def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
-    shown = parts[~(parts["us"].abs() < LEAST_US)].assign(ms=parts["us"] / 1e3)
+    shown = parts[~(parts["us"].abs() < MIN_US)].assign(ms=parts["us"] / 1e3)
     alt = "Parts of a step with their share and time."
     tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
 

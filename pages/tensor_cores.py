@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from amp_core.analysis import TensorCoreUse, at_stake, matrix_ops, tensor_core_use
-from amp_core.hardware import Gpu
+from amp_core.hardware.gpus import Gpu
 from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import charts, empty, head, loaders, words
 from pages.parts.hardware import abilities, kernels, profiled

@@ -3,8 +3,8 @@
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.serving import current
-from amp_core.train.tune_result import load_tuned
+from amp_core.library.permissions import current
+from amp_core.tune.result import load_tuned
 from pages.parts import empty, head, words
 from pages.parts.start import queue, searches
 

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from amp_core import load_run  # noqa: E402
-from amp_core._files import replace_file  # noqa: E402
+from amp_core.store.atomic import replace_file  # noqa: E402
 
 GPT = "--workload text-gpt --size tiny --steps 400 --every 10 --audit-every 200 --trace-ops 20 --profile 30:33 --seed 1"
 LSTM = "--workload text-lstm --size logistic --steps 120 --every 10 --seed 0"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from amp_core.formats import FORMATS
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.places import SAMPLE_RUNS
 from tests.synthetic_kernels import GPU, add_window
 from tests.synthetic_memory import memory_rows

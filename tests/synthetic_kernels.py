@@ -10,7 +10,7 @@ kernels' times are the busy time. `fp32` is the same work without TF32, `cpu` th
 import json
 from typing import Any
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 GPU = {"name": "NVIDIA A100-SXM4-80GB", "capability": "8.0", "memory_bytes": 85_000_000_000, "multiprocessors": 108}
 KINDS = ("fp16", "fp32", "cpu")

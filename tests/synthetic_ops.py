@@ -10,7 +10,7 @@ head that is kept in FP32 on purpose, and the loss. `cpu` is what autocast's lis
 
 from typing import Any
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 KINDS = ("cuda", "cpu", "foreign")
 STEP = 2

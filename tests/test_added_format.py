@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 
 from amp_core import RunError
-from amp_core.analysis import eligible, layer_advice, safe_window, what_if
-from amp_core.analysis._traced import formats_of, ran_in
-from amp_core.analysis.formatlab import bits, element_formats, format_ranges, held, rounded
-from amp_core.figures.precision import precision_figure
+from amp_core.analysis import layer_advice, safe_window, what_if
+from amp_core.analysis.format_lab.rounding import bits, element_formats, format_ranges, held, rounded
+from amp_core.analysis.performance import eligible_ops
+from amp_core.analysis.performance.traced_ops import formats_of, ran_in
+from amp_core.figures.precision_map import precision_figure
 from amp_core.formats import (
     BY_TENSOR,
     FORMATS,
@@ -22,8 +23,8 @@ from amp_core.formats import (
     limits_to_show,
     narrowest_first,
 )
-from amp_core.traces._operators import precision_of, refine
-from tests.analysis.test_whatif import row, run_of
+from amp_core.traces.operators import precision_of, refine
+from tests.analysis.numerics.test_what_if import row, run_of
 from tests.edited import run_edited
 
 FP12 = Format(
@@ -83,7 +84,7 @@ def test_traces_and_operators_know_its_dtype(fp12):
     assert refine("elementwise", "aten::copy_", ["c10::Float12_e5m6", "float"]) == "cast"
     assert dtype_of("c10::Float12_e5m6") == dtype_of("fp12_t") == "float12_e5m6"
     assert element_bytes("torch.float12_e5m6") == 2
-    assert eligible._precision('["c10::Float12_e5m6", "float12_e5m6"]') == "fp12"
+    assert eligible_ops._precision('["c10::Float12_e5m6", "float12_e5m6"]') == "fp12"
 
 
 def test_it_stands_between_eight_and_sixteen_bits(fp12):

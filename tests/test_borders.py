@@ -17,7 +17,7 @@ def modules(*folders: str) -> list[str]:
     """Dotted names of all modules under the given folders or files of the tree."""
     files = [f for name in folders for f in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))]
     names = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for f in files}
-    return sorted(n for n in names if not n.endswith(("__main__", "_job_child")))
+    return sorted(n for n in names if not n.endswith(("__main__", "jobs.launcher")))
 
 
 def loaded(names: list[str], heavy: tuple[str, ...]) -> list[str]:
@@ -35,13 +35,21 @@ def loaded(names: list[str], heavy: tuple[str, ...]) -> list[str]:
 READING = [
     m
     for m in modules("amp_core")
-    if not m.startswith(("amp_core.record", "amp_core.train", "amp_core.figures", "amp_core.report"))
-    or m == "amp_core.train.config"
+    if not m.startswith(("amp_core.record", "amp_core.train", "amp_core.tune", "amp_core.figures", "amp_core.report"))
 ]
 
 
 def test_the_half_that_reads_runs_without_torch_and_streamlit() -> None:
-    for name in ("run", "jobs", "schema", "packing", "validate", "analysis", "findings", "train.config"):
+    for name in (
+        "store.run",
+        "jobs",
+        "schema",
+        "store.packing",
+        "store.untrusted.validate",
+        "analysis",
+        "findings",
+        "settings.training",
+    ):
         assert f"amp_core.{name}" in READING
     assert loaded(READING, ("torch", "streamlit", "plotly")) == []
 
@@ -53,11 +61,11 @@ def test_figures_and_reports_need_plotly_alone() -> None:
 FRAMEWORKS = {
     "transformers": {"transformers.py"},
     "lightning": {"lightning.py"},
-    "keras": {"keras.py", "_keras_run.py", "_keras_values.py"},
-    "tensorflow": {"keras.py", "_keras_run.py"},
+    "keras": {"keras.py", "keras_run.py", "keras_values.py"},
+    "tensorflow": {"keras.py", "keras_run.py"},
     "accelerate": set(),
 }
-"""By framework, the files of amp_core/record that may import it."""
+"""By framework, the files of amp_core/record/frameworks that may import it."""
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -67,11 +75,12 @@ def test_a_framework_is_imported_by_its_own_module_alone(framework: str) -> None
 
 
 def test_the_half_that_records_needs_neither_plotly_nor_streamlit() -> None:
-    own = {f"amp_core.record.{Path(file).stem}" for files in FRAMEWORKS.values() for file in files}
-    names = [name for name in modules("amp_core/record", "amp_core/train") if name not in own]
+    stems = {Path(file).stem for files in FRAMEWORKS.values() for file in files}
+    own = {f"amp_core.record.{place}{stem}" for stem in stems for place in ("", "frameworks.")}
+    names = [name for name in modules("amp_core/record", "amp_core/train", "amp_core/tune") if name not in own]
     if find_spec("triton") is None:  # comes with torch's CUDA builds, and is imported for CUDA tensors alone
-        names.remove("amp_core.record._measure_cuda")
-    assert "amp_core.record.recorder" in names and "amp_core.train.engine" in names
+        names.remove("amp_core.record.stats.triton.measure")
+    assert "amp_core.record.recorder" in names and "amp_core.train.engine.training" in names
     assert loaded(names, ("torch", "streamlit", "plotly")) == ["torch"]
 
 
@@ -90,30 +99,6 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-def own_imports(folder: str) -> set[str]:
-    """Modules and packages right below `amp_core` that the files of a folder import."""
-    nodes = [node for f in (ROOT / folder).rglob("*.py") for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
-    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
-    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return {name.split(".")[1] for name in names if name.startswith("amp_core.")}
-
-
-def test_views_stand_between_figures_and_those_who_show_them() -> None:
-    assert own_imports("amp_core/views") <= {
-        "analysis",
-        "figures",
-        "findings",
-        "phases",
-        "run",
-        "schema",
-        "views",
-        "words",
-    }
-    for folder in ("analysis", "findings", "figures", "record", "train"):
-        assert "views" not in own_imports(f"amp_core/{folder}"), folder
-    assert "views" in own_imports("amp_core/notebook") | own_imports("amp_core/report")
-
-
 @pytest.mark.parametrize(
     ("folder", "banned"),
     [
@@ -125,6 +110,7 @@ def test_views_stand_between_figures_and_those_who_show_them() -> None:
         ("amp_core/report", {"torch"}),
         ("amp_core/record", {"plotly"}),
         ("amp_core/train", {"plotly"}),
+        ("amp_core/tune", {"plotly"}),
         ("pages", {"torch"}),
     ],
 )

@@ -1,20 +1,21 @@
 """One line in `PHASES` is a new phase: of the table, the recorder's sums, analysis and charts."""
 
 from amp_core import phases
-from amp_core.analysis import PHASES, ranks, stepcost
-from amp_core.analysis._steps import TIMES
+from amp_core.analysis import PHASES, ranks
+from amp_core.analysis.performance import step_cost
+from amp_core.analysis.steps import TIMES
 from amp_core.figures import style
-from amp_core.record import clock
+from amp_core.record import step_phases
 from amp_core.schema import TABLES
 from tests.edited import run_edited
 
 
 def test_the_phases_are_written_once_and_in_one_order():
     names = ["data", "forward", "backward", "optimizer", "watch"]
-    assert list(phases.PHASES) == names == list(clock.PHASES) and (*names, "other") == PHASES
+    assert list(phases.PHASES) == names == list(step_phases.PHASES) and (*names, "other") == PHASES
     assert phases.COLUMNS == tuple(f"{name}_ms" for name in names) == TIMES[1:]
     assert [name for name in TABLES["steps"].schema.names if name.endswith("_ms")] == list(TIMES)
-    assert list(stepcost.PHASE_LABELS) == list(style.PHASES) == [*names, "other"]
+    assert list(step_cost.PHASE_LABELS) == list(style.PHASES) == [*names, "other"]
     assert set(ranks.WAITING["fsdp"]) < set(phases.COLUMNS)
 
 
@@ -24,9 +25,9 @@ def test_a_phase_more_is_recorded_analysed_and_drawn(tmp_path):
 from amp_core import load_run
 from amp_core.analysis import phase_times, speed_summary
 from amp_core.figures import phase_figure
-from amp_core.record.clock import HostClock, Phases
-from amp_core.runlog import RunWriter
-from amp_core.traces._link import PHASES
+from amp_core.record.step_phases import HostClock, Phases
+from amp_core.store.writer import RunWriter
+from amp_core.traces.link import PHASES
 marks = iter([0.0, 1.0, 3.0])
 clock = Phases(HostClock(lambda: next(marks)))
 clock.enter("communicate")

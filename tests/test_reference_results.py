@@ -9,7 +9,7 @@ import shlex
 from amp_core import Run, load_run
 from amp_core.__main__ import parser
 from amp_core.analysis import compare
-from amp_core.analysis._counts import true_counts
+from amp_core.analysis.numerics.histograms import true_counts
 from tests.places import ROOT, SAMPLE_RUNS
 
 NOT_YET = "not measured yet"
@@ -64,7 +64,7 @@ BERT = "ampscope compare --workload text-bert --size large --precisions fp32,tf3
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """Claim, what was measured, and with which command."""
+    """FormatMyth, what was measured, and with which command."""
     return [
         (
             "Over 2.5 × faster than conventional training",

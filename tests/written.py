@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 HEAD = {"schema": 1, "run_id": "x", "name": "theirs", "created_at": "2026-01-01T00:00:00Z", "status": "finished"}
 """The head of a run that another program writes, as its `run.json` has it."""

@@ -6,19 +6,26 @@ scale_trace(run)                            # one row per step attempted
 exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
-from amp_core.analysis._traced import traced_steps
-from amp_core.analysis.advice import layer_advice
-from amp_core.analysis.amdahl import Amdahl, amdahl
-from amp_core.analysis.audits import predicted_and_audited
-from amp_core.analysis.beside import first_runs, gradient_agreement, noise_band
-from amp_core.analysis.compare import Comparison, compare
-from amp_core.analysis.curves import labelled, loss_curves
-from amp_core.analysis.devices import DeviceNow, device_now, device_samples, not_recorded
-from amp_core.analysis.eligible import at_stake, matrix_ops
-from amp_core.analysis.energy import Energy, energy_per_sample
-from amp_core.analysis.glance import lost_gradient, reference, step_marks
-from amp_core.analysis.memory import MemorySummary, memory_summary, memory_trace, what_memory
-from amp_core.analysis.memory_parts import (
+from amp_core.analysis.baseline import lost_gradient, reference, step_marks
+from amp_core.analysis.comparison.compare import Comparison, compare
+from amp_core.analysis.comparison.loss_curves import loss_curves
+from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
+from amp_core.analysis.comparison.step_cost_change import compare_step_cost
+from amp_core.analysis.downsample import sparkline, thin
+from amp_core.analysis.numerics.audits import predicted_and_audited
+from amp_core.analysis.numerics.layer_advice import layer_advice
+from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
+from amp_core.analysis.numerics.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
+from amp_core.analysis.numerics.safe_window import SafeWindow, safe_window, safe_window_over_time
+from amp_core.analysis.numerics.tensors_over_steps import shares_over_steps
+from amp_core.analysis.numerics.what_if import what_if, whole_model
+from amp_core.analysis.overview import Overview, overview
+from amp_core.analysis.performance.amdahl import Amdahl, amdahl
+from amp_core.analysis.performance.devices import DeviceNow, device_now, device_samples, not_recorded
+from amp_core.analysis.performance.eligible_ops import at_stake, matrix_ops
+from amp_core.analysis.performance.energy import Energy, energy_per_sample
+from amp_core.analysis.performance.memory import MemorySummary, memory_summary, memory_trace, what_memory
+from amp_core.analysis.performance.memory_breakdown import (
     MemoryBreakdown,
     memory_breakdown,
     memory_difference,
@@ -27,20 +34,20 @@ from amp_core.analysis.memory_parts import (
     memory_steps,
     shown_parts,
 )
-from amp_core.analysis.overview import Overview, overview
-from amp_core.analysis.precision import PrecisionMap, precision_cells, precision_map
-from amp_core.analysis.ranges import class_shares, exponent_shares, kinds_present, sampled_steps
+from amp_core.analysis.performance.precision_map import PrecisionMap, precision_cells, precision_map
+from amp_core.analysis.performance.step_cost import StepCost, phase_cost, step_cost
+from amp_core.analysis.performance.step_time import PHASES, SpeedSummary, phase_times, speed_summary
+from amp_core.analysis.performance.tensor_cores import (
+    TensorCoreUse,
+    answer_shares,
+    kernel_table,
+    profiled_windows,
+    tensor_core_use,
+)
+from amp_core.analysis.performance.traced_ops import traced_steps
 from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
-from amp_core.analysis.scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
-from amp_core.analysis.speed import PHASES, SpeedSummary, phase_times, speed_summary
-from amp_core.analysis.stepchange import compare_step_cost
-from amp_core.analysis.stepcost import StepCost, phase_cost, step_cost
-from amp_core.analysis.tensorcores import TensorCoreUse, answer_shares, kernel_table, profiled_windows, tensor_core_use
-from amp_core.analysis.tensorsteps import shares_over_steps
-from amp_core.analysis.thin import sparkline, thin
-from amp_core.analysis.whatif import what_if, whole_model
-from amp_core.analysis.window import SafeWindow, safe_window, safe_window_over_time
-from amp_core.kernels import KernelClass, classify_kernel
+from amp_core.analysis.run_labels import labelled
+from amp_core.hardware.kernel_names import KernelClass, classify_kernel
 
 __all__ = [
     "PHASES",

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._steps import attempts, counted, recipe, warmup_steps, whole_number
-from amp_core.analysis.memory import MemorySummary, memory_summary
+from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary
+from amp_core.analysis.performance.memory import MemorySummary, memory_summary
+from amp_core.analysis.performance.step_time import SpeedSummary, speed_summary
 from amp_core.analysis.ranks import end_in_words
-from amp_core.analysis.scale import ScaleSummary, scale_summary
-from amp_core.analysis.speed import SpeedSummary, speed_summary
-from amp_core.run import Run
+from amp_core.analysis.steps import attempts, counted, recipe, warmup_steps, whole_number
+from amp_core.store.run import Run
 
 _PACE_STEPS = 50  # recent steps from which the time to the end is foretold
 _FEWEST = 5  # of them

@@ -19,9 +19,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core._thinning import STANDS_FOR
-from amp_core.analysis._steps import TIMES, counted, median, warmup_steps
-from amp_core.run import Run
+from amp_core.analysis.steps import TIMES, counted, median, warmup_steps
+from amp_core.store.long_runs.step_sampling import STANDS_FOR
+from amp_core.store.run import Run
 
 WAITING = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
 """Phases in which a rank may wait for others, by how the model is shared; those of DDP where that is not known. With
@@ -114,7 +114,7 @@ def rank_cause(run: Run) -> RankEnd | None:
     """
     if run.head.world_size < 2:
         return None
-    found = run.made_of(["events", "steps"], _cause, run.head.world_size, run.status, run.is_live)
+    found = run.cached_frame(["events", "steps"], _cause, run.head.world_size, run.status, run.is_live)
     return found["cause"].iloc[0] if len(found) else None
 
 

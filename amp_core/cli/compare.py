@@ -1,7 +1,7 @@
 """`ampscope compare`: train the same model on the same data in several precisions, and set the runs side by side.
 
 Each run is a process of its own, so none inherits another's memory peak, cuDNN choices or warm caches. They take turns,
-a block of steps each, so that whatever slows the machine down slows all of them; see `amp_core.train.interleave`.
+a block of steps each, so that whatever slows the machine down slows all of them; see `amp_core.train.turns.interleave`.
 """
 
 import argparse
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from amp_core import words
-from amp_core._files import check_holds_runs
 from amp_core.cli.comparison_text import in_full
 from amp_core.cli.settings import add_settings, number, settings
-from amp_core.run import load_run
 from amp_core.schema import RunError
-from amp_core.train.config import RECIPES, TrainConfig, unknown
-from amp_core.train.interleave import Member, default_block, interleave
+from amp_core.settings.training import RECIPES, TrainConfig, unknown
+from amp_core.store.atomic import check_holds_runs
+from amp_core.store.run import load_run
+from amp_core.text import formatting
+from amp_core.train.turns.interleave import Member, default_block, interleave
 
 SAID_EVERY_S = 2.0
 """Between two lines on how far it has come."""
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number_, members in enumerate(rounds):
         said = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
         names = ", ".join(config.precision for config in configs)
-        print(f"{names} in turns of {words.plural(block, 'step')}{said}:", file=sys.stderr, flush=True)
+        print(f"{names} in turns of {formatting.plural(block, 'step')}{said}:", file=sys.stderr, flush=True)
         codes = interleave(members, block, _progress(configs[0].steps))
         for code in (2, 130):  # they have said why, and the next would meet the same
             if code in codes:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from amp_core import words
+from amp_core.text import formatting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +77,7 @@ def gradients(agreement: "pd.DataFrame") -> list[str]:
         known = layers.dropna(subset=["rel_error"])
         if (known["rel_error"] > 0).any():
             worst = known.iloc[int(known["rel_error"].argmax())]
-            middle, most = (words.percent(float(v)) for v in (known["rel_error"].median(), worst["rel_error"]))
+            middle, most = (formatting.percent(float(v)) for v in (known["rel_error"].median(), worst["rel_error"]))
             cosine = f"cosine {worst['cosine']:.6f}"
             lines.append(
                 f"{run}: gradients are {middle} off FP32's in the median layer, {most} in {worst['name']} ({cosine})"

@@ -6,14 +6,14 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from amp_core.cli._strangers import RUN_HELP, printable
-from amp_core.muting import mute, muted
-from amp_core.run import load_run
+from amp_core.cli.untrusted import RUN_HELP, printable
+from amp_core.library.mutes import mute, muted
 from amp_core.schema import RunError
+from amp_core.store.run import load_run
 
 if TYPE_CHECKING:
     from amp_core.findings import Finding
-    from amp_core.run import Run
+    from amp_core.store.run import Run
 
 LEVELS = ("error", "warning", "info")
 

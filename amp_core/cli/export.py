@@ -2,9 +2,9 @@
 
 import argparse
 
-from amp_core.cli._strangers import RUN_HELP
-from amp_core.interop.exporting import FORMS, export
-from amp_core.run import load_run
+from amp_core.cli.untrusted import RUN_HELP
+from amp_core.interop.export import FORMS, export
+from amp_core.store.run import load_run
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -10,10 +10,10 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from amp_core import words
-from amp_core.cli._strangers import RUN_HELP
-from amp_core.run import load_run
+from amp_core.cli.untrusted import RUN_HELP
 from amp_core.schema import RunError
+from amp_core.store.run import load_run
+from amp_core.text import formatting
 
 if TYPE_CHECKING:
     from amp_core.forecast import Forecast
@@ -43,8 +43,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
-    from amp_core.analysis._gpus import named_part
     from amp_core.forecast import forecast, measured_factor, traces_of_run
+    from amp_core.hardware.data_sheets import named_part
 
     gpus = [name.strip() for name in arguments.gpu.split(",") if name.strip()]
     for name in gpus:
@@ -72,21 +72,21 @@ def in_words(found: "Forecast") -> str:
     rows = [("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")]
     for row in found.table.to_dict("records"):
         if row["why_not"]:
-            rows.append((row["gpu"], row["recipe"], words.NONE, row["why_not"], *[""] * 6))
+            rows.append((row["gpu"], row["recipe"], formatting.NONE, row["why_not"], *[""] * 6))
             continue
         rows.append(
             (
                 row["gpu"],
                 row["recipe"],
-                words.number(row["step_ms"], "ms"),
+                formatting.number(row["step_ms"], "ms"),
                 _range(row["step_ms_low"], row["step_ms_high"]),
-                f"{words.number(row['speedup'])} ×",
+                f"{formatting.number(row['speedup'])} ×",
                 _range(row["speedup_low"], row["speedup_high"]),
-                f"{words.number(row['over_tf32'])} ×" if row["over_tf32"] == row["over_tf32"] else words.NONE,
+                f"{formatting.number(row['over_tf32'])} ×" if row["over_tf32"] == row["over_tf32"] else formatting.NONE,
                 row["bound_by"],
-                f"{words.number(row['memory_bytes_low'] / 1e9)}–{words.number(row['memory_bytes_high'] / 1e9)} GB"
+                "–".join(formatting.number(row[f"memory_bytes_{end}"] / 1e9) for end in ("low", "high")) + " GB"
                 if row["memory_bytes_low"] == row["memory_bytes_low"] and row["memory_bytes_low"] is not None
-                else words.NONE,
+                else formatting.NONE,
                 _range(row["batch_low"], row["batch_high"], whole=True),
             )
         )
@@ -99,13 +99,13 @@ def in_words(found: "Forecast") -> str:
 
 def _range(low: float | None, high: float | None, whole: bool = False) -> str:
     if low is None or low != low:
-        return words.NONE
-    show = words.count if whole else words.number
+        return formatting.NONE
+    show = formatting.count if whole else formatting.number
     return f"{show(low)}–{show(high)}"
 
 
 def _of_workload(arguments: argparse.Namespace) -> Any:
-    from amp_core.train.config import TrainConfig
+    from amp_core.settings.training import TrainConfig
 
     names = ("workload", "size", "batch_size", "optimizer")
     config = TrainConfig.from_dict({n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None})
@@ -114,7 +114,7 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
         gigabytes = 4 * spec.parameters / 1e9
         print(f"building the model takes {gigabytes:.1f} GB of memory for a moment …", file=sys.stderr, flush=True)
 
-    from amp_core.train.stepwork import trace_workload
+    from amp_core.train.step_on_fake_tensors import trace_workload
 
     return trace_workload(config)
 

@@ -2,9 +2,9 @@
 
 import argparse
 
-from amp_core.cli._strangers import makes_a_run, printable, strangers
+from amp_core.cli.untrusted import makes_a_run, printable, strangers
 
-MOST_TAGS = 12
+MAX_TAGS = 12
 """Tags named on the terminal; the run's head keeps them all."""
 
 
@@ -40,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _few(tags: list[str]) -> str:
-    more = f", and {len(tags) - MOST_TAGS} more" if len(tags) > MOST_TAGS else ""
-    return ", ".join(printable(tag)[:80] for tag in tags[:MOST_TAGS]) + more
+    more = f", and {len(tags) - MAX_TAGS} more" if len(tags) > MAX_TAGS else ""
+    return ", ".join(printable(tag)[:80] for tag in tags[:MAX_TAGS]) + more

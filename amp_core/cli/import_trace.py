@@ -2,7 +2,7 @@
 
 import argparse
 
-from amp_core.cli._strangers import makes_a_run, strangers
+from amp_core.cli.untrusted import makes_a_run, strangers
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,7 +19,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Import, and print what was found. The files may be a stranger's, so their memory is bounded."""
-    from amp_core.run import load_run
+    from amp_core.store.run import load_run
     from amp_core.traces import import_traces
 
     with strangers(f"traces={arguments.traces!r:.200}"):

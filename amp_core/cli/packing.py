@@ -2,8 +2,8 @@
 
 import argparse
 
-from amp_core.cli._strangers import strangers
-from amp_core.packing import pack, unpack
+from amp_core.cli.untrusted import strangers
+from amp_core.store.packing import pack, unpack
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -4,10 +4,10 @@ import argparse
 import os
 from pathlib import Path
 
-from amp_core._files import check_outside_runs
-from amp_core.cli._strangers import RUN_HELP
-from amp_core.run import load_run
+from amp_core.cli.untrusted import RUN_HELP
 from amp_core.schema import RunError
+from amp_core.store.atomic import check_outside_runs
+from amp_core.store.run import load_run
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,7 +1,7 @@
 """`ampscope serve`: the app with a server's safety settings.
 
-It hands its rules to the server in an environment variable (`amp_core.serving`) and becomes `streamlit run server.py`,
-the file beside `app.py` that puts the checks in front of it.
+It hands its rules to the server in an environment variable (`amp_core.library.permissions`) and becomes `streamlit run
+server.py`, the file beside `app.py` that puts the checks in front of it.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import amp_core
-from amp_core._children import python_path
-from amp_core.addresses import with_extra
+from amp_core.hardware.child_environment import python_path
+from amp_core.library.permissions import HEAP, LOOPBACK, Rules, has_sign_in, host_name
 from amp_core.schema import RunError
-from amp_core.serving import HEAP, LOOPBACK, Rules, has_sign_in, host_name
+from amp_core.store.urls import with_extra
 
-MOST_JOBS = 16
-MOST_SESSIONS = 200
-MOST_UPLOAD_MIB = 64
-MOST_DISK_GIB = 100.0
+MAX_JOBS = 16
+MAX_SESSIONS = 200
+MAX_UPLOAD_MIB = 64
+MAX_DISK_GIB = 100.0
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,22 +62,22 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--origin", metavar="URL", action="append", default=[], help="further origin, for a proxy that changes Host"
     )
     command.add_argument(
-        "--max-jobs", type=int, default=MOST_JOBS, metavar="N", help="trainings at one time (default %(default)s)"
+        "--max-jobs", type=int, default=MAX_JOBS, metavar="N", help="trainings at one time (default %(default)s)"
     )
     command.add_argument(
         "--max-sessions",
         type=int,
-        default=MOST_SESSIONS,
+        default=MAX_SESSIONS,
         metavar="N",
         help="browser tabs at one time (default %(default)s)",
     )
     command.add_argument(
-        "--max-upload", type=int, default=MOST_UPLOAD_MIB, metavar="MIB", help="largest upload (default %(default)s)"
+        "--max-upload", type=int, default=MAX_UPLOAD_MIB, metavar="MIB", help="largest upload (default %(default)s)"
     )
     command.add_argument(
         "--max-disk",
         type=float,
-        default=MOST_DISK_GIB,
+        default=MAX_DISK_GIB,
         metavar="GIB",
         help="size up to which the runs' folder may grow (default %(default)g)",
     )

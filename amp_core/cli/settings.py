@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig
-from amp_core.train.setting import flag, settings_of
+from amp_core.settings.setting import flag, settings_of
+from amp_core.settings.training import TrainConfig
 
 
 def number(text: str) -> int | float | str:

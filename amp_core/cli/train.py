@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from amp_core.cli.settings import add_flag, add_settings, settings
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig
-from amp_core.train.resuming import recorded_settings
-from amp_core.train.stopping import stop_on_signals
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.resume import recorded_settings
+from amp_core.train.engine.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from amp_core.train import Summary
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunError(
                 f"{out} is the memory of one process, and nproc={config.nproc} starts several; give a folder"
             )
-        from amp_core.train.launch import launch
+        from amp_core.train.engine.torchrun import launch
 
         same = ["--resume"] if arguments.resume else []
         with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
@@ -69,11 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"ampscope: {reason}", file=sys.stderr)
         return code
     with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds in which Stop may be pressed
-        from amp_core.train.engine import train
-        from amp_core.train.progress import Progress
+        from amp_core.train.engine.progress import Progress
+        from amp_core.train.engine.training import train
 
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            from amp_core.train.launch import as_member
+            from amp_core.train.engine.torchrun import as_member
 
             train = as_member(train)
         with Progress(arguments.out, config.steps) if rank == 0 else nullcontext() as progress:

@@ -10,13 +10,13 @@ import re
 import signal
 from pathlib import Path
 
-from amp_core import words
 from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_flag, add_settings, number, settings
 from amp_core.cli.tune_recipe import interrupt, tell, with_device
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig
-from amp_core.train.max_batch import (
+from amp_core.settings.training import TrainConfig
+from amp_core.text import formatting
+from amp_core.tune.max_batch import (
     FILE,
     MOST,
     SHARE_OF_FREE,
@@ -103,7 +103,10 @@ def in_words(trial: Trial) -> str:
         return f"  {trial.batch_size:>7,}  does not fit: {trial.why}"
     parts = [in_bytes(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
     if trial.step_ms is not None and trial.samples_per_s is not None:
-        parts += [f"{words.number(trial.step_ms)} ms a step", f"{words.number(trial.samples_per_s)} samples/s"]
+        parts += [
+            f"{formatting.number(trial.step_ms)} ms a step",
+            f"{formatting.number(trial.samples_per_s)} samples/s",
+        ]
     return f"  {trial.batch_size:>7,}  fits: {', '.join(parts)}"
 
 

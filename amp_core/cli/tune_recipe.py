@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from amp_core import words
 from amp_core.cli.settings import settings
-from amp_core.recipe_code import FRAMEWORKS, code_for
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig, unknown
-from amp_core.train.tune import Ended, tune
-from amp_core.train.tune_result import STAGES, Tuned
+from amp_core.settings.training import TrainConfig, unknown
+from amp_core.text import formatting
+from amp_core.tune.codegen import FRAMEWORKS, code_for
+from amp_core.tune.result import STAGES, Tuned
+from amp_core.tune.search import Ended, tune
 
 BUDGET_S = 300
 
@@ -75,12 +75,12 @@ def in_words(found: Tuned) -> str:
         lines += [f"{title}:"]
         width = max(len(row.name) for row in rows)
         for row in rows:
-            speed = words.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
+            speed = formatting.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
             said = row.out or row.parity or row.note
             lines.append(f"  {row.name:<{width}}  {speed:<24} {said}".rstrip())
     if found.left_out:
         lines += ["not tried:", *(f"  {what}: {why}" for what, why in found.left_out)]
-    took = f"{words.duration(found.seconds)} of {words.duration(found.budget_s)}"
+    took = f"{formatting.duration(found.seconds)} of {formatting.duration(found.budget_s)}"
     return "\n".join([*lines, f"took {took}", "", found.answer, found.why])
 
 

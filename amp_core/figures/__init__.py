@@ -16,17 +16,17 @@ from amp_core.figures.formats import accumulation_figure, format_range_figure
 from amp_core.figures.kernels import answer_figure, kernel_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure
-from amp_core.figures.lost import lost_figure
+from amp_core.figures.loss_scale import scale_figure
 from amp_core.figures.memory import memory_moments_figure, memory_parts_figure
 from amp_core.figures.parity import agreement_figure, deviation_figure
-from amp_core.figures.precision import precision_figure
+from amp_core.figures.precision_map import precision_figure
 from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.ranks import rank_figure, rank_scale_figure
-from amp_core.figures.scale import scale_figure
-from amp_core.figures.speed import compare_bars, phase_figure
-from amp_core.figures.stepcost import step_cost_figure
+from amp_core.figures.step_cost import step_cost_figure
+from amp_core.figures.step_time import compare_bars, phase_figure
 from amp_core.figures.style import colour, recipe_colour
-from amp_core.figures.tensorsteps import step_heatmap
+from amp_core.figures.tensors_over_steps import step_heatmap
+from amp_core.figures.underflow import lost_figure
 
 __all__ = [
     "accumulation_figure",

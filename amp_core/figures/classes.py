@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, tick_names
 
-MOST_BARS = 30
+MAX_BARS = 30
 
 _CLASSES = (
     ("zero", "exactly zero", "zero", ""),
@@ -27,17 +27,17 @@ _CLASSES = (
 def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
     """For each tensor how its elements divide into zero, normal, subnormal, infinite and NaN; from `class_shares`.
 
-    At most `MOST_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
+    At most `MAX_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
     """
     if not len(shares):
         return empty(title, "No tensor was sampled yet.")
     total = len(shares)
     odd = shares[["inf_frac", "nan_frac"]].sum(axis=1) * 1e6 + shares["subnormal_frac"].fillna(0.0)
-    if total > MOST_BARS:
-        shares = shares.loc[odd.nlargest(MOST_BARS).index.sort_values()]
-        title = f"{title}: the {MOST_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
+    if total > MAX_BARS:
+        shares = shares.loc[odd.nlargest(MAX_BARS).index.sort_values()]
+        title = f"{title}: the {MAX_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
     names = shares["name"].tolist()
-    figure = Sketch()
+    figure = FigureSpec()
     for column, label, meaning, hatch in _CLASSES:
         if not (shares[f"{column}_frac"] > 0).any():
             continue

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import COUNTERS, empty, finished, numbers, percent
 
 NAMES = {
@@ -25,7 +25,7 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
     told = [c for c in NAMES if c in samples and np.isfinite(samples[c].to_numpy(dtype=np.float64)).any()]
     if not told:
         return empty(title, "No device was sampled in this run.")
-    figure = Sketch()
+    figure = FigureSpec()
     for column in told:
         hue = COUNTERS[column][dark]
         figure.add_scatter(

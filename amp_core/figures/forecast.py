@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import RECIPES, colour, empty, finished, level, numbers, recipe_colour
 from amp_core.schema import RunError
 
@@ -34,7 +34,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
         known = known[known["recipe"] != "fp32"]
     if not len(known):
         return empty(title, "None of the GPUs runs any of the recipes.")
-    figure = Sketch()
+    figure = FigureSpec()
     for recipe in [r for r in RECIPES if (known["recipe"] == r).any()]:
         rows = known[known["recipe"] == recipe]
         value = rows[column].to_numpy(dtype=np.float64)

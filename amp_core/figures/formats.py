@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import ORNAMENT, colour, empty, finished, numbers, raised, upright
 
 
@@ -29,7 +29,7 @@ def format_range_figure(
         return empty(title, "No format was chosen.")
     names = ranges["label"].tolist()
     low, high = float(ranges["subnormal_low"].min()) - 4, float(ranges["top"].max()) + 4
-    figure = Sketch()
+    figure = FigureSpec()
     for first, last, label, meaning, hatch in (
         ("subnormal_low", "normal_low", "subnormal: fewer bits", "underflow", "/"),
         ("normal_low", "top", "normal: all bits", "healthy", ""),
@@ -99,7 +99,7 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
     """A sum of many small numbers as the format called `label` keeps it, beside the exact one; from `accumulated`."""
     if not len(sums):
         return empty(title, "Nothing was added.")
-    figure = Sketch()
+    figure = FigureSpec()
     lines = (
         ("exact", "exact", {"color": colour("limit", dark), "width": 1.6, "dash": "dot"}),
         ("stored", f"in {label}", {"color": colour("healthy", dark), "width": 2.4}),

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, shortened
-from amp_core.words import number
+from amp_core.text.formatting import number
 
 MOST = 15
 """Kernels that are drawn; the table has them all."""
@@ -38,7 +38,7 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
     if not len(shares):
         return empty(title, "No GPU kernels were recorded.")
     names = list(dict.fromkeys(shares["of"]))
-    figure = Sketch()
+    figure = FigureSpec()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
         part = shares[shares["answer"] == answer].set_index("of")["frac"].reindex(names).fillna(0.0)
         if answer == "matrix" or (answer == "none" and not (part > 0).any()):
@@ -76,7 +76,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
                  np.where(shown["matrix_frac"] <= 0, "none", np.where(shown["tensor_core"] == "no", "no", "matrix"))),
         index=shown.index,
     )  # fmt: skip
-    figure = Sketch()
+    figure = FigureSpec()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
         chosen = (kinds == answer).to_numpy()
         if not chosen.any():

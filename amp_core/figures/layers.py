@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import outer_edges
-from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     BAR,
     NO_Y,
@@ -36,7 +36,7 @@ from amp_core.figures.style import (
 )
 from amp_core.formats import FORMATS, Format
 
-_FEWEST_DECADES = -5
+_MIN_DECADES = -5
 _LEFT = 86
 """Room for the ticks of each of the three figures, so that steps stand below each other."""
 
@@ -79,13 +79,13 @@ def exponents_over_time(
             low, high = min(low, fmt.min_subnormal_exponent - 3), max(high, fmt.max_exponent + 3)
     with np.errstate(divide="ignore"):
         decades = np.log10(grid)
-    ticks = list(range(_FEWEST_DECADES, 1))
-    figure = Sketch()
+    ticks = list(range(_MIN_DECADES, 1))
+    figure = FigureSpec()
     figure.add_heatmap(
         x=numbers(steps),
         y=np.arange(lowest, lowest + grid.shape[0], dtype=np.float32) + 0.5,
-        z=np.where(grid > 0, np.maximum(decades, _FEWEST_DECADES), np.nan).astype(np.float32),
-        zmin=_FEWEST_DECADES,
+        z=np.where(grid > 0, np.maximum(decades, _MIN_DECADES), np.nan).astype(np.float32),
+        zmin=_MIN_DECADES,
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
         colorbar=bar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
@@ -108,7 +108,7 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
     are crosses as well, however few those are."""
     if not len(trace):
         return empty(title, "This tensor was not sampled yet.")
-    figure = Sketch()
+    figure = FigureSpec()
     for column, label, meaning, hatch in _CLASSES:
         if column != "normal_frac" and not (trace[column] > 0).any():
             continue  # a line of zero thickness would only look like a border
@@ -167,7 +167,7 @@ def magnitude_figure(
         if fmt.powers_of_two < 64:
             low, high = min(low, fmt.min_normal_exponent), max(high, math.log2(fmt.max_value))
     room = max(1.0, 0.06 * (high - low))
-    figure = Sketch()
+    figure = FigureSpec()
     hue = colour("norm", dark)
     for column, name, line in (
         ("absmax", "largest magnitude", {"color": hue, "width": 2}),

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.marks import MANY
-from amp_core.figures.sketch import Sketch
 from amp_core.figures.style import (
     DASHES,
     NO_Y,
@@ -49,7 +49,7 @@ def loss_figure(
     if not len(curves):
         return empty(title, "No loss was recorded yet.")
     x = next(c for c in _X_TITLES if c in curves.columns)
-    figure = Sketch()
+    figure = FigureSpec()
     groups = [(str(run), curve) for run, curve in curves.groupby("run", sort=False)]
     if band is not None and len(band):
         _noise(figure, band, x, recipe_colour(groups[0][1]["precision"].iloc[0], dark))
@@ -101,7 +101,7 @@ def loss_figure(
     return finished(figure, title, f"Loss over {_X_TITLES[x]}: {'; '.join(said)}.", hovermode="x unified")
 
 
-def _noise(figure: Sketch, band: pd.DataFrame, x: str, hue: str) -> None:
+def _noise(figure: FigureSpec, band: pd.DataFrame, x: str, hue: str) -> None:
     """The band from `low` to `high`, behind everything."""
     line = {"width": 0, "color": hue}
     common = {"x": numbers(band[x]), "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": "noise"}
@@ -121,7 +121,7 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
         return empty(title, "No gradient norm was recorded yet.")
     low, high = limits or (-1.0, 0.0)
     room = max(1.0, 0.06 * (high - low))
-    figure = Sketch()
+    figure = FigureSpec()
     steps, norm = mended(trace["step"], trace["grad_norm"].where(np.isfinite(trace["grad_norm"])))
     figure.add_scatter(
         x=numbers(steps),
@@ -150,7 +150,7 @@ def memory_figure(
     top = max(float(trace[c].max()) for c in ("allocated_bytes", "peak_bytes"))
     size, unit = (2.0**30, "GiB") if top >= 2**30 else (2.0**20, "MiB")
     hue = colour("memory", dark)
-    figure = Sketch()
+    figure = FigureSpec()
     shapes = (
         ("peak_bytes", "highest so far", {"color": hue, "width": 1.4, "dash": "dot"}, None),
         ("allocated_bytes", "at the step", {"color": hue, "width": 2}, "tozeroy"),
@@ -173,7 +173,7 @@ def memory_figure(
     return finished(figure, f"{title}: {what}", alt, hovermode="x unified")
 
 
-def on_the_edge(figure: Sketch, steps: "pd.Series[Any]", at: float, top: float, name: str, dark: bool) -> None:
+def on_the_edge(figure: FigureSpec, steps: "pd.Series[Any]", at: float, top: float, name: str, dark: bool) -> None:
     """A cross for each step at 2^`at`; of many, which would lie on each other, a stroke from the edge 2^`top` down."""
     hue = colour("skipped", dark)
     places, strokes = numbers(steps), len(steps) > MANY

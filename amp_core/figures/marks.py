@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.room import legend_px
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.margins import legend_px
 from amp_core.figures.style import NO_Y, STROKES, colour, comb, numbers, put, shortened
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
@@ -47,7 +47,7 @@ def with_marks(
     """
     if not len(marks) or not figure.data:
         return figure
-    marked = Sketch.of(figure)
+    marked = FigureSpec.of(figure)
     said, known = [], {trace.get("name") for trace in marked.data}
     axis = _FIRST_AXIS + row
     kinds, steps, whats = (marks[name].to_numpy(dtype=object) for name in ("kind", "step", "what"))
@@ -109,7 +109,7 @@ def with_rows(
     marked = [(name, marks, hue) for name, marks, hue in runs if marks[x].notna().any()]
     if not marked or not figure.data:
         return figure
-    drawn = Sketch.of(figure)
+    drawn = FigureSpec.of(figure)
     around = max(_AROUND, drawn.layout["margin"]["t"] + drawn.layout["margin"]["b"])  # many runs have a high legend
     drawn.layout["height"] += around - _AROUND + _MARK * max(0, len(marked) - ROWS)
     each, figure = _MARK / (drawn.layout["height"] - around), drawn.made()

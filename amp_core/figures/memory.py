@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.analysis.memory_parts import CATEGORIES
-from amp_core.figures.sketch import Sketch
+from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import (
     MEMORY,
     ORNAMENT,
@@ -37,7 +37,7 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
         return empty(title, "No step's memory was looked at in this run.")
     runs = list(dict.fromkeys(known["run"]))
     size, unit = _unit(float(known.groupby("run")["bytes"].sum().max()))
-    figure = Sketch()
+    figure = FigureSpec()
     for category, label in CATEGORIES.items():
         rows = known[known["category"] == category].set_index("run")["bytes"]
         if not len(rows) or not (rows > 0).any():
@@ -79,7 +79,7 @@ def memory_moments_figure(
     stack = moments[shown].clip(lower=0).fillna(0.0)
     top = float(max(stack.sum(axis=1).max(), 0 if tensors_only else moments["peak_bytes"].max()))
     size, unit = _unit(top)
-    figure = Sketch()
+    figure = FigureSpec()
     said = _said(moments)
     x = numbers(moments["number"])
     for category in shown:

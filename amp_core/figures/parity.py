@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import (
     colour,
     empty,
@@ -25,7 +25,7 @@ from amp_core.figures.style import (
 )
 
 _WITHIN = 2.0
-"""The band reaches so many standard deviations, as `amp_core.analysis.parity` judges."""
+"""The band reaches so many standard deviations, as `amp_core.analysis.comparison.parity` judges."""
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross", "star")
 
 
@@ -42,7 +42,7 @@ def deviation_figure(
     names = known["recipe"].astype(str).tolist()
     noise = 100 * known["noise_frac"].to_numpy(dtype=np.float64)
     noise = noise[np.isfinite(noise)]
-    figure = Sketch()
+    figure = FigureSpec()
     reach = np.nanmax(np.abs(np.concatenate([value, low, high, _WITHIN * noise])))
     if len(noise):
         edge = _WITHIN * float(noise.max())
@@ -88,7 +88,7 @@ def agreement_figure(
     if not len(known):
         return empty(title, "None of the runs was audited, or none lost anything.")
     names = list(dict.fromkeys(known["name"]))
-    figure = Sketch()
+    figure = FigureSpec()
     for number, (run, rows) in enumerate(known.groupby("run", sort=False)):
         hue = recipe_colour(rows["precision"].iloc[0], dark)
         figure.add_scatter(

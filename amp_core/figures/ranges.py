@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import (
     BAR,
     NO_X,
@@ -34,12 +34,12 @@ from amp_core.figures.style import (
 )
 from amp_core.formats import FORMATS, Format
 
-MOST_CELLS = 400_000
+MAX_CELLS = 400_000
 """Cells a browser draws without delay; beyond, neighbouring tensors are drawn as one row, their mean."""
 CLICKABLE = 3000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
 
-_FEWEST_DECADES = -5  # shares below 0.001 % have the palest colour
+_MIN_DECADES = -5  # shares below 0.001 % have the palest colour
 _LABEL = 15
 """Height of a line of labels in pixels."""
 
@@ -77,15 +77,15 @@ def exponent_heatmap(
     names, grid = _pooled(names, grid)
     clickable = clickable and grid.size < CLICKABLE
     low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
-    figure = Sketch()
+    figure = FigureSpec()
     with np.errstate(divide="ignore"):
         decades = np.log10(grid)
-    ticks = list(range(_FEWEST_DECADES, 1))
+    ticks = list(range(_MIN_DECADES, 1))
     figure.add_heatmap(
         x=np.arange(lowest, lowest + grid.shape[1], dtype=np.float32) + 0.5,
         y=names,
-        z=np.where(grid > 0, np.maximum(decades, _FEWEST_DECADES), np.nan).astype(np.float32),
-        zmin=_FEWEST_DECADES,
+        z=np.where(grid > 0, np.maximum(decades, _MIN_DECADES), np.nan).astype(np.float32),
+        zmin=_MIN_DECADES,
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
         colorbar=bar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
@@ -136,7 +136,7 @@ def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str]
 
 def _pooled(names: list[str], grid: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Rows drawn as one, their mean, where there are more cells than a browser bears."""
-    together = math.ceil(grid.size / MOST_CELLS)
+    together = math.ceil(grid.size / MAX_CELLS)
     if together == 1:
         return names, grid
     starts = np.arange(0, len(names), together)
@@ -153,7 +153,7 @@ def _extent(low: int, high: int, limits: Sequence[Format]) -> tuple[int, int]:
     return low - 1, high + 1
 
 
-def _clickable(figure: Sketch, names: list[str], grid: np.ndarray, lowest: int) -> None:
+def _clickable(figure: FigureSpec, names: list[str], grid: np.ndarray, lowest: int) -> None:
     row, column = np.nonzero(grid)
     exponent = column + lowest
     text = [
@@ -173,7 +173,7 @@ def _clickable(figure: Sketch, names: list[str], grid: np.ndarray, lowest: int) 
     )
 
 
-def _tell_nonfinite(figure: Sketch, classes: pd.DataFrame, high: int, dark: bool) -> int:
+def _tell_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: bool) -> int:
     """What has no place on an axis of exponents: how much of a tensor is infinite or NaN, beside the plot. Gives the
     pixels that it takes there."""
     share = classes["inf_frac"].fillna(0.0) + classes["nan_frac"].fillna(0.0)

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core import phases
-from amp_core.figures.sketch import Sketch
-from amp_core.figures.speed import PHASE_NAMES
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.step_time import PHASE_NAMES
 from amp_core.figures.style import (
     DASHES,
     PAGE,
@@ -43,7 +43,7 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
         known = known.nlargest(_MOST, "step_ms").sort_values("rank")
     names = [f"rank {rank}" for rank in known["rank"]]
     longest = float(known[list(phases.COLUMNS)].sum(axis=1).max()) or 1.0
-    figure = Sketch()
+    figure = FigureSpec()
     for phase in phases.PHASES:
         if not (known[f"{phase}_ms"] > 0).any():
             continue
@@ -85,7 +85,7 @@ def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Whe
         return empty(title, "All ranks have the same loss scale and skip the same steps.")
     shown = list(dict.fromkeys(apart.drop_duplicates(["loss_scale", "skipped"])["rank"]))
     shown = sorted({*shown, *apart["rank"].unique()[: len(_SYMBOLS) - len(shown)]})[: len(_SYMBOLS)]
-    figure = Sketch()
+    figure = FigureSpec()
     for place, rank in enumerate(shown):
         rows = apart[apart["rank"] == rank].drop_duplicates("step")
         hue = colour("scale", dark)

@@ -15,8 +15,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core import phases
-from amp_core.figures.room import margins
-from amp_core.figures.sketch import Sketch
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.margins import margins
 
 RECIPES: dict[str, tuple[str, str]] = {
     "fp32": ("#6C7480", "#CFD8DF"),
@@ -265,7 +265,7 @@ def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
         return array.astype(np.float32) if array.dtype.kind != "M" else array
 
 
-def put(figure: Sketch | go.Figure, **layout: Any) -> None:
+def put(figure: FigureSpec | go.Figure, **layout: Any) -> None:
     """Set these parts of a layout, each as a whole; `update_layout`, which looks into each, takes a hundred times as
     long."""
     for name, value in layout.items():
@@ -300,7 +300,7 @@ def level(y: float, **look: Any) -> dict[str, Any]:
     return {"type": "line", "x0": 0, "x1": 1, "xref": "x domain", "y0": y, "y1": y} | look
 
 
-def finished(figure: Sketch, title: str, alt: str, height: int = 360, **layout: Any) -> go.Figure:
+def finished(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout: Any) -> go.Figure:
     """The look that all figures share: title above, legend below the plot, margins, and `alt` for those who cannot see.
 
     The legend stands at the figure's own edge: plotly makes room for it there, however many rows a narrow page asks.
@@ -332,7 +332,7 @@ def finished(figure: Sketch, title: str, alt: str, height: int = 360, **layout: 
 
 def empty(title: str, sentence: str, height: int = 150) -> go.Figure:
     """A figure with nothing to draw: it says why."""
-    figure = Sketch()
+    figure = FigureSpec()
     figure.add_annotation(text=sentence, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
     figure.xaxis(visible=False)
     figure.yaxis(visible=False)

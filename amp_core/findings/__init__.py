@@ -13,10 +13,10 @@ know it does not say.
 from dataclasses import replace
 
 from amp_core.findings import rules
-from amp_core.findings.causes import DATA, RATE, Cause, first_cause
+from amp_core.findings.first_cause import DATA, RATE, Cause, first_cause
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
-from amp_core.run import Run, check_run
+from amp_core.store.run import Run, check_run
 
 __all__ = [
     "FAMILIES",

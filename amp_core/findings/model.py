@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amp_core import words
+from amp_core.text import formatting
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -99,8 +99,8 @@ class Finding:
             first, last = self.steps
             said.append(f"step {first:,}" if first == last else f"steps {first:,}–{last:,}")
         if self.value is not None:
-            limit = f", limit {words.amount(self.limit, self.unit)}" if self.limit is not None else ""
-            said.append(f"{words.amount(self.value, self.unit)}{limit}")
+            limit = f", limit {formatting.amount(self.limit, self.unit)}" if self.limit is not None else ""
+            said.append(f"{formatting.amount(self.value, self.unit)}{limit}")
         return said
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from amp_core.findings.model import FAMILY_NAMES, Entry, Finding, Remedy, Severity
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 Rule = Callable[[Run], list[Finding]]
 PairedRule = Callable[[Run, Run], list[Finding]]

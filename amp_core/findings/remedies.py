@@ -3,13 +3,13 @@
 The guide's advice for a code speaks of float16. A run in FP32 or BF16, bad data and a diverging training need another.
 """
 
-from amp_core.analysis._steps import recipe, scaler_enabled
-from amp_core.findings.causes import DATA, RATE, Cause
+from amp_core.analysis.steps import recipe, scaler_enabled
+from amp_core.findings.first_cause import DATA, RATE, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import autocast_dtype, facts
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 WIDE = ("float32", "bfloat16")
 """dtypes of the same range, up to 3.4e38."""

@@ -12,11 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis._steps import recipe
 from amp_core.analysis.ranks import rank_cause
+from amp_core.analysis.steps import recipe
 from amp_core.findings.model import Severity
 from amp_core.formats import FORMATS
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 Orders = list[tuple[int, int, list[str]]]
 
@@ -27,7 +27,7 @@ not so of `Bilinear`, whose weights are FP32 and whose operator takes the widest
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
     """Events of these kinds, in order of time."""
-    return run.made_of(["events"], _signals, *kinds)
+    return run.cached_frame(["events"], _signals, *kinds)
 
 
 def _signals(run: Run, *kinds: str) -> pd.DataFrame:

@@ -11,10 +11,10 @@ a peak is reached is a range with its sources (`EFFICIENCY`), so every figure is
 first held against its own forecast, and the forecast corrected by what that was off.
 """
 
-from amp_core.forecast._memory import largest_batch, memory_needed
-from amp_core.forecast._roofline import EFFICIENCY, Speeds
-from amp_core.forecast._step import Forecast, forecast, measured_factor, parts
-from amp_core.forecast._trace import StepMemory, StepTrace, traces_of_run
+from amp_core.forecast.memory import largest_batch, memory_needed
+from amp_core.forecast.roofline import EFFICIENCY, Speeds
+from amp_core.forecast.step_time import Forecast, forecast, measured_factor, parts
+from amp_core.forecast.traced_work import StepMemory, StepTrace, traces_of_run
 
 __all__ = [
     "EFFICIENCY",

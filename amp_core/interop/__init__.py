@@ -8,7 +8,7 @@
 The tensorboard package is imported where its files are read or written, and nowhere else.
 """
 
-from amp_core.interop.exporting import FORMS, export
-from amp_core.interop.importing import Imported, import_tensorboard
+from amp_core.interop.export import FORMS, export
+from amp_core.interop.import_tensorboard import Imported, import_tensorboard
 
 __all__ = ["FORMS", "Imported", "export", "import_tensorboard"]

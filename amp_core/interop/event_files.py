@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from amp_core.addresses import with_extra
 from amp_core.schema import RunError
+from amp_core.store.urls import with_extra
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 
 
 class Point(NamedTuple):
@@ -61,8 +61,8 @@ def read_log(folder: Path) -> Log:
     files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*tfevents*") if p.is_file())
     if not files:
         raise RunError(f"logdir={str(folder)!r} holds no event files (*tfevents*); give a TensorBoard log folder")
-    if len(files) > MOST_FILES:
-        raise RunError(f"logdir={str(folder)!r} holds {len(files)} event files; at most {MOST_FILES} are read at once")
+    if len(files) > MAX_FILES:
+        raise RunError(f"logdir={str(folder)!r} holds {len(files)} event files; at most {MAX_FILES} are read at once")
     scalars: dict[str, dict[int, Point]] = {}
     histograms: dict[str, dict[int, Histogram]] = {}
     log = Log()

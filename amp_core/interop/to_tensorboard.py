@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from amp_core.addresses import with_extra
 from amp_core.interop.tags import EXPONENTS, HEADLINES
-from amp_core.run import Run
 from amp_core.schema import RunError
+from amp_core.store.run import Run
+from amp_core.store.urls import with_extra
 
 AT_ONCE = 1000
 """Rows that are Python objects at one time: with its histogram one takes some kilobytes, and in Arrow a tenth of it."""

@@ -7,7 +7,7 @@ Tables are HTML made of escaped parts, for names in a run may be a stranger's; t
 of the text, so that they suit a light and a dark notebook. They need nothing but pandas; figures need plotly.
 """
 
+from amp_core.notebook.cells import comparison_html, finding_html, run_html
 from amp_core.notebook.plots import PLOTS, plot
-from amp_core.notebook.shown import comparison_html, finding_html, run_html
 
 __all__ = ["PLOTS", "comparison_html", "finding_html", "plot", "run_html"]

@@ -6,8 +6,8 @@
 
 from typing import Any
 
-from amp_core.run import Run
 from amp_core.schema import RunError
+from amp_core.store.run import Run
 from amp_core.views import OF_ONE
 
 PLOTS = tuple(OF_ONE)

@@ -14,7 +14,7 @@
 Imports neither plotly nor streamlit, so it runs on a bare training node.
 """
 
-from amp_core.record._watch import watch
 from amp_core.record.recorder import Recorder
+from amp_core.record.watching import watch
 
 __all__ = ["Recorder", "watch"]

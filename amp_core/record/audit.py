@@ -16,9 +16,9 @@ import torch
 from torch.amp.autocast_mode import autocast
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_core.record import _own
-from amp_core.record._narrow import NARROW
-from amp_core.record.gradients import local_values
+from amp_core.record.model import own
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import local_values
 from amp_core.schema import RunError
 
 COLUMNS = ("numel", "nonzero", "lost", "nonfinite", "lost_mass_frac", "rel_error", "cosine")
@@ -126,7 +126,7 @@ def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     So are the buffers' version counters: between a forward and its backward, autograd would take a buffer that was
     written to, and written back, for one that has changed.
     """
-    buffers = [(b, b.detach().clone()) for b in _own.buffers(model)]
+    buffers = [(b, b.detach().clone()) for b in own.buffers(model)]
     devices = [device] if device.type == "cuda" else []
     keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=devices, device_type="cuda"), ExitStack() as kept:
@@ -190,7 +190,7 @@ def _no_tf32() -> Iterator[None]:
 @contextmanager
 def _wide(parameters: Sequence[torch.Tensor], model: torch.nn.Module) -> Iterator[None]:
     """16-bit parameters and buffers are held in FP32 for the time being."""
-    tensors = [*parameters, *_own.parameters(model), *_own.buffers(model)]
+    tensors = [*parameters, *own.parameters(model), *own.buffers(model)]
     narrow = {id(t): t for t in tensors if t.dtype in NARROW}.values()
     before = [(t, t.data) for t in narrow]
     for tensor, data in before:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from amp_core._machine import cpu_flags, cpu_name
 from amp_core._version import __version__
-from amp_core.hardware import CPU_BF16, CPU_FP16
-from amp_core.record import _own
-from amp_core.record import scaler as scaling
-from amp_core.record.gradients import named_modules, named_parameters, written_class
-from amp_core.record.measure import dtype_name
+from amp_core.hardware.gpus import CPU_BF16, CPU_FP16
+from amp_core.hardware.host import cpu_flags, cpu_name
+from amp_core.record.model import own
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.modules import computes, layer_class
+from amp_core.record.model.parameters import named_modules, named_parameters, written_class
+from amp_core.record.stats.layout import dtype_name
 
 
 def environment() -> dict[str, Any]:
@@ -49,7 +50,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-MOST_NAMED = 10_000
+MAX_NAMED = 10_000
 """Modules and parameters that the head of a run describes one by one; a model with more is described as a whole."""
 
 
@@ -58,7 +59,7 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     each module that has parameters or no children), `shapes` of the parameters, and `tied` (further names of a shared
     parameter, with the name that stands for it). Parameters of lazy modules count once they have a shape; `lazy` says
     how many have none yet."""
-    every = list(_own.parameters(model))
+    every = list(own.parameters(model))
     parameters = [p for p in every if not is_lazy(p)]
     names = {id(p): n for n, p in named_parameters(model)}
     every_name = named_parameters(model, remove_duplicate=False)
@@ -70,7 +71,7 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "tensors_by_dtype": dict(dtypes),
-        "modules": sum(1 for _ in _own.modules(model)),
+        "modules": sum(1 for _ in own.modules(model)),
         "layers": {name: layer_class(m) for name, m in _first(named_modules(model)) if name and computes(m)},
         "shapes": {n: list(p.shape) for n, p in _first(named_parameters(model)) if not is_lazy(p)},
         "tied": tied,
@@ -78,21 +79,8 @@ def model_summary(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def layer_class(module: torch.nn.Module) -> str:
-    """The name of the nearest class that torch defines: `LSTM` for one's own subclass of it; else its own name."""
-    known = (
-        c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules") and c is not torch.nn.Module
-    )
-    return next(known, written_class(module)).__name__
-
-
-def computes(module: torch.nn.Module) -> bool:
-    """Whether a module does something of its own: it has parameters of its own, or no children."""
-    return not any(True for _ in _own.children(module)) or any(True for _ in _own.parameters(module, recurse=False))
-
-
 def _first(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return itertools.islice(named, MOST_NAMED)
+    return itertools.islice(named, MAX_NAMED)
 
 
 def recipe_found(
@@ -124,7 +112,7 @@ def recipe_found(
 def stored_in(model: torch.nn.Module) -> str | None:
     """The dtype of most floating-point elements among the parameters, e.g. `float16`; None where there are none."""
     elements: Counter[str] = Counter()
-    for parameter in _own.parameters(model):
+    for parameter in own.parameters(model):
         if parameter.is_floating_point() and not is_lazy(parameter):
             elements[dtype_name(parameter.dtype)] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else None

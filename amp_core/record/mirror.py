@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_core.interop.tags import HEADLINES
-from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
+from amp_core.store.writer import RunWriter
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Steps that may wait for a slow tracker; later ones are dropped until there is room."""
 PATIENCE_S = 10.0
 """How long the end of a run waits for the tracker to take the rest, seconds."""
@@ -32,7 +32,7 @@ class Mirror:
             )
         self._tracker = tracker
         self._writer = writer
-        self._rows: queue.Queue[dict[str, Any] | None] = queue.Queue(MOST_WAITING)
+        self._rows: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
         self._error: BaseException | None = None
         self._told = False

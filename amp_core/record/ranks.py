@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import torch
 
-from amp_core._files import replace_file
-from amp_core.record import _own
-from amp_core.record._narrow import NARROW
-from amp_core.record.observers import Observer
-from amp_core.run import load_run
-from amp_core.runlog import RunWriter
+from amp_core.record.model import own
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.observer import Observer
 from amp_core.schema import RunError
+from amp_core.store.atomic import replace_file
+from amp_core.store.run import load_run
+from amp_core.store.writer import RunWriter
 
 
 def place() -> tuple[int, int]:
@@ -46,10 +46,10 @@ def sharing(model: torch.nn.Module) -> dict[str, Any]:
     parameters are cut. Empty where nothing shows."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return {"parallel": "ddp", "shards": 1}
-    fsdp1 = _own.child(model, "_fsdp_wrapped_module") is not None
+    fsdp1 = own.child(model, "_fsdp_wrapped_module") is not None
     if fsdp1 and torch.distributed.is_initialized():
         return {"parallel": "fsdp", "shards": torch.distributed.get_world_size()}
-    cut = max((_shards(p) for p in _own.parameters(model)), default=0)
+    cut = max((_shards(p) for p in own.parameters(model)), default=0)
     if not cut:
         return {}
     fsdp2 = any(c.__name__ == "FSDPModule" for c in type(model).__mro__)
@@ -58,9 +58,9 @@ def sharing(model: torch.nn.Module) -> dict[str, Any]:
 
 def computed_in(model: torch.nn.Module) -> str | None:
     """The 16-bit dtype that FSDP casts parameters to for forward and backward; None where it casts them to none."""
-    for module in _own.modules(model):
+    for module in own.modules(model):
         state: Any = getattr(type(module), "_get_fsdp_state", None)  # FSDP2's; FSDP1 keeps its settings itself
-        policy = state(module)._mp_policy if state is not None else _own.held(module, "mixed_precision")
+        policy = state(module)._mp_policy if state is not None else own.held(module, "mixed_precision")
         dtype = getattr(policy, "param_dtype", None)
         if dtype in NARROW:
             return str(dtype).removeprefix("torch.")

@@ -1,6 +1,7 @@
 """`Recorder`: what `watch` returns. It holds what watches a training loop, and takes what the loop wants to add.
 
-Where a loop is listened to is in `hooks`, what becomes of its steps in `steps`, and how they are written in `outbox`.
+Where a loop is listened to is in `hooks`, what becomes of its steps in `steps`, and how they are written in
+`row_writer`.
 """
 
 import time
@@ -10,19 +11,19 @@ from typing import Any
 
 import torch
 
-from amp_core import _ending
-from amp_core.record import scaler as scaling
 from amp_core.record.audit import Replay, audit
-from amp_core.record.gradients import unwrapped, written_class
-from amp_core.record.hooks import Hooks
-from amp_core.record.measure import measure_together
-from amp_core.record.notices_scaler import ScalerUnseen
-from amp_core.record.observers import Observer
-from amp_core.record.outputs import is_compiled
-from amp_core.record.sampling import Sampling
-from amp_core.record.steps import Steps
-from amp_core.runlog import RunWriter
+from amp_core.record.loop.hooks import Hooks
+from amp_core.record.loop.sampling import Sampling
+from amp_core.record.loop.steps import Steps
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.parameters import unwrapped, written_class
+from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.unknown_scaler import ScalerUnseen
+from amp_core.record.stats.measure import measure_together
 from amp_core.schema import RunError
+from amp_core.store import shutdown
+from amp_core.store.writer import RunWriter
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What `Recorder.audit` can replay beside the run's own recipe."""
@@ -59,7 +60,7 @@ class Recorder:
             observers=observers,
         )
         self._phases = self._steps.phases
-        self._phases.failed = self._stumbled
+        self._phases.failed = self._watching_failed
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._steps.device)])
         self._hooks = Hooks(model, scaler, self._steps)
@@ -87,7 +88,7 @@ class Recorder:
         if kind is None:
             self.close()
         else:
-            self.close(*_ending.describe(kind, error))
+            self.close(*shutdown.describe(kind, error))
 
     def log(self, **values: float | torch.Tensor) -> None:
         """Add what only the loop knows of the present step: `loss`, `lr`, `samples` or `grad_norm`.
@@ -153,7 +154,7 @@ class Recorder:
         """
         from amp_core.record.mirror import Mirror
 
-        self._steps.outbox.mirrors.append(Mirror(tracker, self.writer))
+        self._steps.row_writer.mirrors.append(Mirror(tracker, self.writer))
 
     def paused(self) -> AbstractContextManager[None]:
         """While this context lasts, between two steps, the time belongs to no step: for a loop that has to wait."""
@@ -182,9 +183,9 @@ class Recorder:
         self.writer.update_head(config={k: v for k, v in config.items() if k != "scaler_unseen"})
         return self._hooks.adopt(scaler)
 
-    def _stumbled(self, error: Exception) -> None:
+    def _watching_failed(self, error: Exception) -> None:
         """Watching went wrong, and the training goes on."""
-        if self._steps.stumbled(error):
+        if self._steps.watching_failed(error):
             self._hooks.remove()
 
 

@@ -9,6 +9,6 @@ The file needs nothing but a browser: plotly.js is inside it (once, packed), and
 every request. Texts that come from runs are escaped where the HTML is made (`_html.tag`), so a name is only ever text.
 """
 
-from amp_core.report._build import report_html
+from amp_core.report.build import report_html
 
 __all__ = ["report_html"]

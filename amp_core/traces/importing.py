@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amp_core._files import check_new, new_folder
-from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
+from amp_core.store.atomic import check_new, new_folder
+from amp_core.store.writer import RunWriter
 from amp_core.traces.read import Trace, read_trace
 
 
@@ -61,7 +61,7 @@ def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
     told = len({trace.rank for trace in traces}) == len(traces) and all(trace.rank is not None for trace in traces)
     for place, trace in enumerate(traces):
         rank = trace.rank if told and trace.rank is not None else place
-        if rank >= _MOST_RANKS:
+        if rank >= _MAX_RANKS:
             raise RunError(f"trace={trace.name!r} says it is of rank {rank}; ranks count from 0")
         found[rank] = trace
     if not told and len({t.rank for t in traces if t.rank is not None}) < sum(t.rank is not None for t in traces):
@@ -72,7 +72,7 @@ def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
     return dict(sorted(found.items()))
 
 
-_MOST_RANKS = 1_000_000
+_MAX_RANKS = 1_000_000
 
 
 def _config(trace: Trace, names: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Names of the ranges by which AMPscope marks a trace: written by `amp_core.record.profile`, read by `_link`.
+"""Names of the ranges by which AMPscope marks a trace: written by `amp_core.record.observers.profile`, read by `_link`.
 
 >>> f"{MODULE}blocks.0.attention"
 'ampscope.module:blocks.0.attention'

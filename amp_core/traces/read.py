@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from amp_core.runlog import RunWriter
 from amp_core.schema import RunError
-from amp_core.traces._collect import collect
-from amp_core.traces._kernel_rows import Rows, kernel_rows, window_of_work, windows_of
-from amp_core.traces._link import link
-from amp_core.traces._phases import phases
-from amp_core.traces._step_rows import op_rows, step_rows
-from amp_core.traces._stream import TraceStream
-from amp_core.traces._window_rows import window_rows
-from amp_core.traces._work import tie
+from amp_core.store.writer import RunWriter
+from amp_core.traces.collect import collect
+from amp_core.traces.gpu_work import tie
+from amp_core.traces.json_stream import TraceStream
+from amp_core.traces.kernel_rows import Rows, kernel_rows, window_of_work, windows_of
+from amp_core.traces.link import link
+from amp_core.traces.phases import phases
+from amp_core.traces.step_rows import op_rows, step_rows
+from amp_core.traces.window_rows import window_rows
 
 
 @dataclass(frozen=True)

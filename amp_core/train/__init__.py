@@ -10,15 +10,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from amp_core.train.config import RECIPES, WORKLOADS, Recipe, Size, TrainConfig, WorkloadSpec
+from amp_core.settings.training import RECIPES, WORKLOADS, Recipe, Size, TrainConfig, WorkloadSpec
 
 if TYPE_CHECKING:
-    from amp_core.train.engine import Summary, train
+    from amp_core.train.engine.training import Summary, train
     from amp_core.train.workloads import Workload
 
 __all__ = ["RECIPES", "WORKLOADS", "Recipe", "Size", "Summary", "TrainConfig", "Workload", "WorkloadSpec", "train"]
 
-_FROM_TORCH_HALF = {"train": "engine", "Summary": "engine", "Workload": "workloads"}
+_FROM_TORCH_HALF = {"train": "engine.training", "Summary": "engine.training", "Workload": "workloads"}
 
 
 def __getattr__(name: str) -> Any:

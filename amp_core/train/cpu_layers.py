@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from amp_core.schema import RunError
-from amp_core.train.recipes import Precision
+from amp_core.train.engine.recipes import Precision
 
 _Probe = tuple[Callable[[], nn.Module], tuple[int, ...]]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 
-from amp_core._machine import cpu_flags, cpu_name
-from amp_core._nvml import Nvml, NvmlError
 from amp_core._version import __version__
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.hardware import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
-from amp_core.train.config import RECIPES, Recipe
+from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of
+from amp_core.hardware.host import cpu_flags, cpu_name
+from amp_core.hardware.nvml import Nvml, NvmlError
+from amp_core.settings.training import RECIPES, Recipe
 
 _PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "scikit-learn", "nvidia-ml-py", "streamlit", "plotly")
 _OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_VISIBLE_DEVICES")

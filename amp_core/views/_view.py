@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # noqa: TID251 - for its name alone

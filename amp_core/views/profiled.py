@@ -17,7 +17,7 @@ from amp_core.analysis import (
     step_cost,
     tensor_core_use,
 )
-from amp_core.run import Run
+from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:

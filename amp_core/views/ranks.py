@@ -7,7 +7,7 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis import rank_scales, rank_table
-from amp_core.run import Run
+from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:

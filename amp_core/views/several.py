@@ -16,8 +16,8 @@ from amp_core.analysis import (
     shown_parts,
     step_marks,
 )
-from amp_core.analysis.thin import MOST
-from amp_core.run import Run
+from amp_core.analysis.downsample import MOST
+from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:

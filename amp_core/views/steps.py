@@ -20,10 +20,10 @@ from amp_core.analysis import (
     thin,
     what_memory,
 )
-from amp_core.analysis.thin import MOST
+from amp_core.analysis.downsample import MOST
 from amp_core.phases import LABELS
-from amp_core.run import Run
 from amp_core.schema import RunError
+from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from amp_core.analysis import class_shares, exponent_shares, kinds_present
-from amp_core.analysis.folding import fold_classes, fold_shares, readable_depth
-from amp_core.run import Run
+from amp_core.analysis.numerics.module_tree import fold_classes, fold_shares, readable_depth
+from amp_core.store.run import Run
+from amp_core.text.formatting import KIND_LABELS
 from amp_core.views._view import Ask, View
-from amp_core.words import KIND_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -5,7 +5,7 @@ from typing import NoReturn
 import streamlit as st
 
 from pages.parts import picker, words
-from pages.parts.verdict import tour
+from pages.parts.overview import tour
 
 START = "pages/start_run.py"
 LIBRARY = "pages/run_library.py"

@@ -4,13 +4,13 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from amp_core import RunError
-from pages.parts import address, empty, look, memory_back, picker, signin, tables
-from pages.parts.verdict import report
+from pages.parts import address, empty, picker, release_memory, signin, style, tables
+from pages.parts.overview import report
 
 
 def show(page: StreamlitPage) -> None:
     """Run the page in its frame."""
-    look.begin()
+    style.begin()
     signin.require()
     picker.show()
     tables.begin()
@@ -28,4 +28,4 @@ def show(page: StreamlitPage) -> None:
     finally:  # a page may end before its last line
         with notes:
             address.tell()
-    memory_back.soon()
+    release_memory.soon()

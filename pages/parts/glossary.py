@@ -5,8 +5,8 @@ st.metric("Skipped steps", "40", help=glossary.tip("skipped step"))
 
 import streamlit as st
 
-from amp_core.glossary import TERMS, explained
-from pages.parts.verdict import findings
+from amp_core.text.glossary import TERMS, explained
+from pages.parts.overview import findings
 
 WIDTH = 480
 """Of a card in pixels: two stand beside each other on a page of usual width."""

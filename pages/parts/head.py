@@ -5,7 +5,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from pages.parts import empty, loaders, picker, words
-from pages.parts.shelf.library import Entry
+from pages.parts.library.run_list import Entry
 
 # What a run without steps may hold, and the pages that show it.
 PROFILED = (

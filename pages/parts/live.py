@@ -15,12 +15,12 @@ from amp_core import Run, RunError
 from amp_core.analysis import Overview, kinds_present, overview, sampled_steps, scale_summary
 from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, RANGES, View
 from amp_core.views.tensors import shown_kind
-from pages.parts import cards, charts, head, loaders, memory_back, words
+from pages.parts import cards, charts, head, loaders, release_memory, words
 from pages.parts.hardware import gauges
-from pages.parts.shelf import library
-from pages.parts.shelf.library import Entry
+from pages.parts.library import run_list
+from pages.parts.library.run_list import Entry
+from pages.parts.overview import findings
 from pages.parts.start import queue
-from pages.parts.verdict import findings
 
 TICK_S = 1.0
 POINTS = 800
@@ -52,7 +52,7 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
 
 def _until_it_ends(key: str) -> None:
     """While all stands still: what is said of the run, and its buttons, hold only as long as it goes on."""
-    now = library.listing().get(key)
+    now = run_list.listing().get(key)
     if now is None or not now.under_way:
         st.rerun()
 
@@ -68,7 +68,7 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -
             _charts(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
-    memory_back.soon()
+    release_memory.soon()
 
 
 def _numbers(entry: Entry, paused: bool) -> Run | None:

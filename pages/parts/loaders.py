@@ -22,16 +22,16 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import streamlit as st
 
 from amp_core import Run
-from amp_core.extract import Extract, open_extract
-from amp_core.tasting import Taster
-from pages.parts.shelf.library import Entry
+from amp_core.store.long_runs.extract import Extract, open_extract
+from amp_core.store.untrusted.sandbox import Sandbox
+from pages.parts.library.run_list import Entry
 
 T = TypeVar("T")
 
 KEPT = 6
 """Runs that a session keeps open."""
 
-MOST_REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """What is remembered of runs that have ended: some 35 answers and 0.1 to 2 MB a run, so all pages of thirty runs."""
 
 FRESH_S = 0.9
@@ -75,7 +75,7 @@ _held: WeakSet[Run] = WeakSet()
 _files_of: WeakKeyDictionary[Run, str] = WeakKeyDictionary()
 """The files of each run as the last pass found them: one look at a folder of some hundred files for all its numbers."""
 _opening = threading.Lock()
-_taster = Taster()
+_taster = Sandbox()
 
 
 def open_run(entry: Entry) -> Run:
@@ -111,7 +111,7 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
         shared = _shared.get(str(entry.path))
         if shared is None:
             own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or written anew by it
-            run = open_extract(entry.path, taster=None if own else _taster)
+            run = open_extract(entry.path, sandbox=None if own else _taster)
             if not isinstance(run, Extract):  # at an address: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)
@@ -148,7 +148,7 @@ def _files(run: Run) -> str:
     return hashlib.blake2b(repr((str(run.path), run.name, run.fingerprint())).encode()).hexdigest()
 
 
-@st.cache_data(max_entries=MOST_REMEMBERED, show_spinner=False)
+@st.cache_data(max_entries=MAX_REMEMBERED, show_spinner=False)
 def _remembered(
     _function: Callable[..., Any],
     _of: Run | Sequence[Run],

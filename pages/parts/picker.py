@@ -5,13 +5,13 @@ from collections.abc import Iterable
 import streamlit as st
 
 from pages.parts import address, words
-from pages.parts.shelf import library
-from pages.parts.shelf.library import Entry
+from pages.parts.library import run_list
+from pages.parts.library.run_list import Entry
 
 
 def show() -> None:
     """Draw the picker; leaves the library in `st.session_state["entries"]` and the chosen key in `["run"]`."""
-    entries = library.listing()
+    entries = run_list.listing()
     st.session_state["entries"] = entries
     _follow_address(entries)
     with st.sidebar:
@@ -101,7 +101,7 @@ def _follow_address(entries: dict[str, Entry]) -> None:
     kept = next((key for key in before if key in entries), None)
     if kept is None and before[1] and before[1] != st.session_state.get("picker.let_go"):
         missing = missing or before[1]
-    shown = kept or library.preferred(entries) or next(iter(entries), "")
+    shown = kept or run_list.preferred(entries) or next(iter(entries), "")
     address.settle("run", shown)
     if missing:
         st.session_state["picker.missing"] = (missing, shown, None)

@@ -8,7 +8,7 @@ read-only.
 
 import streamlit as st
 
-from amp_core.serving import has_sign_in, user_allowed
+from amp_core.library.permissions import has_sign_in, user_allowed
 
 
 def require() -> None:

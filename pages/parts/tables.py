@@ -19,9 +19,9 @@ import plotly.graph_objects as go
 import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
-from amp_core.figures.data import chart_csv
-from amp_core.spreadsheet import as_csv, as_parquet, file_name
-from amp_core.words import NONE
+from amp_core.figures.chart_data import chart_csv
+from amp_core.text.csv_safe import as_csv, as_parquet, file_name
+from amp_core.text.formatting import NONE
 
 _SHOWN = "tables.shown"
 _CHARTS = "charts.shown"

@@ -1,4 +1,5 @@
-"""Numbers and states as the pages write them: those of `amp_core.words`, looks and labels, and Markdown's escapes.
+"""Numbers and states as the pages write them: those of `amp_core.text.formatting`, looks and labels, and Markdown's
+escapes.
 
 >>> scale(65536.0), size(3_400_000), escape("a_b")
 ('2¹⁶', '3.24 MiB', 'a\\\\_b')
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from amp_core.words import (
+from amp_core.text.formatting import (
     KIND_LABELS,
     NONE,
     about,

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from amp_core import Run, RunError, diagnose, load_run
 from amp_core.record import watch
-from amp_core.runlog import RunWriter
 from amp_core.schema import TABLES
+from amp_core.store.writer import RunWriter
 from tests.analysis.test_contract import NEED_GRADIENTS, OF_A_RUN, OF_RUNS, calls
 from tests.figures.test_contract import FRAMES, drawn
 from tests.synthetic import write

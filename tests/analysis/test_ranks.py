@@ -8,7 +8,7 @@ import pytest
 from amp_core import load_run
 from amp_core.analysis import rank_ends, rank_table, ranks
 from amp_core.findings import diagnose
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 
 @pytest.mark.parametrize("begin", [0, 5000])

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 
 from amp_core import Run, load_run, watch
 from amp_core.analysis import compare
-from amp_core.record.clock import HostClock
-from amp_core.train.interleave import default_block, order_of
+from amp_core.record.step_phases import HostClock
+from amp_core.train.turns.interleave import default_block, order_of
 from tests.benchmarks.measuring import machine, say, table
 
 SLOWER = 0.05

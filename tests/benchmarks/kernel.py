@@ -8,7 +8,7 @@ import argparse
 import numpy as np
 import torch
 
-from amp_core.record.measure import measure, measure_together
+from amp_core.record.stats.measure import measure, measure_together
 from tests.benchmarks.measuring import by_turns, machine, ratio, table
 
 

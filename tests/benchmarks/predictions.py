@@ -3,7 +3,7 @@
 For each model, recorded in FP16 and in FP32: the worst difference between the predicted and the audited share of lost
 elements over all weight matrices and the scales 2^-4 … 2^16, where the source was healthy and anywhere; and the safe
 window beside what an audit of every power of two finds, the scales at which all cosines are at least 0.999 and nothing
-is infinite. `tests/analysis/test_predictions.py` asserts what is printed here.
+is infinite. `tests/analysis/numerics/test_predictions.py` asserts what is printed here.
 """
 
 import argparse
@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 
 from amp_core.analysis import predicted_and_audited, safe_window, what_if
-from amp_core.analysis.whatif import HEALTHY_SOURCE
-from amp_core.analysis.window import COSINE
-from tests.analysis.test_predictions import MODELS, STEPS, audited_at, matrices, recorded
+from amp_core.analysis.numerics.safe_window import COSINE
+from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
+from tests.analysis.numerics.test_predictions import MODELS, STEPS, audited_at, matrices, recorded
 
 TRIED = [2.0**k for k in range(-10, 31)]
 

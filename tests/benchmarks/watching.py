@@ -17,8 +17,8 @@ import torch
 
 from amp_core.record import watch
 from amp_core.schema import KINDS
-from amp_core.train.config import TrainConfig
-from amp_core.train.engine import endless, make_optimizer
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.training import endless, make_optimizer
 from amp_core.train.workloads import build
 from tests.benchmarks.measuring import by_turns, machine, ratio, say, table
 

@@ -17,7 +17,8 @@ import torch
 
 from amp_core import load_run
 from amp_core.findings import GUIDE, diagnose
-from amp_core.record import notices, watch
+from amp_core.record import watch
+from amp_core.record.observers import defaults
 from tests.benchmarks.measuring import machine
 from tests.benchmarks.watching import Loop
 from tests.findings.zoo import ZOO, Case
@@ -40,8 +41,8 @@ def row(case: Case, folder: Path) -> str:
 
 def observers() -> list[type]:
     """The classes of what `watch` puts on by default."""
-    made = [value for value in vars(notices).values() if isinstance(value, type)]
-    return [one for one in made if one is not notices.Observer and issubclass(one, notices.Observer)]
+    made = [value for value in vars(defaults).values() if isinstance(value, type)]
+    return [one for one in made if one is not defaults.Observer and issubclass(one, defaults.Observer)]
 
 
 def timed(spent: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from tests.serve.running import app
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "sample_runs" / "loss-scale.png"
 ADDRESS = "/loss-scale?run=sample/fp16-overflow"
-MOST_BYTES = 300_000
+MAX_BYTES = 300_000
 
 
 def take(base: str) -> None:
@@ -45,7 +45,7 @@ def main() -> int:
         take(server.base)
     size = PICTURE.stat().st_size
     sys.stdout.write(f"{PICTURE.relative_to(ROOT)}: {size / 1000:.0f} kB\n")
-    return int(size > MOST_BYTES)
+    return int(size > MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from amp_core import RunError, load_run
-from amp_core.packing import pack
+from amp_core.store.packing import pack
 from tests.browser import picture
 from tests.pages.conftest import pages
 from tests.serve.running import app
@@ -233,7 +233,7 @@ def test_every_page_loads_clean_in_both_themes(server, new_tab, theme):
         charts += tab.page.evaluate(MARGINS)
     assert not tab.wrong
     pushed = [c["title"] for c in charts if any(round(c["taken"][side]) > c["given"][side] for side in "lrtb")]
-    assert len(charts) > 12 and len(pushed) <= 1, pushed  # see amp_core.figures.room
+    assert len(charts) > 12 and len(pushed) <= 1, pushed  # see amp_core.figures.margins
     again = [c["title"] for c in charts if c["again"]]  # a page that grows a scroll bar is drawn once more in its width
     assert len(again) <= len(charts) / 6, again  # see amp_core.figures.browser
 

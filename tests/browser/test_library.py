@@ -3,8 +3,8 @@
 import pytest
 
 from amp_core import load_run
-from amp_core.labels import label_of
-from amp_core.packing import unpack
+from amp_core.library.labels import label_of
+from amp_core.store.packing import unpack
 from tests.serve.running import app
 from tests.synthetic import write
 from tests.waiting import wait_for

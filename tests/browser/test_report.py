@@ -5,7 +5,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.report import report_html
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.synthetic import SAMPLES, write
 
 

@@ -20,9 +20,9 @@ import pytest
 import amp_core.analysis as analysis
 import amp_core.figures as figures
 from amp_core import Run, load_run
-from amp_core.analysis.formatlab import accumulated, format_ranges
-from amp_core.analysis.layers import layer_exponents, layer_trace, tensor_names
-from amp_core.figures.data import chart_csv, chart_data
+from amp_core.analysis.format_lab.rounding import accumulated, format_ranges
+from amp_core.analysis.numerics.layers import layer_exponents, layer_trace, tensor_names
+from amp_core.figures.chart_data import chart_csv, chart_data
 from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
 from tests.figures.test_style import oklab

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from amp_core.analysis.memory_parts import CATEGORIES
-from amp_core.figures.sketch import Sketch
+from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.style import (
     COUNTERS,
     MEANINGS,
@@ -26,7 +26,7 @@ from amp_core.figures.style import (
     shortened,
     tick_names,
 )
-from amp_core.train.config import RECIPES as TRAINED
+from amp_core.settings.training import RECIPES as TRAINED
 
 BACKGROUNDS = {False: ("#FFFFFF", "#FCFCFA"), True: ("#0E1117", "#11181B")}
 
@@ -145,7 +145,7 @@ def test_an_axis_of_shares_says_percent_with_a_space(top: float, past: float, sa
 
 
 def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
-    figure = Sketch()
+    figure = FigureSpec()
     figure.xaxis(title="step", range=[549.5, 554.5])
     assert finished(figure, "a", "b").layout.xaxis.dtick == 1
     figure.xaxis(title="step", range=[0, 20_000], dtick=None)

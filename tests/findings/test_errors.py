@@ -6,7 +6,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.findings import diagnose
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from amp_core import Run, load_run
 from amp_core.findings import Finding, diagnose
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from amp_core.train import TrainConfig, train
 from tests.counted import calls_of
 from tests.synthetic import SAMPLES

@@ -6,9 +6,17 @@ from typing import Any
 import pytest
 
 from amp_core import Finding, diagnose, load_run
-from amp_core.record.captures import UNSEEN
-from amp_core.record.steps import NO_FORWARD, NO_FORWARD_ANY_MORE, NO_LOSS, NO_MORE_STEPS, NO_STEP, NO_VALUES, NOTHING
-from amp_core.runlog import RunWriter
+from amp_core.record.loop.steps import (
+    NO_FORWARD,
+    NO_FORWARD_ANY_MORE,
+    NO_LOSS,
+    NO_MORE_STEPS,
+    NO_STEP,
+    NO_VALUES,
+    NOTHING,
+)
+from amp_core.record.torch_internals.captures import UNSEEN
+from amp_core.store.writer import RunWriter
 
 
 def recorded(

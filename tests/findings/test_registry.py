@@ -71,7 +71,7 @@ BY_HARM = [
 MADE_UP = """
 from amp_core.findings.model import Entry, Finding
 from amp_core.findings.registry import found, paired_rule, rule
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 TEXTS = dict(what="It is made up.", signal="Nothing at all.", threshold="Every run.", advice="It is so. Leave it.")
 PAIR = Entry(code="made-up-pair", severity="warning", family="Made up", order=7, **TEXTS)
@@ -106,7 +106,7 @@ from streamlit.testing.v1 import AppTest
 from amp_core import diagnose, load_run
 from amp_core.__main__ import main
 from amp_core.findings import FAMILIES, GUIDE
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 
 with RunWriter("run") as writer:
     writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.0]})

@@ -10,8 +10,8 @@ NVIDIA DeepLearningExamples, READMEs of PyTorch/Classification/ConvNets/resnet50
 import pytest
 
 from amp_core.forecast import forecast
-from amp_core.train.config import TrainConfig
-from amp_core.train.stepwork import trace_workload
+from amp_core.settings.training import TrainConfig
+from amp_core.train.step_on_fake_tensors import trace_workload
 
 GPUS = ["V100", "A100 40GB", "A100", "H100", "B200"]
 

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from amp_core import RunError
-from amp_core.analysis._gpus import NAMES, named_part
 from amp_core.forecast import EFFICIENCY, Speeds, StepMemory, StepTrace, forecast, largest_batch, memory_needed
-from amp_core.forecast._roofline import KERNEL_US, device_time
+from amp_core.forecast.roofline import KERNEL_US, device_time
+from amp_core.hardware.data_sheets import NAMES, named_part
 
 FULL = Speeds(tensor_cores=1.0, cuda_cores=1.0, bandwidth=1.0, launch_us=5.0)
 A100 = named_part("A100")[1]

@@ -7,9 +7,9 @@ import pytest
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
 from amp_core.forecast import forecast, measured_factor, traces_of_run
+from amp_core.settings.training import TrainConfig
 from amp_core.train import train
-from amp_core.train.config import TrainConfig
-from amp_core.train.stepwork import trace_workload
+from amp_core.train.step_on_fake_tensors import trace_workload
 from tests.synthetic import write, write_rows
 
 

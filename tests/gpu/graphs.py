@@ -9,7 +9,7 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.captures import UNSEEN
+from amp_core.record.torch_internals.captures import UNSEEN
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import scratch
 

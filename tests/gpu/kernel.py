@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from amp_core.record import measure as measuring
+from amp_core.record.stats import measure as measuring
 from tests.gpu.checks import Place, Row
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from amp_core.record import Recorder, watch
-from amp_core.train.config import TrainConfig
-from amp_core.train.engine import endless, make_optimizer
-from amp_core.train.recipes import Precision, backend_flags
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.recipes import Precision, backend_flags
+from amp_core.train.engine.training import endless, make_optimizer
 from amp_core.train.workloads import ShuffledBatches, Workload, build
 from tests.gpu.checks import Place
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import torch
 
 from amp_core import load_run
-from amp_core._gpu import GPM_METRICS
 from amp_core.analysis import device_now, memory_breakdown, not_recorded
-from amp_core.record.device import SHORTEST_S, DeviceSampler
-from amp_core.runlog import RunWriter
+from amp_core.hardware.gpu_state import GPM_METRICS
+from amp_core.record.observers.device import SHORTEST_S, DeviceSampler
+from amp_core.store.writer import RunWriter
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop, scratch
 

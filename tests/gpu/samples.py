@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from amp_core import RunError, load_run
-from amp_core._files import replace_file
+from amp_core.store.atomic import replace_file
 from amp_core.train import TrainConfig, train
 from tests.gpu.checks import Place, Row
 
-MOST_BYTES = 2 * 2**20
+MAX_BYTES = 2 * 2**20
 STEPS = 24
 WATCHED: dict[str, Any] = {
     "steps": STEPS,
@@ -70,9 +70,9 @@ def _row(name: str, folder: Path, place: Place) -> Row:
     held = ", ".join(f"{count} {table}" for table, count in rows.items() if count)
     return Row(
         f"sample run {name}",
-        f"≤ {MOST_BYTES // 2**20} MB, with {', '.join(wanted)}",
+        f"≤ {MAX_BYTES // 2**20} MB, with {', '.join(wanted)}",
         f"{size / 2**20:.2f} MB; {held}; {counters} samples of the tensor-core counter"
         + (f"; no {', '.join(missing)}" if missing else ""),
-        "pass" if size <= MOST_BYTES and not missing else "FAIL",
+        "pass" if size <= MAX_BYTES and not missing else "FAIL",
         {"bytes": size, "rows": rows},
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
+from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
 from amp_core.train.workloads import Workload, build
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop

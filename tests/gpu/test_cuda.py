@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from amp_core import load_run
-from amp_core.record import measure as measuring
 from amp_core.record import watch
+from amp_core.record.stats import measure as measuring
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -104,7 +104,7 @@ def test_an_unsampled_step_waits_for_nothing(tmp_path):
 )
 def test_the_triton_kernel_agrees_with_the_specification(dtype):
     pytest.importorskip("triton")
-    from amp_core.record._measure_cuda import measure_cuda
+    from amp_core.record.stats.triton.measure import measure_cuda
 
     draw = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 256, (1_000_003 * dtype.itemsize,), dtype=torch.uint8, generator=draw).view(dtype)

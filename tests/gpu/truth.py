@@ -9,8 +9,8 @@ import torch
 
 from amp_core import Run, load_run
 from amp_core.analysis import predicted_and_audited, safe_window, tensor_core_use, what_if
-from amp_core.analysis.whatif import HEALTHY_SOURCE
-from amp_core.analysis.window import COSINE
+from amp_core.analysis.numerics.safe_window import COSINE
+from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
 from amp_core.record import watch
 from amp_core.train import TrainConfig, train
 from tests.gpu.checks import Place, Row

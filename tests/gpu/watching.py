@@ -9,9 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.device import DeviceSampler
-from amp_core.runlog import RunWriter
-from amp_core.train.engine import endless, train_step
+from amp_core.record.observers.device import DeviceSampler
+from amp_core.store.writer import RunWriter
+from amp_core.train.engine.training import endless, train_step
 from tests.gpu import precision
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop, alternate, in_words, plain, quartiles, scratch, seconds_a_step

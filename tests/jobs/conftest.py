@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from amp_core import jobs
-from amp_core.jobs import listing
+from amp_core.jobs import listing, queue
 from tests.waiting import wait_for
 
 # Stands in for `ampscope train`: a run of a step every 20 ms, without torch. The mode says how it behaves.
 STAND_IN = """
 import os, signal, subprocess, sys, time
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 mode, folder = sys.argv[1], sys.argv[sys.argv.index("--out") + 1]
 print("mode", mode, "config", sys.argv[sys.argv.index("--config") + 1])
 if mode == "bad-input":
@@ -60,6 +59,6 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
     def waited_for() -> bool:
         assert [j.name for j in listing(folder) if j.alive] == []  # to look at jobs is to wait for those that ended
-        return not [f for f in jobs._children if f.parent == folder]
+        return not [f for f in queue._children if f.parent == folder]
 
     wait_for(waited_for)

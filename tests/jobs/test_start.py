@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_core import RunError, jobs, load_run
-from amp_core.jobs import find, listing, start
-from amp_core.train.config import TrainConfig
+from amp_core import RunError, load_run
+from amp_core.jobs import find, listing, queue, start
+from amp_core.settings.training import TrainConfig
 from tests.jobs.waiting import CPU, gone, steps_recorded, until
 from tests.waiting import wait_for
 
@@ -44,10 +44,10 @@ def test_names_are_readable_unique_and_never_paths(runs: Path, stand_in: Callabl
         "digits-cnn-tiny-fp16-3",
     ]
     assert sorted(p.name for p in runs.iterdir()) == sorted(names)
-    long = jobs.folder_name("n" * 500)
+    long = queue.folder_name("n" * 500)
     assert len(long) == 60
     own = dataclasses.replace(CPU, workload="some where/my file.py:make", precision="bf16")
-    assert jobs.folder_name(jobs._described(own)) == "my-file-make-bf16"
+    assert queue.folder_name(queue._described(own)) == "my-file-make-bf16"
 
 
 def test_listing_is_newest_first_and_empty_without_a_folder(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
@@ -90,14 +90,14 @@ def test_one_job_per_device_the_rest_wait_in_order(runs: Path, stand_in: Callabl
 
 
 def test_device_of_auto_is_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = {d: jobs.device_of(TrainConfig(device=d)) for d in ("cpu", "cuda", "cuda:1")}
+    devices = {d: queue.device_of(TrainConfig(device=d)) for d in ("cpu", "cuda", "cuda:1")}
     assert devices == {"cpu": "cpu", "cuda": "cuda:0", "cuda:1": "cuda:1"}
     for has_cuda, device in ((True, "cuda:0"), (False, "cpu")):
-        monkeypatch.setattr(jobs, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
-        assert jobs.device_of(TrainConfig(device="auto")) == device
+        monkeypatch.setattr(queue, "_has_cuda", lambda has_cuda=has_cuda: has_cuda)
+        assert queue.device_of(TrainConfig(device="auto")) == device
     monkeypatch.undo()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert jobs._has_cuda() is False
+    assert queue._has_cuda() is False
 
 
 def test_child_finds_the_package_from_a_checkout(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import psutil
 
 from amp_core import load_run
 from amp_core.jobs import Job, find
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from tests.waiting import DEADLINE_S
 
 CPU = TrainConfig(workload="digits-cnn", device="cpu")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from pages.parts.shelf import library, rows
+from pages.parts.library import run_list, run_table
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "pages/run_overview.py"
@@ -59,8 +59,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """An empty library."""
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
-    monkeypatch.setattr(library, "SAMPLES", where.samples)
-    monkeypatch.setattr(rows, "PATIENCE_S", 600.0)  # a row looked into later would depend on the machine's speed
+    monkeypatch.setattr(run_list, "SAMPLES", where.samples)
+    monkeypatch.setattr(run_table, "PATIENCE_S", 600.0)  # a row looked into later would depend on the machine's speed
     return where
 
 

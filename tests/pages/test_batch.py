@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from amp_core import jobs
-from amp_core.train.max_batch import FILE
+from amp_core.tune.max_batch import FILE
 from tests.pages.conftest import words
 from tests.pages.test_start_run import START, field
 

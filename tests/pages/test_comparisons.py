@@ -4,9 +4,9 @@ import pytest
 
 from amp_core import jobs, load_run
 from amp_core.analysis import compare
-from amp_core.labels import Label, label_of
+from amp_core.library.labels import Label, label_of
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from pages.parts.start import asked as form
 from pages.parts.start import comparisons
 from tests.pages.conftest import words

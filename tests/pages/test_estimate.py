@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from amp_core.labels import label_of
+from amp_core.library.labels import label_of
 from tests.pages.conftest import words
 from tests.pages.test_start_run import START, field, started, submit  # noqa: F401 - a fixture
 from tests.synthetic import write

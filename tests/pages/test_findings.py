@@ -3,7 +3,7 @@
 from collections import Counter
 
 from amp_core.findings import GUIDE
-from amp_core.muting import mute, muted
+from amp_core.library.mutes import mute, muted
 from tests.pages.conftest import words
 from tests.synthetic import live, write
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from amp_core.glossary import TERMS
-from amp_core.runlog import RunWriter
-from pages.parts.verdict import findings
+from amp_core.store.writer import RunWriter
+from amp_core.text.glossary import TERMS
+from pages.parts.overview import findings
 from tests.pages.conftest import words
 from tests.synthetic import write
 

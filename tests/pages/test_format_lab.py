@@ -5,11 +5,11 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import step_cost
-from amp_core.analysis.claims import format_claims
-from amp_core.analysis.formatlab import element_formats
-from amp_core.analysis.taught import METHOD, in_band
+from amp_core.analysis.format_lab.myths import format_myths
+from amp_core.analysis.format_lab.rounding import element_formats
+from amp_core.analysis.numerics.myths_in_run import METHOD, in_band
 from amp_core.formats import FORMATS
-from amp_core.spreadsheet import as_csv, as_parquet
+from amp_core.text.csv_safe import as_csv, as_parquet
 from pages.parts.words import percent
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
@@ -135,7 +135,7 @@ def test_a_running_sum_is_drawn(open_app):
 
 def test_claims_are_all_there_with_their_verdicts(open_app):
     table = open_app(LAB).table[1].value
-    assert len(table) == len(format_claims())
+    assert len(table) == len(format_myths())
     assert table["Verdict"].str.contains("false").sum() >= 3
     assert "2⁻¹⁴" in "".join(table["Precisely"])
 

@@ -155,7 +155,7 @@ def test_labels_are_unique_and_free_of_status(home, open_app):
 
 
 def test_markdown_in_a_run_name_is_text(home, open_app):
-    from amp_core.runlog import RunWriter
+    from amp_core.store.writer import RunWriter
 
     with RunWriter(home.runs / "x", name="**bold** [link](http://example.org) <b>") as run:
         run.append("steps", {"step": [0], "loss": [1.0]})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from amp_core._nvml import Nvml
-from amp_core.runlog import RunWriter
+from amp_core.hardware.nvml import Nvml
+from amp_core.store.writer import RunWriter
 from pages.parts.hardware import abilities
 from pages.parts.start import devices
 from tests.pages.conftest import metric, titles, words

@@ -14,7 +14,7 @@ TENSOR_CORES, STEP_COST = "pages/tensor_cores.py", "pages/step_cost.py"
 
 def foreign(folder, rows, **tables):
     """A run that has kernels and no steps, as an imported trace may."""
-    from amp_core.runlog import RunWriter
+    from amp_core.store.writer import RunWriter
 
     with RunWriter(folder, name=folder.name, config={"source": "import"}) as writer:
         writer.append("kernels", columns(rows))
@@ -110,7 +110,7 @@ def test_compare_names_step_cost_for_a_trace_alone(home, open_app):
 
 
 def test_a_device_without_tensor_cores_is_said_to_have_none(home, open_app, tmp_path):
-    from amp_core.runlog import RunWriter
+    from amp_core.store.writer import RunWriter
 
     environment = {"gpus": [{"name": "NVIDIA GeForce GTX 1080", "capability": "6.1"}]}
     with RunWriter(home.runs / "a", name="a", environment=environment) as writer:

@@ -4,7 +4,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import what_if
-from amp_core.analysis.layers import layer_health, layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import layer_health, layer_trace, tensor_names
 from pages.parts.numbers.tensor import same
 from tests.pages.conftest import titles, words
 from tests.synthetic import write

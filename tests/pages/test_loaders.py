@@ -16,10 +16,10 @@ import pytest
 import streamlit as st
 
 from amp_core.analysis import overview, scale_trace
-from amp_core.extract import Extract, open_extract
-from amp_core.serving import HEAP
-from pages.parts import loaders, memory_back
-from pages.parts.shelf.library import Entry
+from amp_core.library.permissions import HEAP
+from amp_core.store.long_runs.extract import Extract, open_extract
+from pages.parts import loaders, release_memory
+from pages.parts.library.run_list import Entry
 from tests.synthetic import SyntheticRun, live, write
 
 T = TypeVar("T")
@@ -175,26 +175,26 @@ def test_holes_between_what_is_kept_go_back_to_the_system() -> None:
 def test_garbage_of_many_passes_is_collected_in_one_go_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = threading.Semaphore(0)
     finish = threading.Event()
-    now = memory_back.now
+    now = release_memory.now
 
     def slowly() -> None:
         now()
         collected.release()
         finish.wait(300)
 
-    monkeypatch.setattr(memory_back, "now", slowly)
+    monkeypatch.setattr(release_memory, "now", slowly)
     figure = Cycle()
     gone = weakref.ref(figure)
     del figure
     try:
-        memory_back.soon()
+        release_memory.soon()
         assert collected.acquire(timeout=300) and gone() is None
         for _ in range(50):
-            memory_back.soon()  # returns, although the first collection is still under way
+            release_memory.soon()  # returns, although the first collection is still under way
     finally:
         finish.set()
     assert collected.acquire(timeout=300)
-    assert not memory_back._asked.is_set(), "the second collection served them all"
+    assert not release_memory._asked.is_set(), "the second collection served them all"
 
 
 class Cycle:

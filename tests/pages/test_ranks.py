@@ -1,6 +1,6 @@
 """Ranks that disagree on the loss scale are told on Loss scale, with chart and steps; those that agree in a line."""
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.pages.conftest import titles, words
 from tests.synthetic import write
 

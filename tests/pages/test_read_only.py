@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from amp_core import RunError, jobs
-from amp_core.labels import Label, write_label
-from amp_core.muting import mute
-from amp_core.serving import Rules
-from pages.parts.shelf import discarded, library
+from amp_core.library.labels import Label, write_label
+from amp_core.library.mutes import mute
+from amp_core.library.permissions import Rules
+from pages.parts.library import run_list, trash
 from tests.pages.conftest import pages, words
 from tests.synthetic import live, write
 
@@ -34,7 +34,7 @@ def busy(home, monkeypatch):
     write(home.samples / "fp16-healthy", "healthy")
     write_label(home.runs / "a", Label(tags=("paper",)))
     mute(home.runs / "b", "watch-overhead")
-    discarded.discard(library.listing()["run/gone"])
+    trash.discard(run_list.listing()["run/gone"])
     with live(home.runs / "l") as run:
         run.advance(30)
         (home.runs / "l" / "job.json").write_text("{}")
@@ -83,15 +83,15 @@ def test_a_muted_finding_stays_so_and_is_still_named(home, open_app, monkeypatch
 
 def test_the_functions_refuse_too(home, monkeypatch):
     write(home.runs / "a", "healthy")
-    entry = library.listing()["run/a"]
-    kept = discarded.discard(entry)
+    entry = run_list.listing()["run/a"]
+    kept = trash.discard(entry)
     read_only(monkeypatch)
     for change in (
         lambda: write_label(home.runs / "b", Label(name="x")),
         lambda: mute(home.runs / "b", "watch-overhead"),
-        lambda: discarded.restore(kept),
-        discarded.empty,
+        lambda: trash.restore(kept),
+        trash.empty,
     ):
         with pytest.raises(RunError, match="read-only"):
             change()
-    assert kept in discarded.kept()
+    assert kept in trash.kept()

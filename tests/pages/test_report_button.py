@@ -1,7 +1,7 @@
 """The report as a download: offered on Overview and Compare, and made from the runs that are looked at."""
 
 from amp_core import load_run
-from pages.parts.verdict import report
+from pages.parts.overview import report
 from tests.synthetic import write
 
 

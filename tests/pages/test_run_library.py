@@ -10,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from amp_core import RunError, load_run
-from amp_core._children import python_path
-from amp_core.labels import Label, label_of, write_label
-from amp_core.muting import mute
-from amp_core.packing import pack
-from amp_core.runlog import RunWriter
-from pages.parts.shelf import discarded, incoming, library, rows
+from amp_core.hardware.child_environment import python_path
+from amp_core.library.labels import Label, label_of, write_label
+from amp_core.library.mutes import mute
+from amp_core.store.packing import pack
+from amp_core.store.writer import RunWriter
+from pages.parts.library import run_list, run_table, trash
+from pages.parts.library import upload as incoming
 from tests.pages.conftest import words
 from tests.synthetic import live, write
 from tests.traces.made import training
@@ -91,14 +92,14 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
 
 def test_a_run_that_another_tab_has_deleted_is_said_to_be_gone(home):
     write(home.runs / "few", "healthy")
-    entry = library.listing()["run/few"]
-    discarded.discard(entry)
+    entry = run_list.listing()["run/few"]
+    trash.discard(entry)
     with pytest.raises(RunError, match=r"^few is no longer there: it was moved or deleted elsewhere$"):
-        discarded.discard(entry)
-    (kept,) = discarded.kept()
-    discarded.restore(kept)
+        trash.discard(entry)
+    (kept,) = trash.kept()
+    trash.restore(kept)
     with pytest.raises(RunError, match=r"^the place of few is taken by another run; rename or delete that first$"):
-        discarded.restore(kept)
+        trash.restore(kept)
 
 
 def test_a_damaged_run_of_a_comparison_comes_back_too(home):
@@ -106,9 +107,9 @@ def test_a_damaged_run_of_a_comparison_comes_back_too(home):
         write(home.runs / "cmp" / name, name)
     (home.runs / "cmp" / "fp32" / "run.json").unlink()
     before = files_below(home.runs)
-    discarded.discard(library.listing()["run/cmp/fp32"])
-    (kept,) = discarded.kept()
-    assert discarded.restore(kept) == "run/cmp/fp32"
+    trash.discard(run_list.listing()["run/cmp/fp32"])
+    (kept,) = trash.kept()
+    assert trash.restore(kept) == "run/cmp/fp32"
     assert [f for f in files_below(home.runs) if not f.startswith(".deleted")] == before
 
 
@@ -158,7 +159,7 @@ def test_ticked_runs_are_compared(home, open_app):
     ],
 )
 def test_the_run_that_was_ticked_last_is_chosen(ticked, before, current, chosen):
-    assert rows.chosen(ticked, before, current) == chosen
+    assert run_table.chosen(ticked, before, current) == chosen
 
 
 def test_a_run_is_begun_again_with_its_own_settings(home, open_app):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from amp_core import load_run
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import SCENARIOS, live, write
 from tests.synthetic_kernels import add_window

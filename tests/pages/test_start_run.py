@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from amp_core import jobs
-from amp_core.serving import Rules
-from amp_core.train.config import TrainConfig
-from pages.parts.shelf.library import Entry
+from amp_core.library.permissions import Rules
+from amp_core.settings.training import TrainConfig
+from pages.parts.library.run_list import Entry
 from pages.parts.start import ablation, again, devices, fields, form
 from tests.pages.conftest import metric, titles, words
 from tests.synthetic import live, write

@@ -5,8 +5,8 @@ import json
 import sys
 
 from amp_core import jobs
-from amp_core.train.config import TrainConfig
-from amp_core.train.tune_result import Tried, Tuned
+from amp_core.settings.training import TrainConfig
+from amp_core.tune.result import Tried, Tuned
 from tests.pages.conftest import words
 from tests.waiting import wait_for
 

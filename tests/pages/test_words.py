@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from amp_core.analysis.answer import in_one_line
-from amp_core.words import amount
+from amp_core.analysis.comparison.answer import in_one_line
+from amp_core.text.formatting import amount
 from pages.parts import words
 
 

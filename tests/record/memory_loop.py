@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from amp_core import load_run
-from amp_core.record.memory import MemoryWatch, sampled
-from amp_core.record.observers import Observer
-from amp_core.runlog import RunWriter
+from amp_core.record.observer import Observer
+from amp_core.record.observers.memory import MemoryWatch, sampled
+from amp_core.store.writer import RunWriter
 
 CPU = torch.device("cpu")
 WIDTH, HIDDEN, BATCH, CLASSES = 32, 64, 16, 10

@@ -15,7 +15,7 @@ from tests.record.random_acts import ACTS
 from tests.record.random_loop import BREAKS, OPTIMIZERS, PRECISIONS, ROOTS
 from tests.record.random_models import PIECES
 
-MOST_SHRINKS = 60
+MAX_SHRINKS = 60
 """Simpler cases that are tried for one fault."""
 
 
@@ -160,7 +160,7 @@ def smaller(case: Case) -> Iterator[Case]:
                 yield dataclasses.replace(case, **{part: dataclasses.replace(whole, **{field.name: field.default})})
 
 
-def smallest(case: Case, shows: Callable[[Case], bool], most: int = MOST_SHRINKS) -> Case:
+def smallest(case: Case, shows: Callable[[Case], bool], most: int = MAX_SHRINKS) -> Case:
     """The simplest case, reached by one change after another, that still `shows` it; at most so many are tried."""
     tries = 0
     refused: set[Case] = set()

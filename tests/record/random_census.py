@@ -24,7 +24,7 @@ import torch
 import torch._dynamo  # puts wrappers into torch when it is first imported
 from torch import nn
 
-from amp_core.record.storages import hooks_are_on
+from amp_core.record.observers.storages import hooks_are_on
 
 PATCHABLE = (
     "torch",
@@ -45,7 +45,7 @@ PATCHABLE = (
 )
 """Modules whose functions, classes and their methods must be after `close` what they were before `watch`."""
 
-MOST_HEX = 32
+MAX_HEX = 32
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _leaf(value: Any) -> Any:
         held = value.detach().to_dense() if value.layout != torch.strided else value.detach()
         raw = torch.view_as_real(held).contiguous() if held.is_complex() else held.contiguous()
         data = raw.reshape(-1).view(torch.uint8).numpy().tobytes() if raw.numel() else b""
-        hexed = data.hex() if len(data) <= MOST_HEX else hashlib.sha1(data).hexdigest()
+        hexed = data.hex() if len(data) <= MAX_HEX else hashlib.sha1(data).hexdigest()
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hexed}"
     return text(repr(value))
 

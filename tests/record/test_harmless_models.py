@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record._calls import listeners
+from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.twins import assert_same_weights, saved, trained
 
 

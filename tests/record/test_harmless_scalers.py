@@ -11,7 +11,7 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.notices_patch import _methods, method_of
+from amp_core.record.torch_internals.patched_functions import _methods, method_of
 from tests.record.twins import assert_same_weights, trained
 
 NAMES = ("scale", "unscale_", "step", "update", "get_scale")

@@ -8,7 +8,7 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record._tensor_hooks import FEWEST, TensorHooks
+from amp_core.record.torch_internals.tensor_hooks import FEWEST, TensorHooks
 from tests.record.twins import assert_same_weights, trained
 
 
@@ -85,11 +85,11 @@ def test_the_last_to_ask_for_one_purpose_is_told():
     hooks, told = TensorHooks(), []
     leaf = torch.ones(2, requires_grad=True)
     for i in range(3):
-        hooks.put_on(leaf, "a", lambda grad, i=i: told.append(i))
-    hooks.put_on(leaf, "b", lambda grad: told.append("b"))
+        hooks.attach(leaf, "a", lambda grad, i=i: told.append(i))
+    hooks.attach(leaf, "b", lambda grad: told.append("b"))
     leaf.sum().backward()
     assert told == [2, "b"] and leaf.grad.tolist() == [1, 1]
-    hooks.take_off_leaves()
+    hooks.detach_leaves()
     assert not leaf._backward_hooks
 
 
@@ -97,9 +97,9 @@ def test_handles_of_tensors_that_are_gone_are_not_kept():
     hooks = TensorHooks()
     leaf = torch.ones(2, requires_grad=True)
     kept = leaf * 2
-    hooks.put_on(kept, "a", lambda grad: None)
+    hooks.attach(kept, "a", lambda grad: None)
     for _ in range(10 * FEWEST):
-        hooks.put_on(leaf * 3, "a", lambda grad: None)
+        hooks.attach(leaf * 3, "a", lambda grad: None)
     assert len(hooks._others) <= FEWEST
     hooks.remove()
     assert not kept._backward_hooks

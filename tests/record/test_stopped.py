@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from amp_core import load_run, watch
-from amp_core.record.steps import MANY
+from amp_core.record.loop.steps import MANY
 from tests.record.loops import small_model
 
 

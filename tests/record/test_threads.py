@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from amp_core import load_run
-from amp_core.record import _measure_cpu
+from amp_core.record.stats.numba import measure
 from tests.record.loops import train
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -16,7 +16,7 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def with_a_large_layer(model: nn.Module) -> nn.Module:
     """Large enough that its gradient is measured by several threads."""
-    assert 3 * _measure_cpu.SHARE <= 256 * 768
+    assert 3 * measure.SHARE <= 256 * 768
     return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 768), nn.ReLU(), nn.Linear(768, 24), model)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from amp_core import RunError, load_run
 from amp_core.record import watch
-from amp_core.record.gradients import unwrapped
+from amp_core.record.model.parameters import unwrapped
 from tests.record.loops import small_model, train
 
 

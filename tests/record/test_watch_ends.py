@@ -11,8 +11,9 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_core import RunError, load_run
-from amp_core.record import steps, watch
-from amp_core.record._calls import listeners
+from amp_core.record import watch
+from amp_core.record.loop import steps
+from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.loops import small_model, train
 
 
@@ -80,10 +81,10 @@ def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
 
 def test_numbers_that_are_still_on_the_device_are_waited_for_only_at_the_end(tmp_path, monkeypatch):
     """As on CUDA: a copy under way does not hold the loop up, and close() brings every row in."""
-    from amp_core.record.parcel import Parcel
+    from amp_core.record.stats.host_transfer import HostTransfer
 
     asked = []
-    monkeypatch.setattr(Parcel, "ready", lambda self, wait=False: asked.append(wait) or wait)
+    monkeypatch.setattr(HostTransfer, "ready", lambda self, wait=False: asked.append(wait) or wait)
     done = train(tmp_path / "run", torch.float16)
     assert asked.count(True) == 12 + 1 and False in asked  # the steps, and what notices ask of the start
     steps = load_run(tmp_path / "run").steps

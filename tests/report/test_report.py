@@ -12,10 +12,10 @@ import pytest
 
 from amp_core import RunError, load_run
 from amp_core.__main__ import main
-from amp_core._html import tag
 from amp_core.analysis import compare
 from amp_core.report import report_html
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
+from amp_core.text.html import tag
 from tests.synthetic import SAMPLES, write, write_rows
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.serve.running import run_async, serving
 from tests.serve.viewer import Viewer
 

@@ -18,7 +18,7 @@ from tests.serve.running import Server, app, run_async, serving
 from tests.serve.soak import slope, soak, watching_ms
 from tests.serve.viewer import Viewer
 
-MOST_BYTES = 1.5 * 2**30
+MAX_BYTES = 1.5 * 2**30
 Start = Callable[[Path], AbstractContextManager[Server]]
 
 
@@ -27,7 +27,7 @@ def test_sessions_see_their_own_run_and_leave_nothing(tmp_path: Path) -> None:
     assert found.crossed == 0 and found.errors == []
     assert len(found.opening_s) == 6 and len(found.pages_s) >= 15
     assert found.left_sessions == 0 and found.left_threads <= threads + 4  # of the pool that all sessions share
-    assert found.peak_bytes < MOST_BYTES
+    assert found.peak_bytes < MAX_BYTES
 
 
 def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
     with serving(tmp_path / "runs") as server:
         found = run_async(pages(server.base, "run/big"))
         assert all(found[page][1] is not None for page in ("overview", "loss-scale", "number-ranges", "layer-detail"))
-        assert server.rss_bytes() < MOST_BYTES
+        assert server.rss_bytes() < MAX_BYTES
 
 
 def test_live_looks_and_a_library_of_many_runs(tmp_path: Path) -> None:

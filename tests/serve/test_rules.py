@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from amp_core import RunError, jobs
 from amp_core.__main__ import main, parser
 from amp_core.cli.serve import is_loopback, prepared
-from amp_core.muting import mute
-from amp_core.serving import VARIABLE, Rules, current, folder_bytes, host_name, user_allowed
-from amp_core.train.config import TrainConfig
+from amp_core.library.mutes import mute
+from amp_core.library.permissions import VARIABLE, Rules, current, folder_bytes, host_name, user_allowed
+from amp_core.settings.training import TrainConfig
 
 
 def flags(*given: str) -> argparse.Namespace:
@@ -185,7 +185,7 @@ def test_limits_on_jobs_uploads_and_disk(tmp_path: Path) -> None:
 
 def test_a_full_disk_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 2**30 - 1})
-    monkeypatch.setattr("amp_core.serving.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("amp_core.library.permissions.shutil.disk_usage", lambda path: usage)
     with pytest.raises(RunError, match="left; make room"):
         Rules(most_disk_bytes=2**40).check_room(tmp_path)
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_core.traces import _intervals as times
+from amp_core.traces import intervals as times
 
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=6)
 HIGH = 30

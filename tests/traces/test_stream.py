@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amp_core import RunError
-from amp_core.traces import _collect, _stream, read_trace
-from amp_core.traces._stream import TraceStream
+from amp_core.traces import collect, json_stream, read_trace
+from amp_core.traces.json_stream import TraceStream
 from tests.traces.made import training, write
 
 SOUND = json.dumps(training()).encode()
@@ -36,7 +36,7 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
     document = training(steps=1, text='ü€😀\\"{[', number=-12.5e-3, nothing=None)
     file = write(tmp_path / "t.json", document)
     for size in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(_stream, "CHUNK_BYTES", size)
+        monkeypatch.setattr(json_stream, "CHUNK_BYTES", size)
         stream = TraceStream(file)
         assert list(stream) == document["traceEvents"] and stream.head["text"] == document["text"]
         assert stream.head["number"] == -12.5e-3
@@ -95,14 +95,14 @@ def test_a_bare_list_may_lack_its_end(tmp_path):
 
 
 def test_a_packed_trace_that_never_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_stream, "MAX_BYTES", 2**22)
+    monkeypatch.setattr(json_stream, "MAX_BYTES", 2**22)
     file = tmp_path / "t.json.gz"
     file.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
     assert "is longer than" in sentence(file)
 
 
 def test_one_endless_value_is_refused_without_being_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(_stream, "MAX_VALUE_CHARS", 2**20)
+    monkeypatch.setattr(json_stream, "MAX_VALUE_CHARS", 2**20)
     file = tmp_path / "t.json.gz"
     file.write_bytes(gzip.compress(b'{"x": "' + b"a" * 2**26))
     tracemalloc.start()
@@ -122,7 +122,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path):
         assert sum(1 for _ in TraceStream(file)) > events
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 12 * _stream.CHUNK_BYTES
+    assert peaks[1] < 12 * json_stream.CHUNK_BYTES
 
 
 def read_or_say(file):
@@ -214,9 +214,9 @@ def test_damaged_bytes_are_rows_or_one_sentence(tmp_path, data):
 
 @pytest.mark.parametrize("sort", ["cpu_op", "cuda_runtime", "kernel"])
 def test_more_events_than_any_trace_has_are_refused_whatever_they_are(monkeypatch, sort):
-    monkeypatch.setattr(_collect, "MAX_EVENTS", 3)
+    monkeypatch.setattr(collect, "MAX_EVENTS", 3)
     event = {"ph": "X", "cat": sort, "name": "cudaLaunchKernel", "ts": 1, "dur": 1}
     with pytest.raises(RunError, match="more than 3 events"):
-        _collect.collect([event] * 4)
+        collect.collect([event] * 4)
     if sort != "cuda_runtime":
-        assert len(_collect.collect([event] * 3).spans) in (0, 3)
+        assert len(collect.collect([event] * 3).spans) in (0, 3)

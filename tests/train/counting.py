@@ -5,7 +5,7 @@ from importlib import import_module
 import torch
 from torch.nn import functional as F
 
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import text, text_bert
 from amp_core.train.workloads.text_lstm import LSTMLanguageModel
 

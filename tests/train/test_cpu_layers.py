@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from amp_core import load_run
 from amp_core.__main__ import main
 from amp_core.train import TrainConfig, cpu_layers
-from amp_core.train.recipes import Precision
+from amp_core.train.engine.recipes import Precision
 from amp_core.train.workloads import build
 from tests.places import ROOT
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from amp_core import RunError, load_run
-from amp_core.train import RECIPES, WORKLOADS, TrainConfig, engine, train
+from amp_core.train import RECIPES, WORKLOADS, TrainConfig, train
+from amp_core.train.engine import training
 from tests.waiting import wait_for
 
 
@@ -43,8 +44,8 @@ def test_every_recipe_trains_every_workload(tmp_path, workload, precision):
 
 def test_channels_last_is_the_layout_of_convolutions_and_trains_the_same(tmp_path, monkeypatch):
     models = []
-    make = engine.make_optimizer
-    monkeypatch.setattr(engine, "make_optimizer", lambda config, model: models.append(model) or make(config, model))
+    make = training.make_optimizer
+    monkeypatch.setattr(training, "make_optimizer", lambda config, model: models.append(model) or make(config, model))
     losses = [
         run_of(tmp_path / str(on), workload="digits-cnn", precision="fp32", channels_last=on).steps["loss"]
         for on in (True, False)

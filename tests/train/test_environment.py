@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from amp_core.__main__ import main
-from amp_core._nvml import Nvml, NvmlError
 from amp_core.cli.env import in_words
+from amp_core.hardware.nvml import Nvml, NvmlError
 from amp_core.train import RECIPES
 from amp_core.train import environment as environments
 from tests.record import fake_nvml as fakes

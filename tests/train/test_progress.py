@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from amp_core.cli.train import in_words
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from amp_core.train import TrainConfig, train
-from amp_core.train.progress import Progress
+from amp_core.train.engine.progress import Progress
 
 
 class Clock:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from amp_core.train.config import RECIPES, TrainConfig
-from amp_core.train.recipes import Precision, backend_flags
+from amp_core.settings.training import RECIPES, TrainConfig
+from amp_core.train.engine.recipes import Precision, backend_flags
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ import pytest
 
 from amp_core import load_run
 from amp_core.train import TrainConfig, train
-from amp_core.train.interleave import Member, default_block, interleave, order_of, turns_of
-from amp_core.train.turns import Turns
+from amp_core.train.turns.interleave import Member, default_block, interleave, order_of, turns_of
+from amp_core.train.turns.participant import Turns
 from tests.waiting import wait_for
 
 OWN = """

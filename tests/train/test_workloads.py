@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from amp_core.schema import RunError
+from amp_core.settings.training import WORKLOADS, TrainConfig
 from amp_core.train import train
-from amp_core.train.config import WORKLOADS, TrainConfig
 from amp_core.train.workloads import ShuffledBatches, build
 from amp_core.train.workloads.text import load_corpus
 from amp_core.train.workloads.text_bert import MASK, asked_of, masked

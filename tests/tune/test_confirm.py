@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from amp_core.train.tune_confirm import LOOKS, seeds_that_tell
+from amp_core.tune.confirm import LOOKS, seeds_that_tell
 
 SEEDS = LOOKS[1]
 NEXT = next(look for look in LOOKS if look > SEEDS)

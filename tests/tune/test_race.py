@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis.ratios import MARGIN
-from amp_core.train.tune_race import Race, ranked, slower
+from amp_core.analysis.comparison.ratios import MARGIN
+from amp_core.tune.race import Race, ranked, slower
 from tests.synthetic import write_rows
 
 STEPS = 120

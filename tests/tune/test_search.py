@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from amp_core import load_run
-from amp_core._machine import this_process
 from amp_core.analysis import compare
+from amp_core.hardware.host import this_process
 from amp_core.schema import RunError
-from amp_core.train.interleave import Member
-from amp_core.train.tune import Ended, tune
-from amp_core.train.tune_race import Race, ranked
-from amp_core.train.tune_result import Tuned, load_tuned
+from amp_core.train.turns.interleave import Member
+from amp_core.tune.race import Race, ranked
+from amp_core.tune.result import Tuned, load_tuned
+from amp_core.tune.search import Ended, tune
 from tests.tune.workloads import Stopwatch, config
 
 FAST_GPU = {"fp32": 10.0, "bf16": 4.0, "fp16": 4.0, "fp16-islands": 4.5}
@@ -30,7 +30,7 @@ def search(tmp_path, name, speeds, **more):
     watch = Stopwatch(speeds, until_s=more.get("budget_s", 600.0))
     told = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_core.train.tune_race.RACE_STEPS", (60, 60))
+        patch.setattr("amp_core.tune.race.RACE_STEPS", (60, 60))
         found = tune(
             config(name, **more.pop("settings", {})),
             tmp_path / "tune",

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from amp_core.settings.training import TrainConfig
 from amp_core.train import train
-from amp_core.train.config import TrainConfig
-from amp_core.train.interleave import Member
+from amp_core.train.turns.interleave import Member
 
 HERE = Path(__file__)
 

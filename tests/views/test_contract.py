@@ -145,10 +145,10 @@ def opened(home: Path, monkeypatch: pytest.MonkeyPatch, run: Path) -> Any:
     pytest.importorskip("streamlit", reason="the app needs streamlit")
     from streamlit.testing.v1 import AppTest
 
-    from pages.parts.shelf import library
+    from pages.parts.library import run_list
 
     monkeypatch.setenv("AMPSCOPE_RUNS", str(home / "runs"))
-    monkeypatch.setattr(library, "SAMPLES", home / "samples")
+    monkeypatch.setattr(run_list, "SAMPLES", home / "samples")
     app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
     app.query_params["run"] = f"run/{run.name}"
     return app.run()

@@ -4,15 +4,15 @@ and on layers that it should reach and does not."""
 import numpy as np
 import pyarrow.compute as pc
 
-from amp_core import words
-from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis._steps import recipe
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.steps import recipe
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.hardware import SHARE, steps_of
 from amp_core.findings.signals import LOWERED, autocast_dtype, by_framework, facts, model_name, signals
 from amp_core.findings.snippets import LOOP
-from amp_core.run import Run
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 
 @rule(
@@ -121,8 +121,8 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
     return [
         found(
             "autocast-cache-no-grad",
-            f"{words.plural(int(row['count']), 'parameter')} without a gradient after a forward under no_grad in the "
-            "same autocast region",
+            f"{formatting.plural(int(row['count']), 'parameter')} without a gradient after a forward under no_grad in "
+            "the same autocast region",
             str(row["name"]),
             steps=(int(frame["step"].min()), int(frame["step"].max())),
             value=float(row["count"]),
@@ -201,7 +201,7 @@ def autocast_inactive(run: Run) -> list[Finding]:
         return []
     share = sum(sizes[n] for n in wide) / total
     where = max(wide, key=sizes.__getitem__)
-    said = f"{where} and {words.plural(len(wide) - 1, 'more layer')} run" if len(wide) > 1 else f"{where} runs"
+    said = f"{where} and {formatting.plural(len(wide) - 1, 'more layer')} run" if len(wide) > 1 else f"{where} runs"
     return [
         found(
             "autocast-inactive",

@@ -13,7 +13,7 @@ from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS
 from amp_core.findings.rules.scaling import loss_nonfinite
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 OFTEN = 0.02
 """A larger share of skipped steps, after the first ones, costs training time: that is no calibration either."""

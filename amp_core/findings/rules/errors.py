@@ -2,7 +2,6 @@
 
 import re
 
-from amp_core import words
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, SPEED_AND_MEMORY, TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.signals import (
@@ -18,7 +17,8 @@ from amp_core.findings.signals import (
 )
 from amp_core.findings.snippets import LOOP
 from amp_core.formats import FORMATS
-from amp_core.run import Run
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 _UNSCALED_FP16 = "Attempting to unscale FP16 gradients"
 _NO_CHECKS = ("No inf checks were recorded for this optimizer", "does not require grad and does not have a grad_fn")
@@ -76,7 +76,7 @@ def fp16_parameters(run: Run) -> list[Finding]:
         return []
     title = "Gradients are float16"
     if narrow:
-        title = f"{words.plural(len(narrow), 'trained parameter')} stored in float16"
+        title = f"{formatting.plural(len(narrow), 'trained parameter')} stored in float16"
     return [
         found(
             "fp16-parameters",

@@ -3,14 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._gpus import profiled_gpu
-from amp_core.analysis._kernels import is_matrix, kernel_rows, on_cpu
-from amp_core.analysis._steps import recipe
-from amp_core.analysis.eligible import matrix_ops
+from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.steps import recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Severity
 from amp_core.findings.registry import found, rule
 from amp_core.findings.signals import LOWERED, autocast_dtype, facts, on_gpu
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 OFF = 0.1
 """Share of matrix time off tensor cores from which on something is to be won: at most so much of it (Amdahl)."""

@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis import scale_summary, scale_trace
-from amp_core.analysis._steps import scaler_enabled
+from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.signals import Orders, ended_by, last_step, of, optimizer_name, orders, signals, span
 from amp_core.findings.snippets import LOOP
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 _DOCS = "torch.amp, Automatic Mixed Precision examples"
 FOLLOWS_BITS = 0.25

@@ -1,10 +1,10 @@
 """Rules on memory: what autocast cannot lower, by itself and beside a run in FP32."""
 
-from amp_core.analysis.memory import memory_summary
+from amp_core.analysis.performance.memory import memory_summary
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import found, paired_rule, rule
 from amp_core.findings.signals import autocast_dtype, on_gpu
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 STATE = 0.8
 """Share of memory that weights, gradients and optimizer state take from which on halving activations wins little."""

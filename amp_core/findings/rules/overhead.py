@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis._kernels import kernel_rows, on_cpu, window_rows
-from amp_core.analysis._steps import attempts, scaler_enabled, warmup_steps
+from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
+from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.hardware import SHARE
 from amp_core.findings.signals import on_gpu, orders
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 IDLE = 0.5
 """A GPU that waits for longer than it works is bound by something else than its arithmetic."""

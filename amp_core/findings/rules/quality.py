@@ -3,13 +3,13 @@
 import numpy as np
 
 from amp_core.analysis import compare
-from amp_core.analysis.audits import own_audits
+from amp_core.analysis.numerics.audits import own_audits
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import found, paired_rule, rule
 from amp_core.findings.remedies import computes_in
 from amp_core.findings.signals import autocast_dtype, facts
 from amp_core.findings.snippets import ISLAND
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 COSINE = 0.99
 """Median cosine of a gradient to its FP32 replay below which it points elsewhere: the error is then a seventh of it."""

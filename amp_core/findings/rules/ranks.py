@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pandas as pd
 
-from amp_core import words
 from amp_core.analysis import rank_scales
 from amp_core.analysis.ranks import rank_cause, rank_ends
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import found, rule
-from amp_core.run import Run
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 
 @rule(
@@ -80,7 +80,8 @@ def rank_scale_desync(run: Run) -> list[Finding]:
     return [
         found(
             "rank-scale-desync",
-            f"The ranks disagree on the loss scale or on skipping at {words.plural(steps, 'step')}, from {first:,} on",
+            f"The ranks disagree on the loss scale or on skipping at {formatting.plural(steps, 'step')}, "
+            f"from {first:,} on",
             f"rank {rank}",
             steps=(first, last),
             value=_times_apart(at_end),

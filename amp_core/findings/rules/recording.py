@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_core import words
-from amp_core.analysis._steps import attempts, whole_number
+from amp_core.analysis.steps import attempts, whole_number
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.signals import last_step, of, signals
-from amp_core.run import Run
 from amp_core.schema import TABLES
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 MANY_BACKWARDS = 20
 """So many backward passes after the last recorded step, four times as many as any step had, belong to steps that were
@@ -153,7 +153,7 @@ def recording_incomplete(run: Run) -> list[Finding]:
     if not lacks:
         return []
     worst = min(lacks, key=lambda lack: ("error", "warning", "info").index(lack.severity))
-    more = f" (and {words.plural(len(lacks) - 1, 'more reason')})" if len(lacks) > 1 else ""
+    more = f" (and {formatting.plural(len(lacks) - 1, 'more reason')})" if len(lacks) > 1 else ""
     last = last_step(run)
     return [
         found(
@@ -223,7 +223,7 @@ def _stopped(run: Run, told: list[_Lack]) -> _Lack | None:
     idle = _idle_s(run)
     if idle is None:
         return None
-    said = f"The last step was recorded {words.duration(idle)} before the run ended"
+    said = f"The last step was recorded {formatting.duration(idle)} before the run ended"
     return _Lack(said, "steps", "info", last + 1, remedy)
 
 

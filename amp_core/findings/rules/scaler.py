@@ -5,7 +5,7 @@ from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding,
 from amp_core.findings.registry import found, rule
 from amp_core.findings.signals import facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 CALIBRATION_STEPS = 25
 """Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""

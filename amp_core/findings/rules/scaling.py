@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
-from amp_core.analysis._steps import attempts, counted
-from amp_core.analysis.whatif import GRADIENTS
+from amp_core.analysis.numerics.what_if import GRADIENTS
+from amp_core.analysis.steps import attempts, counted
 from amp_core.findings import remedies
-from amp_core.findings.causes import Cause, first_cause, stretch_end
+from amp_core.findings.first_cause import Cause, first_cause, stretch_end
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS, scaler_with_bf16
 from amp_core.findings.signals import signals
 from amp_core.findings.snippets import BF16
 from amp_core.formats import FORMATS
-from amp_core.run import Run
+from amp_core.store.run import Run
 
-MOST_STRETCHES = 32
+MAX_STRETCHES = 32
 """So many stretches of failing steps are asked for their cause."""
 COLLAPSE_SKIPS = 5
 """So many skips in a row below a scale of 1 are no calibration."""
@@ -104,7 +104,7 @@ def loss_nonfinite(run: Run) -> list[Finding]:
 def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
     """What began the first stretch of steps with such a loss of which that is known."""
     first = int(bad[0])
-    for _ in range(MOST_STRETCHES):
+    for _ in range(MAX_STRETCHES):
         end = stretch_end(run, int(bad[0]))
         cause = first_cause(run, 0, end)  # gradients may have broken before the loss did
         # Every gradient of a loss that is not finite is not: that names no cause.

@@ -4,14 +4,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core import words
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
-from amp_core.analysis._steps import attempts, scaler_enabled
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS
 from amp_core.findings.signals import Orders, by_framework, of, optimizer_name, orders, signals
-from amp_core.run import Run
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 ALWAYS = 0.9
 """A schedule that moves at so large a share of the steps moves with each step."""
@@ -62,7 +62,7 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     return [
         found(
             "scheduler-steps-on-skip",
-            f"The learning-rate schedule moved on at {words.plural(len(bad), 'skipped step')}",
+            f"The learning-rate schedule moved on at {formatting.plural(len(bad), 'skipped step')}",
             "scheduler.step" if called else "learning rate",
             # A rate that the loop works out from the number of the iteration is meant so.
             severity=None if called else "info",

@@ -4,8 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from amp_core import words
-from amp_core.findings.causes import stays_broken
+from amp_core.findings.first_cause import stays_broken
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.remedies import computes_in
@@ -14,7 +13,8 @@ from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import autocast_dtype, facts, model_name, orders, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.formats import narrowest_first
-from amp_core.run import Run
+from amp_core.store.run import Run
+from amp_core.text import formatting
 
 UNMOVED = 0.5
 """Share of elements with a gradient that the step leaves alone from which on most of the update is lost."""
@@ -165,7 +165,7 @@ def half_model(run: Run) -> list[Finding]:
     if not whole:
         return []
     where = whole[0] or model_name(run)
-    more = f" and {words.plural(len(whole) - 1, 'more module')} were" if len(whole) > 1 else " was"
+    more = f" and {formatting.plural(len(whole) - 1, 'more module')} were" if len(whole) > 1 else " was"
     broken = stays_broken(run)
     casting = f", under {autocast_dtype(run)} autocast" if autocast_dtype(run) else ""
     return [

@@ -4,20 +4,20 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
-from amp_core.analysis._steps import attempts, scaler_enabled
-from amp_core.analysis.window import SERVED, first_step
+from amp_core.analysis.numerics.safe_window import SERVED, first_step
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding
 from amp_core.findings.registry import found, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.rules.scaling import scale_unbounded
 from amp_core.findings.signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
 from amp_core.formats import FORMATS
-from amp_core.run import Run
+from amp_core.store.run import Run
 
 FP16 = FORMATS["fp16"]
 ZERO_FROM = FP16.min_subnormal / 2
 """What is at most half of the smallest subnormal rounds to 0 (ties go to the even neighbour)."""
-MOST_STEPS = 32
+MAX_STEPS = 32
 """Sampled steps from which the share below the window is told: the share of a quarter, to within a few hundredths."""
 GRAVE_MASS = 0.1
 """A tenth of a tensor's gradient mass lost is no rounding error any more."""
@@ -119,8 +119,8 @@ def _vanished(run: Run) -> list[Finding]:
 
 
 def _some(steps: list[int]) -> list[int]:
-    """At most `MOST_STEPS` of them, evenly spread."""
-    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS)).round().astype(int))
+    """At most `MAX_STEPS` of them, evenly spread."""
+    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(int))
     return [steps[i] for i in places] if steps else []
 
 

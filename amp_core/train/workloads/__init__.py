@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import Workload
 from amp_core.train.workloads.digits import digits_workload
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from amp_core.schema import RunError
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import ShuffledBatches, Workload
 
 VOCABULARY = 256

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import Workload
 from amp_core.train.workloads.text import VOCABULARY, text_workload, windows
 from amp_core.train.workloads.text_gpt import Attention

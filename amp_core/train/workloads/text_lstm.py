@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from amp_core.train.cpu_layers import PortableLSTM
 from amp_core.train.workloads import Workload
 from amp_core.train.workloads.text import VOCABULARY, language_model

@@ -9,10 +9,10 @@ from collections.abc import Collection
 import streamlit as st
 
 from amp_core import Run
-from amp_core._machine import cpu_flags, cpu_name
-from amp_core._nvml import NvmlError
-from amp_core.hardware import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
-from amp_core.train.config import RECIPES
+from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
+from amp_core.hardware.host import cpu_flags, cpu_name
+from amp_core.hardware.nvml import NvmlError
+from amp_core.settings.training import RECIPES
 from pages.parts import words
 from pages.parts.start import devices
 

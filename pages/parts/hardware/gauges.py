@@ -4,7 +4,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded, sparkline
-from amp_core.analysis.devices import SHARES
+from amp_core.analysis.performance.devices import SHARES
 from pages.parts import cards, words
 
 UTILISATION = "Share of time in which any kernel ran. It says nothing of tensor cores."

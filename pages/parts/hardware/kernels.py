@@ -5,7 +5,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import TensorCoreUse, kernel_table
-from amp_core.hardware import Gpu
+from amp_core.hardware.gpus import Gpu
 from pages.parts import address, cards, glossary, loaders, tables, words
 from pages.parts.hardware import profiled
 

@@ -12,7 +12,7 @@ from amp_core.analysis import (
     memory_steps,
     not_recorded,
 )
-from amp_core.train.config import WORKLOADS
+from amp_core.settings.training import WORKLOADS
 from pages.parts import loaders, picker, tables, words
 
 RESERVED = (

@@ -7,8 +7,8 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import PrecisionMap
-from amp_core.autocast import POLICIES, READ_AT
 from amp_core.formats import FORMATS
+from amp_core.hardware.autocast_ops import POLICIES, READ_AT
 from pages.parts import address, empty, tables, words
 from pages.parts import cards as card_parts
 from pages.parts.hardware.precision_columns import CASTS, ELSEWHERE, ISLANDS, MODULES, OPS, STAYED

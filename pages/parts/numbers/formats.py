@@ -8,8 +8,8 @@ from fractions import Fraction
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis.claims import Claim
-from amp_core.analysis.formatlab import Number, Operation, Scaling
+from amp_core.analysis.format_lab.myths import FormatMyth
+from amp_core.analysis.format_lab.rounding import Number, Operation, Scaling
 from pages.parts import words
 
 KINDS = {
@@ -155,7 +155,7 @@ def operation(found: Operation, sign: str, label: str) -> str:
     return f"{said}: rounded." if found.changed else f"{said}: exact."
 
 
-def claims(found: Sequence[Claim]) -> pd.DataFrame:
+def claims(found: Sequence[FormatMyth]) -> pd.DataFrame:
     """The claims as a table."""
     return pd.DataFrame(
         {

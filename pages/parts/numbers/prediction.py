@@ -15,7 +15,7 @@ from amp_core.analysis import (
     what_if,
     whole_model,
 )
-from amp_core.analysis.whatif import HEALTHY_SOURCE
+from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
 from amp_core.figures import lost_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, loaders, tables, words

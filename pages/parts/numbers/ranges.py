@@ -15,11 +15,11 @@ from amp_core.analysis import (
     shares_over_steps,
     step_marks,
 )
-from amp_core.analysis.folding import deepest, folded_name, matching, readable_depth
-from amp_core.analysis.layers import layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import layer_trace, tensor_names
+from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching, readable_depth
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
-from amp_core.figures.tensorsteps import CELLS
+from amp_core.figures.tensors_over_steps import CELLS
 from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import prediction, tensor

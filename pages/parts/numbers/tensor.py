@@ -7,7 +7,7 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import kinds_present, what_if
-from amp_core.analysis.layers import SUBNORMAL_LIMIT, LayerHealth, layer_exponents, layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import SUBNORMAL_LIMIT, LayerHealth, layer_exponents, layer_trace, tensor_names
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 

@@ -10,9 +10,9 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from pages.parts import address, picker, words
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 from pages.parts.start import devices
 
 WORKLOAD, SIZE = "text-lstm", "logistic"
@@ -60,7 +60,7 @@ def begin() -> None:
     try:
         for name, differs in FOUR.items():
             config = TrainConfig(workload=WORKLOAD, size=SIZE, steps=STEPS, seed=seed, device=device, **differs)
-            started.append(f"run/{jobs.start(config, library.runs_dir(), f'ablation-{name}').name}")
+            started.append(f"run/{jobs.start(config, run_list.runs_dir(), f'ablation-{name}').name}")
     except RunError as error:
         st.session_state["start.refused"] = ("", words.sentence(error))
     if started:

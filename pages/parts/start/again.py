@@ -11,9 +11,9 @@ from typing import Any
 
 import streamlit as st
 
-from amp_core.serving import current
-from amp_core.train.config import RECIPES, WORKLOADS, TrainConfig
-from pages.parts.shelf.library import Entry
+from amp_core.library.permissions import current
+from amp_core.settings.training import RECIPES, WORKLOADS, TrainConfig
+from pages.parts.library.run_list import Entry
 from pages.parts.start import devices, fields
 
 

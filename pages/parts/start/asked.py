@@ -13,11 +13,11 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.cli.settings import flags
-from amp_core.labels import Label, write_label
-from amp_core.serving import current
-from amp_core.train.config import RECIPES, WORKLOADS, Size, TrainConfig
+from amp_core.library.labels import Label, write_label
+from amp_core.library.permissions import current
+from amp_core.settings.training import RECIPES, WORKLOADS, Size, TrainConfig
 from pages.parts import picker, words
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 from pages.parts.start import comparisons, devices, fields
 
 
@@ -55,10 +55,10 @@ def begin(in_turns: bool = False) -> None:
         if in_turns:
             name = st.session_state["start.comparison"] = comparisons.begin(wanted, state["name"] or None)
             for config in wanted:
-                label(library.runs_dir() / name / config.precision, state)
+                label(run_list.runs_dir() / name / config.precision, state)
             st.toast(f"{words.escape(name)} is in the queue below.", icon=":material/compare_arrows:")
         for config in () if in_turns else wanted:
-            job = jobs.start(config, library.runs_dir(), state["name"] or None)
+            job = jobs.start(config, run_list.runs_dir(), state["name"] or None)
             label(job.folder, state)
             started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
     except RunError as error:
@@ -84,7 +84,7 @@ def commands(state: Mapping[str, Any]) -> str:
     lines = []
     for config in wanted:
         said = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
-        out = Path(library.runs_dir(), said if not name or len(wanted) == 1 else f"{name}-{config.precision}")
+        out = Path(run_list.runs_dir(), said if not name or len(wanted) == 1 else f"{name}-{config.precision}")
         lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
     if len(wanted) > 1 and wanted[0].nproc == 1:
         shared = comparisons.shared(wanted)
@@ -93,7 +93,7 @@ def commands(state: Mapping[str, Any]) -> str:
         own = given.index("--precision")
         del given[own : own + 2]
         what = shared.own[1] if shared.own else f"{shared.workload}-{shared.size}"
-        out = Path(library.runs_dir(), name or f"compare-{what}")
+        out = Path(run_list.runs_dir(), name or f"compare-{what}")
         lines += ["# or in turns:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
     return "\n".join(lines)
 

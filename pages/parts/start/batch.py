@@ -13,10 +13,10 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.train.config import TrainConfig
-from amp_core.train.max_batch import FILE
+from amp_core.settings.training import TrainConfig
+from amp_core.tune.max_batch import FILE
 from pages.parts import address, words
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 
 TRIAL_S = 60
 """Seconds that one trial may take: somebody waits for the answer."""
@@ -34,7 +34,7 @@ def begin(config: TrainConfig) -> str:
     settled = config.resolved()
     name = f"{_PREFIX}{settled.workload}-{settled.size}-{settled.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
-    job = jobs.start(config, library.runs_dir(), name, command=command, makes="runs")
+    job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs")
     st.session_state[_STARTED] = job.name
     return job.name
 
@@ -47,7 +47,7 @@ def show_latest() -> None:
         return
     address.keep("search", _STARTED, name)
     try:
-        job = jobs.find(library.runs_dir() / name)
+        job = jobs.find(run_list.runs_dir() / name)
     except RunError:  # removed meanwhile
         return
     except OSError as error:
@@ -85,7 +85,7 @@ def _answer(folder: Path) -> dict[str, Any] | None:
 def _folder_name(text: str) -> str | None:
     """The name of a search's folder, from an address; what `jobs.start` makes has no other letters."""
     plain = re.fullmatch(rf"{_PREFIX}[\w.-]+", text) is not None
-    return text if plain and jobs.makes_runs(library.runs_dir() / text) else None
+    return text if plain and jobs.makes_runs(run_list.runs_dir() / text) else None
 
 
 def _use(size: int) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.train.config import TrainConfig
+from amp_core.settings.training import TrainConfig
 from pages.parts import picker
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 
 
 def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
@@ -22,7 +22,7 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
     common = shared(configs)
     command = [sys.executable, "-m", "amp_core", "compare", "--precisions", ",".join(c.precision for c in configs)]
     workload = common.own[1] if common.own is not None else f"{common.workload}-{common.resolved().size}"
-    job = jobs.start(common, library.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
+    job = jobs.start(common, run_list.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
     return job.name
 
 
@@ -40,7 +40,7 @@ def show_latest() -> None:
     entries = st.session_state["entries"]
     keys = picker.reference_first(key for key in entries if key.startswith(f"run/{name}/"))
     try:
-        job = jobs.find(library.runs_dir() / name)
+        job = jobs.find(run_list.runs_dir() / name)
     except RunError:  # removed meanwhile
         return
     if job.state in ("failed", "lost"):

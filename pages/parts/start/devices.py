@@ -7,7 +7,7 @@ from importlib import metadata
 import psutil
 import streamlit as st
 
-from amp_core._nvml import GpuFacts, Nvml, NvmlError, visible
+from amp_core.hardware.nvml import GpuFacts, Nvml, NvmlError, visible
 from pages.parts import words
 
 Device = tuple[str, str]

@@ -10,9 +10,9 @@ import streamlit as st
 
 from amp_core import RunError
 from amp_core.analysis import Overview, overview
-from amp_core.train.config import RECIPES, WORKLOADS
+from amp_core.settings.training import RECIPES, WORKLOADS
 from pages.parts import loaders, words
-from pages.parts.shelf.library import Entry
+from pages.parts.library.run_list import Entry
 from pages.parts.start import devices
 
 

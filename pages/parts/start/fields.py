@@ -10,9 +10,9 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.serving import current
-from amp_core.train.config import RECIPES, TrainConfig
-from amp_core.train.setting import FOLDED, FRONT, settings_of
+from amp_core.library.permissions import current
+from amp_core.settings.setting import FOLDED, FRONT, settings_of
+from amp_core.settings.training import RECIPES, TrainConfig
 from pages.parts import words
 
 SETTINGS = settings_of(TrainConfig)

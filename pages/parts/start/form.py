@@ -6,8 +6,8 @@ a refusal is shown beside the field that it names.
 
 import streamlit as st
 
-from amp_core.serving import current
-from amp_core.train.config import RECIPES, WORKLOADS
+from amp_core.library.permissions import current
+from amp_core.settings.training import RECIPES, WORKLOADS
 from pages.parts import address, words
 from pages.parts.start import asked, devices, estimate, fields, more, presets, workloads
 from pages.parts.start.fields import DEFAULTS, keep

@@ -5,7 +5,7 @@ Which they are, in which group and with what help, `TrainConfig` says; here they
 
 import streamlit as st
 
-from amp_core.train.setting import FOLDED
+from amp_core.settings.setting import FOLDED
 from pages.parts.start import devices, fields
 
 

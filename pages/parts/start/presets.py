@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from amp_core import RunError
-from amp_core.serving import current
+from amp_core.library.permissions import current
 from pages.parts import words
 from pages.parts.start import ablation, asked, batch, fields
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.addresses import Address
 from amp_core.jobs import Job
-from amp_core.serving import current
+from amp_core.library.permissions import current
+from amp_core.store.urls import Address
 from pages.parts import picker, words
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 
 
 def job_of(folder: Path | Address) -> Job | None:
@@ -25,7 +25,7 @@ def job_of(folder: Path | Address) -> Job | None:
 
 def alive() -> list[Job]:
     """Jobs that run or wait, in the order in which they will run."""
-    found = [job for job in jobs.listing(library.runs_dir()) if job.alive]
+    found = [job for job in jobs.listing(run_list.runs_dir()) if job.alive]
     return sorted(found, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
 
 

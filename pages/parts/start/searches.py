@@ -9,12 +9,12 @@ import pandas as pd
 import streamlit as st
 
 from amp_core import RunError, jobs
-from amp_core.recipe_code import FRAMEWORKS, LABELS, code_for
-from amp_core.serving import current
-from amp_core.train.config import TrainConfig
-from amp_core.train.tune_result import FILE, STAGES, Tried, Tuned, load_tuned
+from amp_core.library.permissions import current
+from amp_core.settings.training import TrainConfig
+from amp_core.tune.codegen import FRAMEWORKS, LABELS, code_for
+from amp_core.tune.result import FILE, STAGES, Tried, Tuned, load_tuned
 from pages.parts import tables, words
-from pages.parts.shelf import library
+from pages.parts.library import run_list
 from pages.parts.start import devices, queue, workloads
 
 COLUMNS = {
@@ -37,7 +37,7 @@ STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same
 def listing() -> dict[str, Path]:
     """Folders of searches by name, newest first."""
     try:
-        found = [file.parent for file in library.runs_dir().glob(f"*/{FILE}")]
+        found = [file.parent for file in run_list.runs_dir().glob(f"*/{FILE}")]
         found.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
     except OSError:  # removed since it was listed
         return {}
@@ -154,7 +154,7 @@ def begin() -> None:
             workload=workload, size=size, precision="fp32", steps=state["tune.steps"], device=state["tune.device"]
         )
         command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
-        job = jobs.start(config, library.runs_dir(), f"tune-{_short(config)}", command=command, makes="runs")
+        job = jobs.start(config, run_list.runs_dir(), f"tune-{_short(config)}", command=command, makes="runs")
     except RunError as error:
         state["tune.refused"] = words.sentence(error)
     else:

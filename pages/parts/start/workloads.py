@@ -3,7 +3,7 @@
 st.selectbox("Workload and size", workloads.ALL, format_func=workloads.label, help=workloads.HELP)
 """
 
-from amp_core.train.config import WORKLOADS
+from amp_core.settings.training import WORKLOADS
 from pages.parts import words
 from pages.parts.start import devices
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.findings.zoo.case import case
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}

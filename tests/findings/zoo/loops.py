@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.findings.zoo.case import WIDTH, Loop, Net, batches, case, fp16
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from amp_core.runlog import RunWriter
+from amp_core.store.writer import RunWriter
 from tests.findings.zoo.case import WIDTH, Loop, Net, batches, case, fp16
 
 

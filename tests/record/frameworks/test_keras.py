@@ -17,7 +17,7 @@ BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
 
 import keras  # noqa: E402
 
-from amp_core.record import _keras_run  # noqa: E402
+from amp_core.record.frameworks import keras_run  # noqa: E402
 from amp_core.record.keras import WatchCallback  # noqa: E402
 
 STEPS = 40
@@ -267,14 +267,14 @@ def test_gradients_may_be_applied_without_naming_the_variables(tmp_path):
     assert len(run.steps) == 4 and set(run.tensors(kind="weight_grad").name) == {"net/two/kernel", "net/two/bias"}
 
 
-@pytest.mark.parametrize("where", ["norms", "Outbox.send"])
+@pytest.mark.parametrize("where", ["norms", "RowWriter.send"])
 def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeypatch, where):
     plain = train("float32", [])
 
     def full(*args):
         raise MemoryError("no room for the norms")
 
-    monkeypatch.setattr(f"{_keras_run.__name__}.{where}", full)
+    monkeypatch.setattr(f"{keras_run.__name__}.{where}", full)
     watched = train("float32", [WatchCallback(tmp_path / "run", every=10**6)])
     assert plain[0] == watched[0]
     said = run_events(tmp_path, "warning").detail

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from amp_core import RunError, diagnose, load_run
-from amp_core.record._calls import listeners
+from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.frameworks.healthy import assert_whole, warned
 
 transformers = pytest.importorskip("transformers")

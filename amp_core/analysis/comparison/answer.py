@@ -1,0 +1,63 @@
+"""A recipe in one line: speed, memory, learning.
+
+>>> in_one_line(comparison.recipes.iloc[1].to_dict())
+'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from amp_core.text import formatting
+
+SAME_MEMORY = 0.02
+"""Peaks within this share of each other are called the same."""
+
+_LEARNED = {
+    "within noise": "same loss within noise",
+    "worse": "learns worse",
+    "better": "learns better",
+    "not comparable": "trains another task",
+    "cannot tell": "cannot tell whether it learns the same",
+}
+
+
+def in_one_line(row: Mapping[str, Any]) -> str:
+    """The sentence for a row of `Comparison.recipes`."""
+    name, precision = str(row["recipe"]), str(row["precision"])
+    name = name.upper() if name == precision else name
+    return f"{name}: {_speed(row)}, {_memory(float(row['memory_ratio']))}, {learned(str(row['parity']))}"
+
+
+def learned(parity: str) -> str:
+    """A verdict on learning in a few words."""
+    verdict = next((v for v in _LEARNED if parity.startswith(v)), None)
+    said = _LEARNED.get(verdict or "", parity)
+    return "too few seeds to tell whether it learns the same" if parity.startswith("cannot tell: run more") else said
+
+
+def _speed(row: Mapping[str, Any]) -> str:
+    ratio, verdict = float(row["speed_ratio"]), str(row["speed_verdict"])
+    if verdict == "faster":
+        return f"{formatting.number(ratio)} × faster" if ratio >= 1.1 else f"{formatting.percent(ratio - 1)} faster"
+    if verdict == "slower":
+        return (
+            f"{formatting.number(1 / ratio)} × slower"
+            if ratio <= 1 / 1.1
+            else f"{formatting.percent(1 / ratio - 1)} slower"
+        )
+    if verdict == "no difference seen":
+        return "no difference seen in speed"
+    if verdict == "not measured":
+        return "speed not measured"
+    return "too few or too uneven steps to tell its speed"
+
+
+def _memory(ratio: float) -> str:
+    if not math.isfinite(ratio):
+        return "memory not measured"
+    if abs(ratio - 1) < SAME_MEMORY:
+        return "as much memory"
+    if ratio >= 2:
+        return f"{formatting.number(ratio)} × the memory"
+    return f"{formatting.percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'} memory"

@@ -1,0 +1,66 @@
+"""What a chart of several recipes is drawn from: the band of FP32's own noise, and gradient agreement by layer.
+
+>>> noise_band([fp32, fp32_seed1, fp32_seed2], x="step")  # step, low, middle, high
+>>> gradient_agreement([run_bf16, run_fp16])  # run, precision, name, rel_error, cosine, lost_mass_frac, audits
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.comparison.loss_curves import loss_curves
+from amp_core.analysis.comparison.parity import FEW_SEEDS, WITHIN
+from amp_core.analysis.comparison.repeats import repeats
+from amp_core.analysis.numerics.audits import own_audits
+from amp_core.analysis.run_labels import labelled
+from amp_core.store.run import Run
+
+_POINTS = 400
+
+
+def first_runs(runs: Sequence[Run]) -> list[Run]:
+    """One run per recipe, the first of its repeats, for charts with a bar for each."""
+    return [runs[group.places[0]] for group in repeats(runs, labelled(runs))]
+
+
+def noise_band(runs: Sequence[Run], x: Literal["step", "samples", "time_s"] = "step") -> pd.DataFrame:
+    """The noise of the first recipe from seed to seed: mean of its smoothed losses ± `WITHIN` standard deviations.
+
+    Columns: `x`, low, middle, high, over the part that all of its repeats have. Empty with fewer than `FEW_SEEDS`.
+    """
+    columns = [x, "low", "middle", "high"]
+    none = pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
+    if not runs:
+        return none
+    own = [runs[i] for i in repeats(runs, labelled(runs))[0].places]
+    curves = [c.dropna(subset=["smooth"]) for _, c in loss_curves(own, x).groupby("run", sort=False)]
+    if len(own) < FEW_SEEDS or len(curves) < len(own) or any(len(c) < 2 for c in curves):
+        return none
+    begin, end = max(float(c[x].min()) for c in curves), min(float(c[x].max()) for c in curves)
+    grid = np.linspace(begin, end, _POINTS)
+    smooth = np.array([np.interp(grid, c[x].to_numpy(dtype=float), c["smooth"].to_numpy()) for c in curves])
+    middle, spread = smooth.mean(axis=0), WITHIN * smooth.std(axis=0, ddof=1)
+    return pd.DataFrame({x: grid, "low": middle - spread, "middle": middle, "high": middle + spread})
+
+
+def gradient_agreement(runs: Sequence[Run]) -> pd.DataFrame:
+    """How well each layer's gradient agrees with its FP32 replay, from audits; medians over audited steps.
+
+    One row per run and tensor, in the model's order: run (label), precision (that was audited), name, rel_error (norm
+    of the difference over that of FP32), cosine, lost_mass_frac, audits (how many). What was replayed in other recipes
+    or at other loss scales than the run's own does not count. Empty where no run was audited.
+    """
+    parts = []
+    for label, run in zip(labelled(runs), runs, strict=True):
+        audits = own_audits(run)
+        if audits.empty:
+            continue
+        by_name = audits.groupby("name", sort=False)
+        part = by_name[["rel_error", "cosine", "lost_mass_frac"]].median()
+        part["audits"] = by_name.size()
+        part["precision"] = by_name["precision"].first()
+        parts.append(part.reset_index().assign(run=label))
+    columns = ["run", "precision", "name", "rel_error", "cosine", "lost_mass_frac", "audits"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)

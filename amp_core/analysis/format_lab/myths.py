@@ -1,0 +1,131 @@
+"""What tutorials say of number formats, and what is so: each statement with its numbers computed, not copied.
+
+>>> [claim.said for claim in format_claims() if claim.verdict == "false"][0]
+'0.125 has the mantissa 1.25 and the exponent −1'
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from amp_core.analysis.format_lab.rounding import bits, combined, neighbours, rounded
+from amp_core.formats import FORMATS, Format
+from amp_core.text.formatting import number
+
+
+@dataclass(frozen=True)
+class FormatMyth:
+    """A statement and its examination."""
+
+    said: str
+    verdict: str
+    """`true`, `imprecise` or `false`."""
+    precisely: str
+
+
+def format_myths() -> list[FormatMyth]:
+    """The statements about formats that one meets most, examined."""
+    fp32, tf32, fp16, bf16 = (FORMATS[name] for name in ("fp32", "tf32", "fp16", "bf16"))
+    e4m3, e5m2 = FORMATS["fp8-e4m3"], FORMATS["fp8-e5m2"]
+    _, exponent, mantissa = bits(0.125, fp16)
+    sixth = rounded(Fraction("1e-5"), fp16)
+    least, tie = fp16.min_subnormal, fp16.flush_threshold
+    over_tie = neighbours(tie, fp32)[1]
+    integer = 2**24 + 1
+    lost, kept = (combined(Fraction(w), Fraction(w) / 2048, "+", fp16) for w in (1, Fraction(3, 2)))
+    sure = combined(Fraction(2047, 1024), Fraction(2047, 1024) / 4096, "+", fp16)
+    band = rounded(Fraction(3, 2) * Fraction(tie), fp16)
+    return [
+        FormatMyth(
+            "FP16 has 1 sign, 5 exponent and 10 mantissa bits, FP32 has 1, 8 and 23",
+            "true",
+            f"FP16 is {_layout(fp16)}, FP32 is {_layout(fp32)}. A leading 1 is implied, so normal values have "
+            f"{fp16.mantissa_bits + 1} and {fp32.mantissa_bits + 1} significant bits.",
+        ),
+        FormatMyth(
+            "0.125 has the mantissa 1.25 and the exponent −1",
+            "false",
+            f"That is decimal notation. In binary it is 1.0 × 2^−3: FP16 stores the mantissa bits {mantissa} and the "
+            f"exponent bits {exponent}, which is {int(exponent, 2)}, the bias {fp16.bias} included.",
+        ),
+        FormatMyth(
+            "Numbers below 6e-5 are 0 in FP16",
+            "false",
+            f"{number(fp16.min_normal)} = 2^{_signed(fp16.min_normal_exponent)} is the smallest normal value. "
+            f"Subnormal ones reach down to {number(least)} = 2^{_signed(fp16.min_subnormal_exponent)} with fewer and "
+            f"fewer bits: 10^−5 is stored as {number(sixth, digits=4)}. "
+            f"Only {number(tie)} = 2^{_signed(fp16.min_subnormal_exponent - 1)} and less "
+            f"becomes {rounded(tie, fp16):g}; the next FP32 number above it becomes {number(rounded(over_tie, fp16))}.",
+        ),
+        FormatMyth(
+            "Gradients from 2^−27 to 2^−24 vanish in FP16 without loss scaling",
+            "imprecise",
+            f"Up to 2^−25 they become 0. Between 2^−25 and 2^−24 all become 2^−24: 1.5 × 2^−25 is stored as "
+            f"{number(band)}, so they survive with an error of up to 100 %.",
+        ),
+        FormatMyth(
+            f"FP16 has {fp16.powers_of_two} powers of two, FP32 has 264",
+            "imprecise",
+            f"FP16 has {fp16.powers_of_two}, subnormal ones included. Counted alike, FP32 has {fp32.powers_of_two} "
+            f"({tf32.powers_of_two} is TF32's number); "
+            f"without the subnormal ones it is {_normal_powers(fp16)} and {_normal_powers(fp32)}.",
+        ),
+        FormatMyth(
+            "An update 2,048 times smaller than its weight is lost in FP16",
+            "imprecise",
+            f"It depends on where the weight stands between two powers of two. 1 + 1/2048 stays {lost.stored:g}, but "
+            f"1.5 + 1.5/2048 becomes {kept.stored:.8g}. Near 2 it takes a ratio of 4,096 or more: there "
+            f"{sure.a:.6g} + {sure.a:.6g}/4096 stays {sure.stored:.6g}. In BF16 the ratios are 256 to 512.",
+        ),
+        FormatMyth(
+            "BF16 has the range of FP32 with less precision",
+            "true",
+            f"Both have {bf16.exponent_bits} exponent bits: the largest values are {number(bf16.max_value)} and "
+            f"{number(fp32.max_value)}. BF16 keeps {bf16.mantissa_bits + 1} significant bits of "
+            f"{fp32.mantissa_bits + 1}: 256 + 1 is {combined(Fraction(256), Fraction(1), '+', bf16).stored:g} in it.",
+        ),
+        FormatMyth(
+            "PyTorch supports BF16 only on CPUs",
+            "false",
+            "Out of date: GPUs of compute capability 8.0 (Ampere) and newer have BF16 matrix units, and autocast uses "
+            "them.",
+        ),
+        FormatMyth(
+            "TF32 has 19 bits",
+            "true",
+            f"{_layout(tf32)}, in all {1 + tf32.exponent_bits + tf32.mantissa_bits}. It exists only inside matrix "
+            "units: in memory the number takes 32 bits.",
+        ),
+        FormatMyth(
+            "IEEE 754 defines the formats from FP16 to FP256",
+            "true",
+            "binary16 to binary256. BF16, TF32 and FP8 are not among them: "
+            f"{e4m3.label} has no infinity and reaches {e4m3.max_value:g}, {e5m2.label} is built like FP16 and reaches "
+            f"{e5m2.max_value:g}.",
+        ),
+        FormatMyth(
+            "Types have 64 or 32 bits; an INT32 has 1 sign bit and 31 for the number",
+            "imprecise",
+            "Integers are no floating-point numbers, and quantization to them is another subject. An INT32 has equal "
+            f"steps everywhere; FP32 with as many bits cannot hold {integer:,} and stores "
+            f"{rounded(integer, fp32):,.0f}.",
+        ),
+        FormatMyth(
+            "With mixed precision the parameters are stored in FP16",
+            "false",
+            "Under autocast they stay in FP32; each region casts them when an operator wants 16 bits and keeps the "
+            "copy until it ends. Models that were turned to 16 bits as a whole with model.half() do store them so, and "
+            "lose updates as above.",
+        ),
+    ]
+
+
+def _layout(form: Format) -> str:
+    return f"1 + {form.exponent_bits} + {form.mantissa_bits}"
+
+
+def _normal_powers(form: Format) -> int:
+    return form.max_exponent - form.min_normal_exponent + 1
+
+
+def _signed(exponent: int) -> str:
+    return f"{exponent}".replace("-", "−")

@@ -1,0 +1,80 @@
+"""What audits measured: of the run's own recipe, and beside what the histograms predicted for the same step.
+
+own_audits(run)                 # rows of `audits` that replayed what the run itself does
+predicted_and_audited(run)      # one row per audited step, loss scale and gradient
+"""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.numerics.ranges import sampled_steps
+from amp_core.analysis.numerics.what_if import what_if
+from amp_core.analysis.steps import attempts, recipe
+from amp_core.formats import FORMATS
+from amp_core.store.run import Run
+
+_COLUMNS = ["step", "name", "loss_scale", "audited_frac", "predicted_frac", "audited_mass_frac", "predicted_mass_frac"]
+_COLUMNS += ["rel_error", "at_best", "cosine", "nonfinite"]
+
+
+def own_audits(run: Run) -> pd.DataFrame:
+    """Rows of the run's audits that replayed its own recipe, at the loss scale in effect at their step.
+
+    An audit may replay other recipes and loss scales too. One that is made after `scaler.update` has the scale of the
+    step that follows: that counts where none has its own step's.
+    """
+    audits = run.audits
+    own = recipe(run)
+    if own is not None:
+        audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
+    scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
+    present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
+    missed = ~present.groupby(audits["step"]).transform("any").astype(bool)
+    following = audits["loss_scale"] == audits["step"].map(scales.shift(-1))
+    chosen: pd.DataFrame = audits[present | (missed & following)]
+    return chosen
+
+
+def predicted_and_audited(run: Run) -> pd.DataFrame:
+    """Each row of the run's audits with the prediction for its step, in the format of the recipe audited.
+
+    Columns: step, name, loss_scale; audited_frac and predicted_frac (values lost, over nonzero values);
+    audited_mass_frac, predicted_mass_frac (the same by sum of magnitudes); rel_error and cosine against FP32; at_best
+    (the smallest rel_error of that gradient at any scale audited at that step: what rounding in forward does to it,
+    which no loss scale mends; NaN where only one scale was audited); nonfinite (elements). Predictions are NaN where
+    the step was not sampled, or the recipe has no 16-bit format. Between two powers of two they are interpolated.
+    """
+    audits = run.audits
+    if audits.empty:
+        return pd.DataFrame({c: pd.Series(dtype=str if c == "name" else float) for c in _COLUMNS})
+    frame = audits[["step", "name", "loss_scale", "rel_error", "cosine", "nonfinite"]].copy()
+    frame["audited_frac"] = audits["lost"] / audits["nonzero"].where(audits["nonzero"] > 0)
+    frame["audited_mass_frac"] = audits["lost_mass_frac"]
+    frame["predicted_frac"] = frame["predicted_mass_frac"] = np.nan
+    sampled = set(sampled_steps(run, "weight_grad"))
+    for (step, precision), rows in audits.groupby(["step", "precision"], sort=False):
+        form = str(precision).partition("-")[0]
+        rows = rows[rows["loss_scale"] > 0]  # a scale that is halved at every step ends at 0: nothing is predicted
+        if step in sampled and form in FORMATS and FORMATS[form].narrow and len(rows):
+            pure = str(precision).endswith("-pure")
+            frame.loc[rows.index, ["predicted_frac", "predicted_mass_frac"]] = _predicted(run, form, rows, pure)
+    groups = frame.groupby(["step", "name"])
+    several = groups["loss_scale"].transform("nunique") > 1
+    frame["at_best"] = groups["rel_error"].transform("min").where(several)
+    return frame[_COLUMNS].reset_index(drop=True)
+
+
+def _predicted(run: Run, form: str, rows: pd.DataFrame, pure: bool) -> np.ndarray:
+    """Predicted underflow of each row, by elements and by mass."""
+    k = np.log2(rows["loss_scale"].to_numpy(dtype=float))
+    low = np.floor(k).astype(int)
+    scales = sorted({*low.tolist(), *(low + 1).tolist()})
+    step = int(rows["step"].iloc[0])
+    found = what_if(run, (form,), scales, kinds=("weight_grad",), step=step, pure=pure)
+    found = found.set_index(["name", "log2_scale"])[["underflow_frac", "underflow_mass_frac"]]
+    names = rows["name"]
+    at_low = found.reindex(pd.MultiIndex.from_arrays([names, low])).to_numpy()
+    at_high = found.reindex(pd.MultiIndex.from_arrays([names, low + 1])).to_numpy()
+    share = (k - low)[:, None]
+    values: np.ndarray = at_low * (1 - share) + at_high * share
+    return values

@@ -1,0 +1,173 @@
+"""What courses teach of mixed precision, what is so, and the part of a run's gradients that it is about.
+
+>>> [t.said for t in METHOD if t.verdict == "true"][0]
+'Keep a master copy of the weights in FP32 and update that'
+>>> in_band(run).elements_frac  # of the gradients between 2^-27 and 2^-24
+0.031
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.analysis.numerics.ranges import exponent_shares, kinds_present
+from amp_core.store.run import Run
+
+VANISHING = (-27, -24)
+"""Exponents between which gradients are said to matter and to vanish in FP16 without a loss scale: Micikevicius et al.
+2017, section 3.2."""
+
+
+@dataclass(frozen=True)
+class Myth:
+    """A statement about the method and its examination. The numbers are those of `amp_core.formats` and of torch.amp's
+    documentation; what holds for one's own model is for its runs to show."""
+
+    key: str
+    """What to look at on a run, in a word."""
+    said: str
+    verdict: str
+    """`true`, `imprecise` or `false`."""
+    precisely: str
+    page: str
+    """Address of the page with the chart that shows it on a run."""
+
+
+METHOD = (
+    Myth(
+        "weights",
+        "Keep a master copy of the weights in FP32 and update that",
+        "true",
+        "Under autocast there is no second copy to keep: the parameters stay in FP32, and 16-bit casts of them live "
+        "until the autocast region ends.",
+        "memory",
+    ),
+    Myth(
+        "operators",
+        "Forward and backward run in FP16, the loss in FP32",
+        "imprecise",
+        "Each operator follows a list: matrix products and convolutions run in 16 bits, sums, norms and losses in "
+        "FP32, and what no list names runs in the format of its inputs. Backward follows forward.",
+        "precision-map",
+    ),
+    Myth(
+        "scaling",
+        "Loss scaling is not entirely necessary; small gradients come towards the end of training",
+        "imprecise",
+        "FP16 needs it where gradients fall below 2⁻²⁴; BF16 and FP32 never do. When they are small differs from model "
+        "to model: the safe window over time shows it.",
+        "loss-scale",
+    ),
+    Myth(
+        "band",
+        "Gradients between 2⁻²⁷ and 2⁻²⁴ matter, and without scaling they vanish",
+        "imprecise",
+        "In FP16 what is 2⁻²⁵ or less becomes 0; from there to 2⁻²⁴ all becomes 2⁻²⁴. Whether they matter is a "
+        "question of the mass they carry.",
+        "number-ranges",
+    ),
+    Myth(
+        "loop",
+        "Scale the loss, call backward, let the scaler step and update, and clear the gradients",
+        "true",
+        "`scaler.step` unscales, and leaves the optimizer out where a gradient is not finite. What reads gradients "
+        "before it, clipping above all, needs `scaler.unscale_(optimizer)` first. Only forward and loss belong into "
+        "`torch.autocast`, as a context or as a decorator: backward follows by itself.",
+        "loss-scale",
+    ),
+    Myth(
+        "frameworks",
+        "`mixed_precision`, `fp16=True`, a precision argument or a mixed policy is all it takes",
+        "imprecise",
+        "Accelerate, Transformers and Lightning (`16-mixed`) then call autocast and a scaler, Keras casts in each "
+        "layer and keeps its variables in FP32 (older texts rewrite TensorFlow's graph around the optimizer instead). "
+        "But `16-true`, and a model loaded in 16 bits, store the weights so, "
+        "and some take FP16 on a CPU and train in FP32 without a word. The run says what really ran.",
+        "precision-map",
+    ),
+    Myth(
+        "flags",
+        "The switches for TF32 and for cuDNN's benchmark belong to mixed precision",
+        "imprecise",
+        "They are apart from autocast. TF32 changes what is left in FP32, and the FP32 run that you compare with; the "
+        "benchmark lets cuDNN try its convolutions first, which also makes two runs differ. Compare lists them where "
+        "they differ.",
+        "compare",
+    ),
+    Myth(
+        "divergence",
+        "Without scaling training diverges, with a scale of 128 it matches FP32",
+        "imprecise",
+        "So it was for one language model in 2017. Small models often train unscaled; others need far more than 128. "
+        "The preset “Loss-scale ablation” of Start a run trains a small LSTM four ways and draws the four curves.",
+        "compare",
+    ),
+    Myth(
+        "speed",
+        "Training becomes 1.5 to 5.5 times as fast, about half the time across the board; BERT-large near 6 times",
+        "imprecise",
+        "Only matrix work on tensor cores becomes that much faster, so 1 / (1 − its share of the step) is the most "
+        "that can come of it. NVIDIA's own examples (DeepLearningExamples, 2024) gain 1.3 to 5.5 times over FP32 on a "
+        "V100, BERT-large 3.9 to 4.5, and 0.8 to 2.6 times over TF32 on an A100: hold it against FP32 with TF32 on, "
+        "too.",
+        "step-cost",
+    ),
+    Myth(
+        "memory",
+        "It takes less memory, so models and batches can be larger",
+        "imprecise",
+        "What forward keeps for backward halves. Parameters, gradients and optimizer state stay in FP32, and "
+        "autocast's copies of the weights come on top: a large model with a small batch gains nothing.",
+        "memory",
+    ),
+    Myth(
+        "quality",
+        "The result is as good as with FP32",
+        "imprecise",
+        "Usually. One pair of runs does not tell: the difference has to be held against the noise from seed to seed.",
+        "compare",
+    ),
+    Myth(
+        "hardware",
+        "Use it on compute capability 7.0 and newer; older GPUs gain memory and bandwidth only",
+        "true",
+        "Tensor cores multiply FP16 from 7.0 on, BF16 and TF32 from 8.0 on, FP8 from 8.9 on. CPUs with AVX512-BF16 or "
+        "AMX multiply BF16 too.",
+        "tensor-cores",
+    ),
+    Myth(
+        "always",
+        "On such GPUs automatic mixed precision should always be used",
+        "imprecise",
+        "It does not pay where the GPU waits for Python, where little of a step is matrix work, or where casts cost "
+        "more than faster products save.",
+        "step-cost",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Band:
+    """The part of a run's gradients whose magnitudes lie in a band, without the loss scale."""
+
+    kind: str
+    elements_frac: float
+    """Share (0–1) of the finite nonzero values."""
+    mass_frac: float
+    """Share (0–1) of the sum of magnitudes, each taken as the middle of its octave."""
+
+
+def in_band(run: Run, low: int = VANISHING[0], high: int = VANISHING[1]) -> Band | None:
+    """The gradients from 2^`low` to below 2^`high` as recorded; output gradients where there are any, since they flush
+    first. None where the run sampled no finite nonzero gradient."""
+    for kind in ("output_grad", "weight_grad"):
+        if kind not in kinds_present(run):
+            continue
+        shares = exponent_shares(run, kind, true_exponents=True)
+        if not len(shares):
+            continue
+        inside = shares["exponent"].between(low, high - 1)
+        mass = shares["count"] * np.exp2(shares["exponent"].astype(float))
+        count = shares["count"].sum()
+        return Band(kind, float(shares["count"][inside].sum() / count), float(mass[inside].sum() / mass.sum()))
+    return None

@@ -1,0 +1,86 @@
+"""How much faster matrix work alone could make a step: Amdahl's law on what `step_cost` found.
+
+    >>> amdahl(step_cost(run)).sentence
+    'At most 1.8 × is to be had from faster matrix kernels, because 55 % of the time is not matrix work.'
+
+If a share p of the time becomes r times as fast, the whole becomes 1 / (1 − p + p / r) times as fast: 1 / (1 − p) at
+most (Amdahl 1967). 16-bit values also halve the bytes that memory-bound kernels move, so autocast may give a little
+more than matrix work alone; `halved_bound` allows for it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost
+
+
+@dataclass(frozen=True)
+class Amdahl:
+    """How much faster a step could become; factors over the present step, 1 where nothing is to be had."""
+
+    matrix_frac: float
+    """Share of the time in matrix kernels."""
+    open_frac: float
+    """Share in matrix kernels that are on CUDA cores."""
+    unknown_frac: float
+    """Share in matrix kernels whose name does not tell."""
+    bound: float
+    """If all matrix work took no time. Infinite where nothing else is."""
+    open_bound: float
+    """If only the matrix work on CUDA cores took no time: what moving it to tensor cores can give at most."""
+    tf32_frac: float
+    """Share in matrix kernels on tensor cores whose inputs are TF32."""
+    rate_ratio: float | None
+    """Dense rate of 16-bit tensor cores over that of FP32 on CUDA cores, by the data sheet."""
+    tf32_ratio: float | None
+    """Dense rate of 16-bit inputs over that of TF32."""
+    half_expected: float | None
+    """If matrix work on CUDA cores became faster by `rate_ratio` and that in TF32 by `tf32_ratio`: all of it in 16 bits
+    at the same share of the peak as now. None where the data sheet is not known."""
+    halved_bound: float
+    """As `open_bound`, and memory-bound kernels took half as long because 16-bit values are half the bytes."""
+    sentence: str
+    """The bound in words."""
+
+
+def amdahl(cost: StepCost) -> Amdahl | None:
+    """The bound that Amdahl's law sets for matrix work; None without a profiled window.
+
+    The r of this device is the ratio of its dense rates. Under autocast memory-bound kernels may gain too, up to
+    twofold, since they move half the bytes: `halved_bound`.
+    """
+    if cost.source != "profile" or cost.step_us <= 0:
+        return None
+    ratio, tf32_ratio = cost.rate_ratio, cost.tf32_ratio
+    matrix = min(1.0, cost.us(*MATRIX_PARTS) / cost.step_us)
+    open_ = min(1.0, cost.us("matrix") / cost.step_us)
+    tf32 = min(1.0, cost.tf32_us / cost.step_us)
+    expected = None
+    if ratio is not None:
+        expected = 1 / (1 - open_ + open_ / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
+    memory = cost.us("memory_bound") / cost.step_us
+    bound = _faster(matrix)
+    rest = f"{100 * (1 - matrix):.0f} %"
+    most = f"{bound:.2g} ×" if bound < 1e3 else "any factor"
+    sentence = f"At most {most} is to be had from faster matrix kernels, because {rest} of the time is not matrix work."
+    if matrix < 0.005:
+        sentence = "Nothing is to be had from faster matrix kernels: hardly any of the time is matrix work."
+    return Amdahl(
+        matrix_frac=matrix,
+        open_frac=open_,
+        unknown_frac=min(1.0, cost.us("matrix_unknown") / cost.step_us),
+        bound=bound,
+        open_bound=_faster(open_),
+        tf32_frac=tf32,
+        rate_ratio=ratio,
+        tf32_ratio=tf32_ratio,
+        half_expected=expected,
+        halved_bound=_faster(min(1.0, open_ + memory / 2)),
+        sentence=sentence,
+    )
+
+
+def _faster(share: float) -> float:
+    """How many times as fast the whole becomes when `share` of it takes no time."""
+    return 1 / (1 - share) if share < 1 else np.inf

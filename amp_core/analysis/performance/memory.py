@@ -1,0 +1,56 @@
+"""Memory over a run: what torch or the process held at each step, and the highest so far.
+
+>>> memory_summary(run).peak_bytes
+329252864
+
+On CUDA this is what torch's allocator handed out, which is less than the device shows as used (context, cache, other
+processes). On a CPU it is the resident set of the whole process: Python and libraries included.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from amp_core.analysis.steps import attempts
+from amp_core.store.run import Run
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """Memory of a run in bytes. None where it was not measured."""
+
+    what: str
+    """What was measured, in words."""
+    peak_bytes: int | None
+    device_peak_bytes: int | None
+    """Highest use of the device by all processes (NVML)."""
+
+
+def memory_trace(run: Run) -> pd.DataFrame:
+    """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far),
+    stands_for (steps that the row tells of)."""
+    frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes", "stands_for"]]
+    frame = frame.rename(columns=lambda c: c.removeprefix("memory_"))
+    for column in ("allocated_bytes", "peak_bytes"):
+        frame[column] = frame[column].astype(float)
+    return frame.dropna(subset=["allocated_bytes", "peak_bytes"], how="all").reset_index(drop=True)
+
+
+def memory_summary(run: Run) -> MemorySummary:
+    """The peaks, and what they are of."""
+    trace = memory_trace(run)
+    used = run.device["memory_used_bytes"].dropna()
+    peak = trace[["allocated_bytes", "peak_bytes"]].max().max() if len(trace) else None
+    return MemorySummary(
+        what=what_memory(run),
+        peak_bytes=int(peak) if peak is not None else None,
+        device_peak_bytes=int(used.max()) if len(used) else None,
+    )
+
+
+def what_memory(run: Run) -> str:
+    """What the run's memory columns hold, in words."""
+    device = run.head.config.get("device", run.head.environment.get("device"))
+    if not isinstance(device, str):
+        return "held at the step"
+    return "allocated by torch on the GPU" if device.startswith("cuda") else "resident set of the process"

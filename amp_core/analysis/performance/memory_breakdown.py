@@ -1,0 +1,257 @@
+"""What the memory of a step is made of, at its peak and from moment to moment, and what a recipe changes about it.
+
+>>> found = memory_breakdown(run)
+>>> found.parts[["category", "bytes", "frac"]]
+>>> memory_difference([run_fp32, run_bf16])
+
+The categories add up to the peak. Six are sums over the storages of tensors. On CUDA the peak is torch's allocator's,
+`temporary` is what it had handed out above the next moment that was looked at, and `other` is what belongs to none:
+inputs, workspaces of libraries, rounding. On a CPU the peak is the moment with most in tensors, the total is the
+resident set of the process there, and `other` is all else that a process holds: Python, libraries, data, freed memory
+that the allocator keeps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.memory import what_memory
+from amp_core.analysis.run_labels import labelled
+from amp_core.analysis.steps import recipe
+from amp_core.hardware.gpus import listed
+from amp_core.schema import RunError
+from amp_core.store.run import Run
+
+CATEGORIES = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "autocast": "autocast's copies of weights",
+    "buffers": "buffers",
+    "temporary": "temporary",
+    "other": "other",
+}
+"""Categories in the order in which they are stacked, and what people call them."""
+
+_TENSORS = ("parameters", "gradients", "optimizer", "activations", "autocast", "buffers")
+_WHAT = {
+    "parameters": "the weights, in the dtype in which they are stored",
+    "gradients": "in .grad, in the dtype of the weights",
+    "optimizer": "what optimizers keep for each weight: Adam's moments",
+    "activations": "what forward keeps for backward; grows with the batch",
+    "autocast": "16-bit casts of weights for backward, whatever the batch",
+    "buffers": "such as BatchNorm's running statistics",
+    "temporary": "came and went: workspaces, gradients of activations",
+    "other": "of no tensor above: inputs, workspaces, rounding",
+}
+_OTHER_ON_CPU = "Python, libraries, data, freed memory that is kept"
+_SAME = 0.02  # differences below this share are called none
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown:
+    """The peak of one sampled step. None and an empty frame where no step was looked at."""
+
+    step: int | None
+    moment: str
+    """What was going on, in words."""
+    phase: str | None
+    """forward, backward or optimizer."""
+    what: str
+    """What the total is of, in words."""
+    total_bytes: int | None
+    reserved_bytes: int | None
+    """What torch's allocator held of the device at that moment, in use or not; None on a CPU."""
+    parts: pd.DataFrame
+    """One row per category: category, label, bytes (NaN where not measured), frac (of the total), about."""
+    notes: tuple[str, ...]
+    """What follows from it, in sentences."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the total is that of a process and not of torch's allocator."""
+        return self.reserved_bytes is None
+
+    @property
+    def named(self) -> pd.DataFrame:
+        """`parts` without `other`."""
+        return self.parts[self.parts["category"] != "other"]
+
+
+def shown_parts(found: Sequence[MemoryBreakdown], names: Sequence[str]) -> pd.DataFrame:
+    """`parts` of one or more runs for a chart, with a column `run` that holds their `names`.
+
+    Where one of them is of a CPU, `other` is left out of all: there it is most of the process, and hides the tensors.
+    """
+    on_cpu = any(one.on_cpu for one in found)
+    frames = [(one.named if on_cpu else one.parts).assign(run=name) for one, name in zip(found, names, strict=True)]
+    columns = ["category", "label", "bytes", "frac", "about", "run"]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+
+def memory_steps(run: Run) -> list[int]:
+    """Steps at which memory was looked at in detail."""
+    return sorted(int(step) for step in run.table("memory").column("step").unique().to_pylist())
+
+
+def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
+    """One row per moment of a step (by default the last that was looked at), in order.
+
+    Columns: number, moment, name, phase, allocated_bytes, peak_bytes (highest since the moment before; on a CPU the
+    same as allocated), and a column for each of `CATEGORIES`, in bytes; they add up to peak_bytes. NaN where not
+    measured. Of several ranks it is the one that held most. Raises `RunError` for a step that was not looked at.
+    """
+    frame = run.memory
+    known = memory_steps(run)
+    if step is not None and step not in known:
+        raise RunError(f"step={step!r} was not looked at; memory was at {', '.join(map(str, known)) or 'no step'}")
+    frame = frame[frame["step"] == (step if step is not None else known[-1])] if known else frame
+    numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in _TENSORS)]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    tensors = frame[[f"{c}_bytes" for c in _TENSORS]].sum(axis=1)
+    frame["allocated_bytes"] = frame["allocated_bytes"].fillna(tensors)  # other programs may know no more than that
+    frame["peak_bytes"] = frame["peak_bytes"].fillna(frame["allocated_bytes"])
+    if frame["rank"].nunique() > 1:
+        most = frame.groupby("rank")["peak_bytes"].max().idxmax()
+        frame = frame[frame["rank"] == most]
+    found = frame[["number", "moment", "name", "phase", "allocated_bytes", "peak_bytes", "reserved_bytes"]].copy()
+    for category in _TENSORS:
+        found[category] = frame[f"{category}_bytes"]
+    found["temporary"] = found["peak_bytes"] - found["allocated_bytes"]
+    found["other"] = found["allocated_bytes"] - found[list(_TENSORS)].sum(axis=1)
+    return found.reset_index(drop=True)
+
+
+def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
+    """The peak of a step and what it was made of. Raises `RunError` for a step that was not looked at."""
+    moments = memory_moments(run, step)
+    columns = ["category", "label", "bytes", "frac", "about"]
+    if not moments["peak_bytes"].max() > 0:
+        none = pd.DataFrame(
+            {c: pd.Series(dtype=object if c in ("category", "label", "about") else float) for c in columns}
+        )
+        return MemoryBreakdown(None, "", None, what_memory(run), None, None, none, ())
+    on_cpu = bool(moments["reserved_bytes"].isna().all())
+    height = moments[list(_TENSORS)].sum(axis=1) if on_cpu else moments["peak_bytes"]
+    top = moments.iloc[int(height.fillna(0.0).to_numpy().argmax())]
+    total = float(top["peak_bytes"]) or np.nan
+    about = _WHAT | ({"other": _OTHER_ON_CPU} if on_cpu else {})
+    rows = [
+        (category, label, float(top[category]), float(top[category]) / total, about[category])
+        for category, label in CATEGORIES.items()
+        if not (on_cpu and category == "temporary")  # nothing counts there what comes and goes
+    ]
+    parts = pd.DataFrame(rows, columns=columns)
+    return MemoryBreakdown(
+        step=step if step is not None else memory_steps(run)[-1],
+        moment=_in_words(str(top["moment"]), str(top["name"])),
+        phase=top["phase"],
+        what=what_memory(run),
+        total_bytes=int(total),
+        reserved_bytes=None if on_cpu or np.isnan(top["reserved_bytes"]) else int(top["reserved_bytes"]),
+        parts=parts,
+        notes=_notes(parts, recipe(run)),
+    )
+
+
+def memory_phases(run: Run, step: int | None = None) -> pd.DataFrame:
+    """Peak of each phase of a step: phase, peak_bytes, tensors_bytes (most held in tensors at a moment of it)."""
+    moments = memory_moments(run, step)
+    moments["tensors_bytes"] = moments[list(_TENSORS)].sum(axis=1)
+    found = moments.groupby("phase", sort=False)[["peak_bytes", "tensors_bytes"]].max()
+    return found.reset_index()
+
+
+def memory_difference(runs: Sequence[Run]) -> pd.DataFrame:
+    """Each run's peak against the first's, category by category.
+
+    One row per further run and category: run, category, label, first_bytes, bytes, difference_bytes (NaN where either
+    was not measured) and why, in words. Empty where fewer than two runs looked at their memory.
+    """
+    columns = ["run", "category", "label", "first_bytes", "bytes", "difference_bytes", "why"]
+    found = [memory_breakdown(run) for run in runs]
+    rows = []
+    before = dict(zip(found[0].parts["category"], found[0].parts["bytes"], strict=True)) if found else {}
+    for label, run, one in list(zip(labelled(runs), runs, found, strict=True))[1:]:
+        after = dict(zip(one.parts["category"], one.parts["bytes"], strict=True))
+        for category in [c for c in CATEGORIES if c in before and c in after]:
+            first, now = float(before[category]), float(after[category])
+            why = _why(category, first, now, recipe(runs[0]), recipe(run))
+            rows.append((label, category, CATEGORIES[category], first, now, now - first, why))
+    frame = pd.DataFrame(rows, columns=columns)
+    numbers = ["first_bytes", "bytes", "difference_bytes"]
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def _in_words(moment: str, name: str) -> str:
+    if moment == "module":
+        return f"in the forward of {name}"
+    if moment == "gradient":
+        return f"in backward, as the gradient of {name} arrived"
+    words = {
+        "step begins": "before the forward",
+        "forward ends": "at the end of the forward",
+        "loss computed": "when the loss was computed",
+        "backward begins": "as backward began",
+        "backward ends": "at the end of backward",
+        "optimizer begins": "before the optimizer's step",
+        "step ends": "in the optimizer's step",
+    }
+    return words.get(moment, moment)
+
+
+def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
+    """What dominates, and what would and would not make it smaller."""
+    size = parts.set_index("category")["bytes"].fillna(0.0)
+    tensors = float(size[list(_TENSORS)].sum())
+    if tensors <= 0:
+        return ()
+    fixed = float(size[["parameters", "gradients", "optimizer"]].sum()) / tensors
+    kept = float(size["activations"]) / tensors
+    notes = []
+    if kept >= 0.5:
+        wide = precision in ("fp32", "tf32")
+        ways = ("A smaller batch", "activation checkpointing", *(("16 bits",) if wide else ()))
+        smaller = f"{listed(ways, 'or')} makes"
+        notes.append(f"{100 * kept:.0f} % of what tensors hold are activations. {smaller} them smaller.")
+    elif fixed >= 0.5:
+        notes.append(
+            f"{100 * fixed:.0f} % of what tensors hold are weights, gradients and optimizer state, which autocast "
+            "leaves in FP32: here it saves little memory. A larger batch is nearly free."
+        )
+    if size["autocast"] > 0.02 * tensors:
+        notes.append(
+            f"Autocast's 16-bit copies of weights take {100 * float(size['autocast']) / tensors:.0f} %: "
+            "they come on top of the FP32 weights."
+        )
+    if precision in ("fp32", "tf32") and kept >= 0.5:
+        notes.append("Autocast would halve those activations that matrix products and convolutions keep.")
+    return tuple(notes)
+
+
+def _why(category: str, first: float, now: float, before: str | None, recipe_now: str | None) -> str:
+    """Why a category differs, or why it does not; short enough for a table."""
+    if np.isnan(first) or np.isnan(now):
+        return "not measured in both"
+    same = abs(now - first) <= _SAME * max(first, now, 1.0)
+    pure = (recipe_now or "").endswith("-pure") != (before or "").endswith("-pure")
+    if category in ("parameters", "gradients", "optimizer") and same:
+        return "the same: autocast leaves them in FP32"
+    if category in ("parameters", "gradients", "optimizer") and pure:
+        return "half as wide: weights are stored in 16 bits"
+    if same:
+        return "the same" if first == now else f"the same within {100 * _SAME:.0f} %"
+    if category == "activations" and now < first:
+        return f"{now / first:.2f} ×: matrix products keep 16 bits, norms and loss FP32"
+    if category == "activations":
+        return "more: casts keep copies of both widths, or a larger batch"
+    if category == "autocast" and now > first:
+        return "16-bit copies of weights, which FP32 does without"
+    if category == "temporary":
+        return "what the largest operation at the peak needs"
+    if category == "other":
+        return "inputs, workspaces; on a CPU the rest of the process"
+    return "another model, batch or optimizer"

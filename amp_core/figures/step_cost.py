@@ -1,0 +1,96 @@
+"""Where the time of a step goes, as one stacked bar per run.
+
+>>> step_cost_figure(step_cost(run).parts)
+>>> step_cost_figure(compare_step_cost([run_fp32, run_fp16]))
+"""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
+
+_CHARACTERS = 75
+"""As many fit along the longest bar on a narrow page; parts without room have their label in the legend."""
+_ORDER = list(PARTS)
+
+
+def step_cost_figure(
+    parts: pd.DataFrame, dark: bool = False, title: str = "Where the time of a step goes"
+) -> go.Figure:
+    """The parts of a step stacked to its time in milliseconds, from `step_cost(run).parts`, or one bar for each run
+    from `compare_step_cost`. Parts that were not measured have no length."""
+    if not len(parts) or not (parts["us"] > 0).any():
+        return empty(title, "No step times were recorded yet.")
+    runs = list(dict.fromkeys(parts["run"])) if "run" in parts else [""]
+    owner = parts["run"] if "run" in parts else pd.Series("", index=parts.index)
+    longest = float(parts.groupby(owner)["us"].sum().max())
+    figure = FigureSpec()
+    labels = dict(zip(parts["part"].astype(str), parts["label"], strict=True))
+    for name in sorted(labels, key=_place):  # one that the first run lacks stands where it would in that
+        label = labels[name]
+        rows = parts[parts["part"] == name]
+        of = rows.set_index(owner[rows.index])[["us", "frac"]].reindex(runs).fillna(0.0)
+        us = of["us"].to_numpy(dtype=np.float64)
+        if not (us > 0).any():
+            continue
+        shares = [percent(share) for share in of["frac"].tolist()]
+        light, night, ink, hatch = PARTS.get(name, UNKNOWN_PART)
+        figure.add_bar(
+            x=(us / 1e3).astype(np.float32),
+            y=runs,
+            orientation="h",
+            name=label,
+            marker={
+                "color": night if dark else light,
+                "line": {"width": 1, "color": PAGE[dark]},
+                "pattern": {
+                    "shape": hatch,
+                    "size": 6,
+                    "fgcolor": "#11181B" if dark else "#FFFFFF",
+                    "fillmode": "overlay",
+                    "fgopacity": 0.2 if hatch == "." else 0.4,  # dots lie where letters do
+                },
+            },
+            text=[_on_bar(label, share, v / longest) for v, share in zip(us, shares, strict=True)],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            textfont={"color": ink[dark], "size": 12},
+            customdata=shares,
+            hovertemplate=f"{label}: %{{x:.3g}} ms, %{{customdata}} of the whole<extra></extra>",
+        )
+    per = str(parts["per"].iloc[0]) if "per" in parts else "step"
+    figure.xaxis(title=f"time of a {per} (ms)", rangemode="tozero")
+    figure.yaxis(
+        type="category", autorange="reversed", showgrid=False, tickvals=runs,
+        ticktext=[shortened(run, 24) for run in runs],
+    )  # fmt: skip
+    said = "; ".join(f"{run}{': ' if run else ''}{_told(parts[owner == run])}" for run in runs)
+    return finished(
+        figure,
+        title,
+        f"{title}: {said}.",
+        230 + 70 * len(runs),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 24 if runs == [""] else 64, "t": 52, "b": 48},
+    )
+
+
+def _place(part: str) -> int:
+    return _ORDER.index(part) if part in _ORDER else len(_ORDER)
+
+
+def _on_bar(label: str, share: str, length: float) -> str:
+    """What stands on a part that takes `length` of the longest bar (0–1)."""
+    room = _CHARACTERS * length
+    return f"{label}<br>{share}" if room >= len(label) else share if room >= len(share) else ""
+
+
+def _told(parts: pd.DataFrame) -> str:
+    """The parts of one run in words."""
+    known = parts[parts["us"] > 0]
+    return ", ".join(f"{label} {us / 1e3:.3g} ms" for label, us in zip(known["label"], known["us"], strict=True))

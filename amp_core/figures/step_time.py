@@ -1,0 +1,201 @@
+"""Time and comparison: where a step's time goes, and one number per run as bars.
+
+>>> phase_figure(phase_times(run))
+>>> compare_bars(compare(runs).table, "speed_ratio")
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.lines import first_to_last
+from amp_core.figures.style import (
+    ORNAMENT,
+    colour,
+    empty,
+    faded,
+    finished,
+    hatched,
+    log2_axis,
+    numbers,
+    recipe_colour,
+    shortened,
+    span,
+    upright,
+)
+from amp_core.phases import LABELS
+from amp_core.schema import RunError
+from amp_core.text.formatting import number, scale
+
+PEAK = 4.0
+"""A step that takes more than so many times the median would press all others flat: then the axis ends at `CUT`, and it
+is said."""
+CUT = 2.4
+"""Times the median at which it ends: a usual step takes two fifths of the height. All slower ones are cut off."""
+
+PHASE_NAMES = {f"{name}_ms": label for name, label in LABELS.items()}
+"""What the phases of a step are called, by column."""
+
+
+def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of a step") -> go.Figure:
+    """The phases of a step stacked to its time in milliseconds, from `phase_times`."""
+    known = [c for c in PHASE_NAMES if c in times and times[c].notna().any() and times[c].max() > 0]
+    if not known:
+        return empty(title, "No step times were recorded yet.")
+    figure = FigureSpec()
+    for column in known:
+        hue = colour(column.removesuffix("_ms"), dark)
+        figure.add_scatter(
+            x=numbers(times["step"]),
+            y=numbers(times[column].fillna(0.0)),
+            mode="lines+markers" if len(times) < 3 else "lines",
+            line={"color": hue, "width": 0.8},
+            marker={"color": hue, "size": 7},
+            fillcolor=faded(hue, 0.85),
+            fillpattern=hatched(column.removesuffix("_ms"), dark),
+            stackgroup="phases",
+            name=PHASE_NAMES[column],
+            hovertemplate="%{y:.3g} ms of the step",
+        )
+    figure.xaxis(title="step", range=first_to_last(times["step"]))
+    figure.yaxis(title="time of a step (ms)", rangemode="tozero")
+    total = times[known].sum(axis=1)
+    usual, top = float(total.median()), float(total.max())
+    if top > PEAK * usual:  # one compilation would press all other steps flat
+        figure.yaxis(range=[0, CUT * usual])
+        figure.add_annotation(
+            text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
+            x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
+        )  # fmt: skip
+    middle = ", ".join(f"{PHASE_NAMES[c]} {times[c].median():.3g} ms" for c in known)
+    return finished(
+        figure,
+        title,
+        f"Time of a step by phase, typically: {middle}.",
+        400,
+        hovermode="x unified",
+    )
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """How one column of a comparison is shown."""
+
+    title: str
+    axis: str
+    text: str
+    """What stands beside the bar, with a place for the number: `{} ms` for one."""
+    divisor: float = 1.0
+    reference: float | None = None
+    log2: bool = False
+    digits: int = 3
+
+
+_BARS = {
+    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{} ×", reference=1.0),
+    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{} ×", reference=1.0),
+    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{} ×", reference=1.0, digits=4),
+    "step_ms": _Bar("Time of a step", "median (ms)", "{} ms"),
+    "samples_per_s": _Bar("Throughput", "samples per second", "{} /s"),
+    "memory_peak_bytes": _Bar("Peak memory", "GiB", "{} GiB", divisor=2.0**30),
+    "loss_final": _Bar("Final loss", "mean of the last tenth of the steps", "{}", digits=4),
+    "energy_j": _Bar("Energy", "J per sample", "{} J"),
+    "tensor_frac": _Bar("Tensor cores", "% of GPU time, profiled", "{} %", divisor=0.01),
+    "eval_loss": _Bar("Loss on held-out data", "loss", "{}", digits=4),
+    "skip_frac": _Bar("Skipped steps", "% of steps attempted", "{} %", divisor=0.01),
+    "scale_last": _Bar("Last loss scale", "loss scale", "{}", log2=True),
+}
+
+
+def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: str | None = None) -> go.Figure:
+    """One column of `compare(runs).table` as a bar per run in the colour of its recipe, with the spread where the table
+    has `<column>_low` and `<column>_high`. Ratios have a line at 1, the first run. Raises `RunError` for a column that
+    cannot be drawn."""
+    if column not in _BARS:
+        raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_BARS)}")
+    bar = _BARS[column]
+    title = title or bar.title
+    known = table[np.isfinite(table[column].to_numpy(dtype=np.float64))] if len(table) else table
+    if not len(known):
+        return empty(title, "None of the runs recorded this.")
+    value = known[column].to_numpy(dtype=np.float64) / bar.divisor
+    low, high = (_side(known, f"{column}_{side}", value, bar.divisor) for side in ("low", "high"))
+    spread = bool((high > low).any())
+    hues = [recipe_colour(p, dark) for p in known["precision"]]
+    names = known["run"].astype(str).tolist()
+    words = [_words(bar, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
+    error = {
+        "type": "data",
+        "symmetric": False,
+        "array": (high - value).astype(np.float32),
+        "arrayminus": (value - low).astype(np.float32),
+        "color": colour("limit", dark),
+        "thickness": 1.4,
+        "width": 5,
+    }
+    axis = bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20))
+    figure = FigureSpec()
+    figure.add_bar(
+        x=value.astype(np.float32),
+        y=names,
+        orientation="h",
+        name=title,
+        marker={"color": hues, "line": {"width": 0}},
+        error_x=error if spread else None,
+        text=words,
+        textposition="none",
+        hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
+        showlegend=False,
+    )
+    under = bar.reference is not None and (0.5 * bar.reference < high) & (high < bar.reference)
+    figure.add_scatter(
+        x=np.where(under, bar.reference or 0.0, high).astype(np.float32),  # no number under the reference's line
+        y=names,
+        mode="text",
+        text=[f"  {bar.text.format(_said(bar, v))}" for v in value],  # the spread is drawn, and told when pointed at
+        textposition="middle right",
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+        meta=ORNAMENT,
+    )
+    if bar.reference is not None:
+        figure.add_shape(upright(bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
+    limits = span(value) if bar.log2 else None
+    if limits is not None:
+        figure.xaxis(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
+    else:
+        figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
+    figure.xaxis(title=axis, nticks=4, tickangle=0)
+    figure.yaxis(
+        autorange="reversed",
+        type="category",
+        tickvals=names,
+        ticktext=[shortened(n, 20) for n in names],
+        showgrid=False,
+    )
+    said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
+    return finished(
+        figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
+        margin={"l": 64, "r": 76, "t": 52, "b": 48},
+    )  # fmt: skip
+
+
+def _side(table: pd.DataFrame, column: str, value: np.ndarray, divisor: float) -> np.ndarray:
+    """One end of the spread; the value itself where none is known."""
+    if column not in table:
+        return value
+    end = table[column].to_numpy(dtype=np.float64) / divisor
+    return np.where(np.isfinite(end), end, value)
+
+
+def _words(bar: _Bar, value: float, low: float, high: float) -> str:
+    said = bar.text.format(_said(bar, value))
+    return f"{said} ({_said(bar, low)}–{_said(bar, high)})" if high > low else said
+
+
+def _said(bar: _Bar, value: float) -> str:
+    return scale(value) if bar.log2 else number(value, digits=bar.digits)

@@ -1,0 +1,155 @@
+"""`forecast`: a table of parts and recipes from the two traces of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from amp_core.analysis import speed_summary
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.steps import recipe as recipe_of
+from amp_core.forecast.memory import largest_batch, memory_needed
+from amp_core.forecast.roofline import EFFICIENCY, Range, device_time, why_not
+from amp_core.forecast.traced_work import StepTrace, traces_of_run
+from amp_core.hardware.data_sheets import NAMES, Rates, dense_rates, named_part
+from amp_core.schema import RunError
+from amp_core.store.run import Run
+
+RECIPES = ("fp32", "tf32", "bf16", "fp16")
+LEFT_OUT = 0.1
+"""By so much a ratio between different kernels may be off beyond the range: fusion, layouts, what casts cost a host."""
+SAID = "Forecast, not measured."
+"""Stands on everything that shows a forecast."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What `forecast` says. Nothing of it was measured."""
+
+    table: pd.DataFrame
+    """One row per part and recipe; see `forecast`."""
+    notes: tuple[str, ...]
+    """What a reader must know, the first of which is that this is no measurement."""
+
+
+def forecast(
+    traces: tuple[StepTrace, StepTrace],
+    gpus: Sequence[str],
+    *,
+    factor: float | None = None,
+    efficiency: Range = EFFICIENCY,
+) -> Forecast:
+    """Time, speed-up and memory on each of `gpus` (names of `analysis._gpus.NAMES`) in FP32, TF32, BF16 and FP16.
+
+    `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
+    on a listed GPU (`measured_factor`). Columns, NaN where not known: gpu, recipe, why_not (why it cannot run there),
+    step_ms, step_ms_low, step_ms_high, samples_per_s, speedup, speedup_low, speedup_high (over FP32 with TF32 off),
+    over_tf32, over_tf32_low, over_tf32_high (over FP32 with TF32 on), bound_by, matrix_frac, traffic_frac (shares of
+    the time on the device), memory_bytes_low, memory_bytes_high, batch_low, batch_high (largest that fits), source (of
+    the part's figures).
+
+    A range spans every mixture of slow and fast in `efficiency`. Raises `RunError` for an unknown part, or for none.
+    """
+    if not gpus:
+        raise RunError("gpus=[] is empty; name at least one, such as A100")
+    wide, narrow = traces
+    rows = []
+    for asked in dict.fromkeys(gpus):
+        name, rates = named_part(asked)
+        rows += [_row(name, rates, recipe, wide, narrow, factor or 1.0, efficiency) for recipe in RECIPES]
+    return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency))
+
+
+def parts() -> list[str]:
+    """Names of the GPUs that can be asked for."""
+    return list(NAMES)
+
+
+def measured_factor(run: Run) -> tuple[str, float] | None:
+    """The listed GPU that a traced run was recorded on, and its median step time over the one forecast for it.
+
+    None for a run on another device, without times of steps, or without a trace.
+    """
+    gpu = profiled_gpu(run, "cuda:0") if str(run.head.config.get("device") or "").startswith("cuda") else None
+    rates = dense_rates(gpu.name) if gpu is not None else None
+    took = speed_summary(run).step_ms
+    if gpu is None or rates is None or not took:
+        return None
+    wide, narrow = traces_of_run(run)
+    recipe = recipe_of(run) or "fp32"
+    work = wide if recipe in ("fp32", "tf32") else narrow
+    expected = device_time(work.work, rates, recipe, EFFICIENCY.likely).total_us / 1e3
+    return gpu.name, took / expected
+
+
+def _row(
+    name: str, rates: Rates, recipe: str, wide: StepTrace, narrow: StepTrace, factor: float, efficiency: Range
+) -> dict[str, object]:
+    trace = wide if recipe in ("fp32", "tf32") else narrow
+    row: dict[str, object] = {"gpu": name, "recipe": recipe, "why_not": why_not(rates, recipe), "source": rates.source}
+    if row["why_not"]:
+        return row
+    likely = device_time(trace.work, rates, recipe, efficiency.likely)
+    step_us = likely.total_us * factor
+    reference, tf32 = (device_time(wide.work, rates, r, efficiency.likely).total_us for r in ("fp32", "tf32"))
+    own, ratios, over_tf32 = [], [], []
+    for speeds in efficiency.corners():
+        took = device_time(trace.work, rates, recipe, speeds).total_us
+        own.append(took)
+        ratios.append(device_time(wide.work, rates, "fp32", speeds).total_us / took)
+        for end in (efficiency.slow, efficiency.fast):  # kernels for TF32 are not those for 16 bits
+            beside = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
+            over_tf32.append(device_time(wide.work, rates, "tf32", beside).total_us / took)
+    if rates.tf32 is None:
+        over_tf32 = [float("nan")]
+    left_out = 0.0 if trace is wide else LEFT_OUT
+    times = [us * factor / 1e3 for us in own]
+    row |= {
+        "step_ms": step_us / 1e3,
+        "step_ms_low": min(times),
+        "step_ms_high": max(times),
+        "samples_per_s": trace.samples / step_us * 1e6 if trace.samples else None,
+        "speedup": reference / likely.total_us,
+        "speedup_low": min(ratios) * (1 - left_out),
+        "speedup_high": max(ratios) * (1 + left_out),
+        "over_tf32": tf32 / likely.total_us if rates.tf32 is not None else None,
+        "over_tf32_low": min(over_tf32) * (1 - left_out),
+        "over_tf32_high": max(over_tf32) * (1 + left_out),
+        "bound_by": likely.bound_by,
+        "matrix_frac": likely.by_term["matrix work"] / likely.device_us if likely.device_us else None,
+        "traffic_frac": likely.by_term["memory traffic"] / likely.device_us if likely.device_us else None,
+    }
+    needed, batch = memory_needed(trace), largest_batch(trace, rates)
+    row["memory_bytes_low"], row["memory_bytes_high"] = needed if needed else (None, None)
+    row["batch_low"], row["batch_high"] = batch if batch else (None, None)
+    return row
+
+
+def _between(low: float, high: float) -> str:
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
+def _notes(wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range) -> tuple[str, ...]:
+    slow, fast = efficiency.slow, efficiency.fast
+    said = [
+        f"{SAID} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, not "
+        "kernels, data loading, clocks or what else runs there.",
+        f"The range takes {_between(slow.tensor_cores, fast.tensor_cores)} of the tensor cores' peak, "
+        f"{_between(slow.cuda_cores, fast.cuda_cores)} of the CUDA cores', {_between(slow.bandwidth, fast.bandwidth)} "
+        f"of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time per operator: eager "
+        "PyTorch, nothing compiled.",
+    ]
+    if factor is not None:
+        said.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")
+    else:
+        said.append("Not corrected by a measurement: no run on a listed GPU was given.")
+    if narrow.derived:
+        said.append(
+            "The step was traced in FP32. Which operators between matrix products autocast would run in 16 bits is "
+            "guessed; a trace under autocast gives a closer forecast."
+        )
+    elif wide.derived:
+        said.append("The step was traced under autocast; its FP32 form is derived from it.")
+    if wide.memory.activations is None:
+        said.append("Memory is not forecast: the run did not record what its memory was made of.")
+    return tuple(said)

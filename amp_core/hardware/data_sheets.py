@@ -1,0 +1,117 @@
+"""Dense peak rates and bandwidths of GPUs, from their data sheets."""
+
+import re
+from dataclasses import dataclass
+
+from amp_core.schema import RunError
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Dense peaks of one part in TFLOP/s; None where there is no such unit."""
+
+    fp32: float
+    """On CUDA cores."""
+    tf32: float | None
+    half: float
+    """FP16, and BF16 where the tensor cores take it."""
+    fp8: float | None
+    gb_per_s: float
+    """Memory bandwidth, 10^9 bytes per second."""
+    memory_gb: int
+    """Memory as it is sold."""
+    source: str
+    """The document that gives these figures."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether its tensor cores take BF16: those that take TF32 do, from Ampere (8.0) on."""
+        return self.tf32 is not None
+
+    def of(self, precision: str) -> float | None:
+        """The peak for inputs of this precision; None where it is not listed."""
+        return {"fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half}.get(precision)
+
+
+_AMPERE_RTX = "NVIDIA Ampere GA102 GPU Architecture white paper, appendix A"
+
+
+_ADA = "NVIDIA Ada GPU Architecture white paper, appendix A"
+
+
+_V100, _A100, _H100 = "NVIDIA V100 data sheet", "NVIDIA A100 data sheet", "NVIDIA H100 data sheet"
+
+
+_TURING = "NVIDIA Turing GPU Architecture white paper, appendix A"
+
+
+_RATES = (  # the first pattern that fits the name counts: fp32, tf32, fp16 and bf16, fp8, GB/s, GB
+    (r"V100.*PCI", Rates(14.0, None, 112.0, None, 900, 32, _V100)),
+    (r"V100", Rates(15.7, None, 125.0, None, 900, 32, _V100)),
+    (r"TITAN RTX", Rates(16.3, None, 130.5, None, 672, 24, _TURING)),
+    (r"(Tesla|NVIDIA) T4\b", Rates(8.1, None, 65.0, None, 320, 16, "NVIDIA T4 data sheet and Turing white paper")),
+    (r"RTX 2080 Ti", Rates(13.4, None, 53.8, None, 616, 11, _TURING)),
+    (r"A100.*40GB", Rates(19.5, 156.0, 312.0, None, 1555, 40, _A100)),
+    (r"A100.*PCI", Rates(19.5, 156.0, 312.0, None, 1935, 80, _A100)),
+    (r"A100", Rates(19.5, 156.0, 312.0, None, 2039, 80, _A100)),
+    (r"\bA30\b", Rates(10.3, 82.0, 165.0, None, 933, 24, "NVIDIA A30 data sheet")),
+    (r"\bA10\b", Rates(31.2, 62.5, 125.0, None, 600, 24, "NVIDIA A10 data sheet")),
+    (r"\bA40\b", Rates(37.4, 74.8, 149.7, None, 696, 48, "NVIDIA A40 data sheet")),
+    (r"RTX A6000", Rates(38.7, 77.4, 154.8, None, 768, 48, _AMPERE_RTX)),
+    (r"RTX 3090(?! Ti)", Rates(35.6, 35.6, 71.0, None, 936, 24, _AMPERE_RTX)),
+    (r"RTX 4090(?! D)", Rates(82.6, 82.6, 165.2, 330.3, 1008, 24, _ADA)),
+    (r"RTX 6000 Ada", Rates(91.1, 182.1, 364.2, 728.5, 960, 48, _ADA)),
+    (
+        r"RTX 5090(?! D)",
+        Rates(104.8, 104.8, 209.5, 419.0, 1792, 32, "NVIDIA RTX Blackwell GPU Architecture white paper, appendix A"),
+    ),
+    (r"\bL4\b", Rates(30.3, 60.0, 121.0, 242.5, 300, 24, "NVIDIA L4 data sheet")),
+    (r"\bL40S\b", Rates(91.6, 183.0, 362.0, 733.0, 864, 48, "NVIDIA L40S data sheet")),
+    (r"\bL40\b", Rates(90.5, 90.5, 181.0, 362.0, 864, 48, "NVIDIA L40 data sheet")),
+    (r"H100 PCIe", Rates(51.2, 378.0, 756.0, 1513.0, 2039, 80, _H100)),
+    (r"H100 NVL", Rates(60.0, 417.5, 835.0, 1671.0, 3938, 94, _H100)),
+    (r"H100", Rates(66.9, 494.7, 989.4, 1978.9, 3352, 80, _H100)),
+    (r"\bH200\b", Rates(66.9, 494.7, 989.4, 1978.9, 4800, 141, "NVIDIA H200 data sheet")),
+    (r"\bH20\b", Rates(44.0, 74.0, 148.0, 296.0, 4000, 96, "NVIDIA H20 data sheet")),
+    (r"\bB200\b", Rates(75.0, 1125.0, 2250.0, 4500.0, 8000, 180, "NVIDIA HGX B200 data sheet")),
+)
+
+
+NAMES = {
+    "T4": "Tesla T4",
+    "V100": "Tesla V100-SXM2-32GB",
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+    "A10": "NVIDIA A10",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "A100 40GB": "NVIDIA A100-SXM4-40GB",
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H100 PCIe": "NVIDIA H100 PCIe",
+    "H200": "NVIDIA H200",
+    "RTX 5090": "NVIDIA GeForce RTX 5090",
+    "B200": "NVIDIA B200",
+}
+"""Short names of parts that can be asked for, and what the devices call themselves, in the order of their coming."""
+
+
+def named_part(name: str) -> tuple[str, Rates]:
+    """The part called `name`, whatever its case and with or without `RTX`, by its short name.
+
+    Raises `RunError` for one that is not in `NAMES`.
+    """
+    wanted = re.sub(r"[\s_-]|rtx|nvidia|geforce|tesla", "", name.lower())
+    for short, device in NAMES.items():
+        if wanted == re.sub(r"\s|rtx", "", short.lower()):
+            found = dense_rates(device)
+            assert found is not None
+            return short, found
+    raise RunError(f"gpu={name!r} is not in the table; choose from {', '.join(NAMES)}")
+
+
+def dense_rates(name: str) -> Rates | None:
+    """Dense peaks of the part of this name; None for one that is not listed, and for a slice of one (MIG)."""
+    if "MIG" in name:
+        return None
+    return next((rates for pattern, rates in _RATES if re.search(pattern, name)), None)

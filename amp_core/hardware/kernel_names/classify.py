@@ -1,0 +1,280 @@
+"""What the name of a GPU kernel says: did it run on tensor cores, in which precision, and what sort of work was it?
+
+    >>> classify_kernel("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn")
+    KernelClass(tensor_core='yes', precision='fp16', category='gemm', why='instruction shape of a tensor core ...')
+    >>> classify_kernel("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_execute").tensor_core
+    'no'
+    >>> classify_kernel("triton_tem_fused_mm_0").tensor_core     # its name does not tell
+    'unknown'
+
+`RULES` is read from the top and the first pattern that is found decides, so what must be refused stands above what
+would be taken in by a wider pattern: an `_ffma_` kernel above `xmma`, helpers of FlashAttention above FlashAttention.
+A `yes` is given only where the family, or an instruction in the name, leaves no other reading; where a family has
+variants of both sorts and the name was cut off before the difference, the answer is `unknown`. `no` is given to
+families that do not multiply matrices and to those that do it on CUDA cores.
+
+Precision is what the matrix instruction takes in, from tokens that name a type. The letter in `s16816` is the
+accumulator and says nothing of it.
+
+Sources: CUTLASS `python/cutlass_library` (grammar of its names, opcode classes) and `media/docs/cpp/profiler.md`;
+PyTorch's own kernels; for cuBLAS, cuDNN and nvjet, which document no names, the profiles that people publish (the table
+in `tests/kernel_names.txt` has them); ROCm Tensile's kernel parameters (`MI`: matrix instruction).
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from amp_core.hardware.kernel_names import dtypes as types
+from amp_core.hardware.kernel_names.categories import CATEGORIES, sort_of_kernel
+
+__all__ = ["CATEGORIES", "RULES", "KernelClass", "classify_kernel", "sort_of_kernel"]
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """What a kernel's name tells: `tensor_core` is yes, no or unknown; `precision` fp16, bf16, tf32, fp8, fp6, fp4,
+    int8, int4, int1, fp32, fp64 or None; `category` one of `CATEGORIES`; `why` the reason, for people. The first two
+    make two answers equal."""
+
+    tensor_core: str
+    precision: str | None
+    category: str = field(default="other", compare=False)
+    why: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    tensor_core: str
+    precision: str | Callable[[str], str | None] | None
+    why: str
+
+
+def _rule(
+    pattern: str,
+    tensor_core: str,
+    precision: str | Callable[[str], str | None] | None,
+    why: str,
+) -> _Rule:
+    return _Rule(re.compile(pattern), tensor_core, precision, why)
+
+
+# An instruction's name as a token of its own: "summary", "trimmable" and "gamma" hold such letters too.
+_INSTRUCTION = (
+    r"(?<![A-Za-z])(?:[hidqgHIDQG]mma|HMMA|IMMA|DMMA|GMMA|UMMA|wgmma|WGMMA|utc[a-z]*mma|umma|tcgen05|wmma|WMMA|"
+    r"mma_sync|mma_m\d+n\d+k\d+|m\d+n\d+k\d+_mma)"
+)
+_SHAPE = r"[hsidczg](?:884|1684|1688|8816|8832|88128|16816|16832|16864|161616|32816|83216|168128|168256)"
+_KIND = r"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|syr2k|trmm|trsm|hemm|herk|her2k)"
+
+RULES = (
+    # First, because the names Inductor makes up quote the names of operators: triton_poi_fused_all_reduce_mm_0.
+    _rule(r"^_?triton_|_0d1d", "unknown", None, "Triton: its name does not tell whether it multiplies matrices"),
+    # --- moves and communication
+    _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill"),
+    _rule(r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer", "no", None, "a copy or a fill (ROCm)"),
+    _rule(
+        r"^(?!.*(?:gemm|GEMM|matmul)).*(?:nccl|rccl|nvshmem|mscclpp|cross_device_reduce|multimem_|"
+        r"(?i:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|deep_?ep::))",
+        "no",
+        None,
+        "communication between devices",
+    ),
+    # --- matrix work that says itself that it runs on CUDA cores
+    _rule(
+        r"sm[3-6]\d_xmma|xmma_\w*pooling", "no", types.of_xmma, "xmma pooling, or xmma for GPUs without tensor cores"
+    ),
+    _rule(r"xmma_\w*_(?:[fdh]fma2?|idp4a|simt)(?:_|$)", "no", types.of_xmma, "xmma with a CUDA-core instruction"),
+    _rule(r"(?<![A-Za-z])simt_", "no", types.of_simt, "CUTLASS, opcode class simt: CUDA cores"),
+    _rule(r"^(?!.*TensorOp).*(?:OpClassSimt|MmaSimt)", "no", types.of_template, "CUTLASS SIMT template: CUDA cores"),
+    _rule(r"^(?!.*SM\d+_\d+x).*cute::UniversalFMA", "no", types.of_template, "CuTe FMA atom: CUDA cores"),
+    _rule(r"fmha_cutlass[FB]\w*_sm50", "no", types.of_token, "memory-efficient attention for sm50: CUDA cores"),
+    _rule(r"fmha_cutlass[FB]_f32_\w*_sm7\d", "no", "fp32", "memory-efficient attention in FP32 before TF32 existed"),
+    _rule(r"Attention(?:Backward)?Kernel.*arch::Sm50", "no", types.of_template, "memory-efficient attention for sm50"),
+    _rule(r"cutlass::reduction|ReduceSplitK", "no", None, "sums behind a split product of CUTLASS"),
+    # --- attention
+    _rule(
+        r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
+        r"postprocess|prepare_varlen|fmhaReduction)",
+        "no",
+        None,
+        "helper of an attention kernel: sums and conversions",
+    ),
+    _rule(r"fmha_cutlass[FB]_bf16", "yes", "bf16", "memory-efficient attention; in BF16 it exists for sm80 alone"),
+    _rule(r"fmha_cutlass[FB]_f16_\w*_sm(?:[789]\d|1\d\d)", "yes", "fp16", "memory-efficient attention from sm70 on"),
+    _rule(
+        r"fmha_cutlass[FB]",
+        "unknown",
+        types.of_token,
+        "memory-efficient attention: FP32 depends on TF32, and a name cut off before smNN may be of sm50",
+    ),
+    _rule(
+        r"Attention(?:Backward)?Kernel.*(?:half_t|bfloat16_t).*arch::Sm[789]\d|"
+        r"Attention(?:Backward)?Kernel.*arch::Sm[789]\d.*(?:half_t|bfloat16_t)",
+        "yes",
+        types.of_template,
+        "memory-efficient attention from sm70 on",
+    ),
+    _rule(
+        r"Flash_(?:fwd|bwd)_kernel_traits|pytorch_flash\d*(?:::)?\d*flash_|flash::flash_(?:fwd|bwd)|"
+        r"flash_bwd_dq_dk_dv_loop|flash_fwd_splitkv_(?:mla_)?kernel",
+        "yes",
+        types.of_template,
+        "FlashAttention 2: 16-bit only",
+    ),
+    _rule(
+        r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|flash(?:::|\d+)FlashAttn(?:Fwd|Bwd)(?=I|<|$)|"
+        r"FlashAttention(?:Forward|Backward)Sm\d+",
+        "yes",
+        types.of_template,
+        "FlashAttention 3 and 4",
+    ),
+    _rule(r"cudnn_generated\w*sdpa", "yes", types.of_cudnn_sdpa, "cuDNN's generated attention: 16 bits or FP8"),
+    _rule(r"fmhaSm\d+|FmhaSm\d+", "yes", types.of_trtllm, "attention of TensorRT-LLM for sm100"),
+    _rule(
+        r"fmha_v2_flash|fmha_(?:fprop|dgrad|fwd|bwd)\w*(?:fp16|bf16)", "yes", types.of_token, "attention of apex, FA1"
+    ),
+    _rule(r"Batch\w*Prefill\w*KVCacheKernel", "yes", types.of_template, "FlashInfer prefill: matrix instructions only"),
+    _rule(r"ck_tile.*Fmha(?:Fwd|Bwd)(?!SplitKVCombine|OGradDotO|ConvertQ)", "yes", types.of_rocm, "attention of CK"),
+    # --- instructions and opcode classes
+    _rule(
+        rf"(?<![A-Za-z0-9]){_SHAPE}(?:tf32|bf16|f16|f32|fast_\w+?)?_?{_KIND}",
+        "yes",
+        types.of_shape,
+        "instruction shape of a tensor core in the name",
+    ),
+    _rule(
+        r"(?<![A-Za-z])(?:wmma_|sp|bs|bssp|bl)?tensorop_",
+        "yes",
+        types.of_cutlass,
+        "CUTLASS, an opcode class of tensor cores",
+    ),
+    _rule(r"xmma_\w*(?:depthwise|dwconv)", "unknown", types.of_xmma, "xmma by channel: exists for both"),
+    _rule(
+        r"sm(?:[789]\d|1\d\d)_xmma_(?!\w*_[iu][48])\w*(?:tf32|bf16|f16|e4m3|e5m2|e2m1)",
+        "yes",
+        types.of_xmma,
+        "xmma in a type that its CUDA-core variants do not have",
+    ),
+    _rule(
+        r"sm(?:[789]\d|1\d\d)_xmma_\w*_(?:sp)?tensor\d+x\d+x\d+",
+        "yes",
+        types.of_xmma_tensor,
+        "xmma with a tensor-core instruction shape",
+    ),
+    _rule(r"(?<![A-Za-z])xmma_(?:gemm|fprop|dgrad|wgrad)|\d_xmma_", "unknown", types.of_xmma, "xmma, cut off or FP32"),
+    # --- cuBLASLt since CUDA 12
+    _rule(r"nvjet_(?:sm\d+_)?(?:ss[a-z]?_tf32|\w*tf32)", "yes", "tf32", "nvjet in TF32"),
+    _rule(
+        r"nvjet_(?:sm\d+_)?[htqreobi]{1,2}[a-z]{2,3}(?![a-z])",
+        "yes",
+        types.of_nvjet,
+        "nvjet: cuBLASLt for tensor cores",
+    ),
+    _rule(r"nvjet_", "unknown", types.of_nvjet, "nvjet whose types are not told, or FP32 without the word TF32"),
+    # --- other libraries of matrix kernels
+    _rule(r"deep_gemm\w*::.*(?:gemm|mqa_logits)", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
+    _rule(r"^sm(?:90|100)_(?:fp8|bf16|fp4)\w*_gemm\w*impl", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
+    _rule(r"^(?:bmm|gemm)_(?:Mx)?(?:E2m1|E4m3|E5m2|Bfloat16|Fp16)_", "yes", types.of_trtllm, "TensorRT-LLM's own GEMM"),
+    _rule(r"DeviceGemmFp4\w*Sm1\d\d", "yes", "fp4", "FP4 exists on tensor cores alone"),
+    _rule(r"(?<![a-z])marlin\w*::\w*Marlin|(?<![A-Za-z])Marlin<", "yes", types.of_template, "Marlin: 16-bit MMA"),
+    _rule(r"tinygemm_m16n8k16", "yes", "bf16", "PyTorch's int4 weights: BF16 MMA"),
+    # --- CUTLASS as templates
+    _rule(
+        r"(?<!Wmma)(?:MmaTensorOp|OpClass(?:Wmma|Sparse|BlockScaled)?TensorOp)|MmaWmma|"
+        r"MainloopSm(?:9\d|1\d\d)\w*|SM(?:70|75|80|89|90|1\d\d)_(?:MMA_\w+|\d+x\d+x\d+)_|"
+        r"(?:GemmSm|Sm)(?:90|1\d\d)\w*Gemm\w*|GemmSm(?:90|1\d\d)",
+        "yes",
+        types.of_template,
+        "CUTLASS 3 or CuTe: a matrix instruction in the template",
+    ),
+    # --- AMD: matrix cores
+    _rule(r"Cijk_\w*_MI(?!0x|1x1x)\d+x\d+", "yes", types.of_tensile, "Tensile with a matrix instruction (MI)"),
+    _rule(r"Cijk_\w*_(?:TT\d+_\d+|ISA90[0-6])_", "no", types.of_tensile, "Tensile without a matrix instruction"),
+    _rule(r"Cijk_", "unknown", types.of_tensile, "Tensile, cut off before the matrix instruction"),
+    _rule(r"(?i)xdlops?|igemm_\w*gtcx|(?<![a-z])[s]?mfma|smfmac|_xdl_", "yes", types.of_rocm, "AMD matrix instruction"),
+    _rule(r"(?i)wmma_cshuffle|_wmma_", "yes", types.of_rocm, "a matrix instruction in the name"),
+    _rule(
+        r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)", "no", None, "MIOpen on vector units"
+    ),
+    _rule(_INSTRUCTION, "yes", types.of_instruction, "a matrix instruction in the name"),
+    # --- matrix work on CUDA cores
+    _rule(
+        r"(?:kepler|maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_(?:(?:fp16|bf16)_)?"
+        r"(?:gc|gz|[sdhcz])(?:gemm|trsm|symm|syrk)(?!\w*tf32)",
+        "no",
+        types.of_blas,
+        "cuBLAS without an instruction shape: CUDA cores",
+    ),
+    _rule(
+        r"(?:maxwell|pascal|volta|turing|ampere)_(?:(?:fp16|int8x4|int8x32|int8)_)?[shidc]cudnn",
+        "no",
+        types.of_blas,
+        "cuDNN without an instruction shape: CUDA cores",
+    ),
+    _rule(r"(?<![A-Za-z])magma_[sdcz]gemm|magmablas", "no", types.of_blas, "MAGMA: CUDA cores"),
+    _rule(
+        r"gemv|(?<![a-z])(?:dot|asum|nrm2|axpy|scal|ger)_kernel|reduce_1Block",
+        "no",
+        types.of_template,
+        "cuBLAS 1 and 2",
+    ),
+    _rule(r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d", "no", types.of_template, "small products of cuBLAS"),
+    _rule(r"^(?:void )?sgemm_(?:largek|\d+x\d+)(?!\w*(?:tf32|mma))", "no", "fp32", "cuBLAS before it named GPUs"),
+    _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums behind a split GEMM"),
+    _rule(
+        r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
+        r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
+        r"conv_depthwise|cudnn::detail::(?:dgrad|wgrad)",
+        "no",
+        types.of_template,
+        "cuDNN's legacy engines: CUDA cores",
+    ),
+    _rule(r"winograd", "no", types.of_template, "Winograd transforms, or Winograd without an instruction shape"),
+    _rule(r"(?<![a-z])(?:fft\dd|(?:regular|vector|composite|multi_bluestein)_fft|DIT_fft|DIF_fft)", "no", None, "FFT"),
+    # --- families that multiply no matrices
+    _rule(
+        r"at::native|_ZN2at6native|at_cuda_detail|at::cuda", "no", None, "PyTorch's own kernels for all but matrices"
+    ),
+    _rule(r"(?<![A-Za-z])(?:cub|thrust|hipcub|rocprim)(?:::|\d)", "no", None, "scans, sorts and reductions"),
+    _rule(
+        r"transformer_engine(?:::|\d)(?!.*(?i:gemm|matmul))|deep_gemm::transpose", "no", None, "casts, norms, layouts"
+    ),
+    _rule(r"fbgemm_gpu|split_embedding|permute_pooled|linearize_index", "no", None, "FBGEMM's embeddings"),
+    _rule(r"multi_tensor_apply|(?i:fused_?(?:adam|sgd|lamb|adagrad|novograd))", "no", None, "an optimizer over lists"),
+    _rule(
+        r"cudnn::(?:ops|bn_|detail::bn)|compute\w*Offsets|cudnn::cnn::\w*pool", "no", None, "cuDNN beside convolutions"
+    ),
+    _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
+    _rule(
+        r"^(?!.*(?i:gemm|matmul|attn|attention|fmha|conv(?!ert)|linear|dot|moe|mlp)).*(?i:"
+        r"elementwise|reduce_kernel|softmax|(?:layer|rms|batch|group|instance)_?norm|bn_(?:fw|bw)|ln_(?:fwd|bwd)|nchwtonhwc|nhwctonchw|"
+        r"transpose|tensortransform|op_?generic_?tensor|scalepackedtensor|pool(?:ing)?\dd|upsample|addpadding|max_?pool|avg_?pool|dropout|"
+        r"embedding|index_?select|gather|scatter|catarray|cunn_|classnll|cross_?entropy|copy_kernel|fill_|cast_|"
+        r"quantize|rope|rotary|topk|top_k|bitonic|radix|sort|cumsum|scan|arange|rowwisemoments|gammabeta|cucompute|cuapply|elemwise|settensor|koptimizer|"
+        r"adamw?(?:_|functor|$)|lamb_|sgd_|unscale|activation|silu|gelu|swiglu|relu|act_and_mul|rms_)",
+        "no",
+        None,
+        "element by element, or sums",
+    ),
+)
+"""Patterns in the order in which they are tried, what they say of tensor cores, where the precision stands, and why."""
+
+_LONGEST = 1500
+"""Characters that are looked at: what tells kernels apart stands in front of the template arguments of arguments."""
+
+
+@functools.lru_cache(maxsize=4096)
+def classify_kernel(name: str) -> KernelClass:
+    """Say of the kernel called `name`, as a profiler gives it, whether it runs on tensor cores and in which precision.
+
+    Demangled, mangled and cut-off names are understood. On AMD's GPUs tensor cores are called matrix cores.
+    """
+    name = name[:_LONGEST].removeprefix("void ").strip()
+    rule = next((r for r in RULES if r.pattern.search(name)), None)
+    if rule is None:
+        return KernelClass("unknown", None, sort_of_kernel(name), "a name that no rule knows")
+    precision = rule.precision(name) if callable(rule.precision) else rule.precision
+    return KernelClass(rule.tensor_core, precision, sort_of_kernel(name), rule.why)

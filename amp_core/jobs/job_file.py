@@ -1,0 +1,150 @@
+"""`job.json`: what is known of a training process that was started for a run folder.
+
+    >>> record = read(Path("runs/text-gpt-tiny-fp16-1"))
+    >>> record.device, is_alive(record), [name for name, _ in ahead_of(folder, record)]
+    ('cpu', True, ['digits-cnn-tiny-fp32-1'])
+
+`jobs` writes it in the app, `_job_child` reads it in the process that waits its turn. The queue is nothing but these
+files: a job waits while another one of its device lives that came before it.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amp_core.hardware.host import process_alive
+from amp_core.schema import RunError
+from amp_core.store.atomic import replace_file
+
+JOB_FILE = "job.json"
+CONFIG_FILE = "config.json"
+CONSOLE_FILE = "console.log"
+
+STARTING_S = 10.0
+"""A job without a recorded process counts as alive for so long: its starter is between making and recording it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of one `job.json`."""
+
+    argv: tuple[str, ...]
+    """The training command, as an argument list."""
+    device: str
+    """The device whose queue it stands in: `cpu` or `cuda:N`."""
+    created_ns: int
+    """When it was asked for, nanoseconds since 1970: its place in the queue."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings it trains with."""
+    process: Mapping[str, Any] | None = None
+    """Machine, pid and start time, as `_machine.this_process` gives them; None until it was started."""
+    stop_requested_s: float | None = None
+    """When it was asked to stop, seconds since 1970."""
+    stop_grace_s: float = 10.0
+    """How long after that it is killed."""
+    ended_s: float | None = None
+    """When its process was first found gone, seconds since 1970."""
+    returncode: int | None = None
+    """Exit code, or minus the signal, where its parent saw it end."""
+    makes: str = "run"
+    """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in folders below it."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, where one is recorded."""
+        return None if self.process is None else int(self.process["pid"])
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "argv": (list,),
+    "device": (str,),
+    "created_ns": (int,),
+    "config": (dict,),
+    "process": (dict, type(None)),
+    "stop_requested_s": (int, float, type(None)),
+    "stop_grace_s": (int, float),
+    "ended_s": (int, float, type(None)),
+    "returncode": (int, type(None)),
+    "makes": (str,),
+}
+
+
+def read(folder: Path) -> Record:
+    """The record of the job in `folder`. Raises `RunError` where there is none, or none this code can read."""
+    file = folder / JOB_FILE
+    try:
+        values = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"folder={str(folder)!r} holds no job: {JOB_FILE} is missing") from None
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise RunError(f"{file} is damaged: it does not hold JSON") from None
+    if not isinstance(values, dict):
+        raise RunError(f"{file} is damaged: it holds a JSON {type(values).__name__}, not an object")
+    known = {name: values[name] for name in _TYPES if name in values}
+    for name in ("argv", "device", "created_ns"):
+        if name not in known:
+            raise RunError(f"{file} is damaged: {name} is missing")
+    for name, value in known.items():
+        if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
+            raise RunError(f"{file} is damaged: {name}={value!r:.80}")
+    process = known.get("process")
+    if process is not None and (not isinstance(process.get("pid"), int) or process["pid"] <= 1):
+        raise RunError(f"{file} is damaged: process={process!r:.80} is none that a job can have")
+    return Record(**known | {"argv": tuple(str(a) for a in known["argv"])})
+
+
+def write(folder: Path, record: Record) -> None:
+    """Replace `job.json` as a whole."""
+    replace_file(folder / JOB_FILE, json.dumps(dataclasses.asdict(record), indent=1).encode())
+
+
+def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
+    """All jobs under `runs_dir`, in no order; folders without a readable `job.json` are passed over."""
+    try:
+        with os.scandir(runs_dir) as found:
+            names = [e.name for e in found]
+    except OSError:  # no such folder yet: then it holds no jobs
+        return
+    for name in names:
+        # Of thousands of runs few were started by a job, and to make a Path for each takes longer than to look.
+        if os.path.isfile(f"{runs_dir}/{name}/{JOB_FILE}"):  # noqa: PTH113
+            try:
+                yield runs_dir / name, read(runs_dir / name)
+            except RunError:  # removed since it was listed, or not written by us
+                continue
+
+
+def is_alive(record: Record) -> bool | None:
+    """Whether the job's process runs; None where only another machine could say."""
+    if record.process is None:
+        return time.time() - record.created_ns / 1e9 < STARTING_S
+    return process_alive(record.process)
+
+
+def order(folder: Path, record: Record) -> tuple[int, str]:
+    """Jobs are served in ascending order of this."""
+    return record.created_ns, folder.name
+
+
+def ahead_of(
+    folder: Path, record: Record, jobs: Iterable[tuple[Path, Record]] | None = None
+) -> list[tuple[str, Record]]:
+    """Name and record of the living jobs for which the job in `folder` has to wait, in the order of the queue.
+
+    `jobs` are all jobs of the runs directory, where the caller has read them already.
+    """
+    everyone = jobs if jobs is not None else every(folder.parent)
+    others = [(f, r) for f, r in everyone if f.name != folder.name and r.device == record.device]
+    return [
+        (f.name, r)
+        for f, r in sorted(others, key=lambda item: order(*item))
+        # One that trains already goes first whatever its time says: the clock may have been set back since.
+        if (order(f, r) < order(folder, record) or (f / "run.json").exists()) and is_alive(r)
+    ]

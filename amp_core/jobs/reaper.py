@@ -1,0 +1,166 @@
+"""The end of a job: found, cleaned up after, and written down where the training process could not do so itself.
+
+A training process writes its own end in nearly every case (`_ending`). What is left is a process that was killed, that
+crashed the interpreter, or that died before its run began; this module says so in `run.json` with the last lines of
+its output, and kills what it left running.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+from amp_core.jobs import job_file
+from amp_core.schema import Head, RunError
+from amp_core.store.atomic import replace_file
+from amp_core.store.run import load_run
+from amp_core.store.sources import console_tail
+
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def settle(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
+    """Bring the files of an ended job to their end: no process left over, `run.json` and `job.json` say how it ended.
+
+    `returncode` is None where nobody saw it end. A run whose end nobody saw and nobody asked for is left as it is:
+    readers show it as lost.
+    """
+    _kill(left_over(record))
+    record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
+    began = (folder / "run.json").exists()
+    if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
+        write_end(folder, record, *verdict(folder, record))
+    job_file.write(folder, record)
+    return record
+
+
+def verdict(folder: Path, record: job_file.Record) -> tuple[str, str]:
+    """Status and reason of a job whose process is gone without having written an end."""
+    code = record.returncode
+    if record.makes == "runs" and code == 0:
+        return "finished", ""
+    said = [line for line in console_tail(folder / job_file.CONSOLE_FILE, 6) if line.strip()]
+    if record.stop_requested_s is not None:
+        killed = code == -signal.SIGKILL or (code is None and time.time() > kill_due_s(record))
+        how = (
+            f"killed: it did not end within {record.stop_grace_s:g} s of being asked to"
+            if killed
+            else "stopped on request"
+        )
+        return "stopped", how
+    if code == 2 and said and said[-1].startswith("ampscope: "):  # bad input, said in one sentence already
+        return "failed", said[-1].removeprefix("ampscope: ")
+    if code is None:
+        status, how = "failed", "it ended before it recorded anything"
+        if record.makes == "runs":
+            status, how = "lost", "nobody saw it end"
+    elif code == 130 and record.makes == "runs":
+        status, how = "stopped", "stopped on request"
+    elif code >= 0:
+        wrote = "" if record.makes == "runs" else " and wrote no end"
+        status, how = "failed", f"ended with exit code {code}{wrote}"
+    elif -code in _ASKED:
+        status, how = "stopped", f"stopped by {signal.Signals(-code).name}"
+    else:
+        status, how = "failed", f"killed by {_signal(-code)}"
+        if -code == signal.SIGKILL:
+            how += ", as the kernel does where memory runs out"
+    return status, f"{how}. Last output: {' / '.join(said)}" if said else how
+
+
+def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -> None:
+    """Write the end into `run.json`, which is made where the training never did. An end that stands is left alone."""
+    if (folder / "run.json").exists():
+        try:
+            head = load_run(folder).head
+        except RunError:  # damaged, or newer than we read: not ours to replace, and readers say what is wrong with it
+            return
+        if head.status != "running":
+            return
+        head = dataclasses.replace(head, status=status, end_reason=reason)
+    else:
+        created = datetime.datetime.fromtimestamp(record.created_ns / 1e9, datetime.UTC)
+        head = Head(
+            run_id=uuid.uuid4().hex[:12],
+            name=folder.name,
+            created_at=created.isoformat(timespec="milliseconds"),
+            status=status,
+            end_reason=reason,
+            config=dict(record.config) | {"source": "train"},
+            process=record.process or {},
+        )
+    replace_file(folder / "run.json", head.to_json().encode())
+
+
+def ask_to_stop(record: job_file.Record) -> None:
+    """Send SIGTERM to the job's process, if it still is that process."""
+    process = _process(record)
+    if process is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended by itself meanwhile
+            process.terminate()
+
+
+def kill(record: job_file.Record) -> None:
+    """Send SIGKILL to the job's process and to everything it started."""
+    process = _process(record)
+    _kill([*left_over(record), *([process] if process is not None else [])])
+
+
+def kill_due_s(record: job_file.Record) -> float:
+    """When a job that was asked to stop is killed, seconds since 1970; infinity where it was not asked."""
+    return float("inf") if record.stop_requested_s is None else record.stop_requested_s + record.stop_grace_s
+
+
+def left_over(record: job_file.Record) -> list[psutil.Process]:
+    """Living processes of the job's session other than its first: data loaders, compilers, what they started.
+
+    A job is the leader of its session, so the session's number is its pid, also after its death: the kernel gives a
+    number out again only when no session bears it. Where the pid belongs to another process by now, all were gone.
+    """
+    if record.process is None or job_file.is_alive(record) is None:
+        return []
+    pid = record.pid
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == pid:
+                if not _same(process, record):
+                    return []
+            elif os.getsid(process.pid) == pid and process.create_time() >= record.process["started_s"] - 2.0:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):  # ended meanwhile, or not ours to ask
+            continue
+    return found
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _process(record: job_file.Record) -> psutil.Process | None:
+    if not job_file.is_alive(record) or record.process is None:
+        return None
+    try:
+        process = psutil.Process(record.process["pid"])
+        return process if _same(process, record) else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _same(process: psutil.Process, record: job_file.Record) -> bool:
+    return record.process is not None and abs(process.create_time() - record.process["started_s"]) < 2.0
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

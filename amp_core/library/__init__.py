@@ -1,0 +1,2 @@
+"""What people note beside runs (labels, muted findings), kept in sidecar files, and who may change what
+(`permissions`)."""

@@ -1,0 +1,72 @@
+"""What people call a run and note on it afterwards: a name, tags, a note.
+
+    >>> write_label("runs/a", Label(name="final", tags=("lstm", "paper"), note="as in table 2"))
+    >>> label_of("runs/a").tags
+    ('lstm', 'paper')
+
+Kept beside the run, `.a.label.json` beside `a` (see `_beside`).
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_core.library.permissions import current
+from amp_core.library.sidecar import file_beside, read_beside, write_beside
+from amp_core.schema import RunError
+from amp_core.store.urls import is_address
+
+MAX_NAME, MAX_TAGS, MAX_NOTE = 120, 20, 2000
+"""Characters of a name or tag, tags, characters of a note; what is longer is cut."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A run's label; empty where nobody gave it one."""
+
+    name: str = ""
+    """Instead of the name that it was recorded under."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def label_of(path: str | os.PathLike[str]) -> Label:
+    """The label of the run at `path`; an empty one where the file is not there or cannot be read."""
+    found = read_beside(label_file(path))
+    if not isinstance(found, dict):
+        return Label()
+    tags = found.get("tags")
+    words = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return tidied(Label(_text(found.get("name")), tuple(words), _text(found.get("note"))))
+
+
+def write_label(path: str | os.PathLike[str], label: Label) -> None:
+    """Give the run at `path` this label.
+
+    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
+    """
+    current().check_change("label a run")
+    if is_address(path):
+        raise RunError(f"path={str(path)!r} cannot be labelled: a label is kept beside a run on this machine's disks")
+    label, file = tidied(label), label_file(path)
+    try:
+        write_beside(file, dataclasses.asdict(label) if label != Label() else None)
+    except OSError as error:
+        raise RunError(f"path={str(path)!r} cannot be labelled: {file} ({error.strerror or error})") from error
+
+
+def tidied(label: Label) -> Label:
+    """The label without empty or double tags and room at the ends, and no longer than it may be."""
+    tags = dict.fromkeys(" ".join(tag.split())[:MAX_NAME] for tag in label.tags)
+    name = " ".join(label.name.split())[:MAX_NAME]
+    return Label(name, tuple(tag for tag in tags if tag)[:MAX_TAGS], label.note.strip()[:MAX_NOTE])
+
+
+def label_file(path: str | os.PathLike[str]) -> Path:
+    """Where the label of the run at `path` is kept."""
+    return file_beside(path, "label")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,45 @@
+"""Findings that somebody has looked at and does not want to be told of again, run by run.
+
+    >>> mute("runs/a", "watch-overhead")
+    >>> muted("runs/a")
+    frozenset({'watch-overhead'})
+
+Kept beside the run, `.a.muted.json` beside `a` (see `_beside`).
+"""
+
+import os
+from pathlib import Path
+
+from amp_core.library.permissions import current
+from amp_core.library.sidecar import file_beside, read_beside, write_beside
+from amp_core.schema import RunError
+from amp_core.store.urls import Address, is_address, located
+
+
+def muted(path: str | os.PathLike[str]) -> frozenset[str]:
+    """Codes that are muted for the run at `path`; none where the file is not there or cannot be read."""
+    if is_address(path):
+        return frozenset()
+    codes = read_beside(_file(path))
+    return frozenset(c for c in codes if isinstance(c, str)) if isinstance(codes, list) else frozenset()
+
+
+def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
+    """Mute `code` for the run at `path`, or with `on=False` hear of it again.
+
+    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
+    """
+    current().check_change("mute findings")
+    codes = muted(path) | {code} if on else muted(path) - {code}
+    file = _file(path)
+    try:
+        write_beside(file, sorted(codes) or None)
+    except OSError as error:
+        raise RunError(f"path={str(path)!r} cannot be muted: {file} ({error.strerror or error})") from error
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    where = located(path)
+    if isinstance(where, Address):
+        raise RunError(f"path={str(path)!r} cannot be muted: findings are muted beside a run on this machine's disks")
+    return file_beside(where, "muted")

@@ -1,0 +1,206 @@
+"""What a served app may do: decided once by `ampscope serve`, obeyed by every function that changes things.
+
+    >>> rules = Rules(read_only=True)
+    >>> os.environ.update(rules.environment())      # `ampscope serve` does this for the server that it starts
+    >>> current().check_change("start a run")
+    Traceback (most recent call last):
+    amp_core.schema.RunError: this server is read-only: it does not start a run
+
+Pages hide what is not allowed; that is a courtesy. What holds is that `jobs`, uploads and deletion ask here first, in
+the server's process. Without `ampscope serve` only scripts are refused: the app never runs one that nobody allowed.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+
+VARIABLE = "AMPSCOPE_SERVE"
+"""Environment variable that carries the rules from `ampscope serve` to the server."""
+
+MAX_NAMED = 10
+"""So many files are named where one is not there."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names by which a browser on this machine calls it."""
+
+KEEP_FREE_BYTES = 2**30
+"""Room that a server leaves on the disk: a full one would take other programs down with it."""
+
+HEAP = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+"""How the server's memory is held, from its first thread on: glibc's heap, mallopt(3), and Arrow's pool. Told later,
+heaps of threads that are there already stay, each with holes of its own, and what Arrow decodes and computes comes from
+mimalloc, whatever `pyarrow.set_memory_pool` says of tables: that grew by 30 MiB while a live run was looked at."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is allowed. The defaults allow everything that is not aimed at the network."""
+
+    read_only: bool = False
+    """No Start, Stop, upload or delete."""
+    scripts: tuple[str, ...] = ()
+    """Absolute folders whose scripts may be run as somebody's own workload; none unless the owner named them."""
+    hosts: tuple[str, ...] = LOOPBACK
+    """Host names by which the server may be called; `*.example.org` stands for every name below that one."""
+    origins: tuple[str, ...] = ()
+    """Further origins, such as `https://amp.example.org`, whose pages may talk to the server."""
+    most_jobs: int | None = None
+    """Trainings that may run and wait at one time."""
+    most_sessions: int | None = None
+    """Browser tabs that may be connected at one time."""
+    most_upload_bytes: int | None = None
+    """What one upload may hold, all of its files together."""
+    most_disk_bytes: int | None = None
+    """Size of the folder of runs from which on nothing is added to it."""
+
+    def environment(self) -> dict[str, str]:
+        """The rules as an environment variable of the server's process."""
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    def check_change(self, what: str) -> None:
+        """Raise `RunError` where the server is read-only; `what` is what was asked for, e.g. `start a run`."""
+        if self.read_only:
+            raise RunError(f"this server is read-only: it does not {what}")
+
+    def check_start(self, config: TrainConfig, runs_dir: Path, alive: int) -> None:
+        """Raise `RunError` where the training of `config` may not be started while `alive` others run or wait."""
+        self.check_change("start a run")
+        if config.own is not None:
+            self._check_script(config.own[0])
+        if self.most_jobs is not None and alive >= self.most_jobs:
+            raise RunError(
+                f"{alive} trainings run or wait already, and this server takes {self.most_jobs}; "
+                "wait for one to end, or stop one"
+            )
+        self.check_room(runs_dir)
+
+    def check_upload(self, runs_dir: Path, size_bytes: int) -> None:
+        """Raise `RunError` where an upload of this size may not be brought into `runs_dir`."""
+        self.check_change("take uploads")
+        if self.most_upload_bytes is not None and size_bytes > self.most_upload_bytes:
+            raise RunError(
+                f"the upload holds {size_bytes / 2**20:.1f} MiB and this server takes "
+                f"{self.most_upload_bytes / 2**20:.0f} MiB at a time"
+            )
+        self.check_room(runs_dir, size_bytes)
+
+    def check_room(self, runs_dir: Path, more_bytes: int = 0) -> None:
+        """Raise `RunError` where `runs_dir` is at its limit, or its disk nearly full, with `more_bytes` in it."""
+        if self.most_disk_bytes is None:
+            return
+        held = folder_bytes(runs_dir) + more_bytes
+        if held > self.most_disk_bytes:
+            raise RunError(
+                f"the runs take {held / 2**30:.2f} GiB and this server keeps at most "
+                f"{self.most_disk_bytes / 2**30:.2f} GiB; delete some"
+            )
+        there = next((p for p in (runs_dir, *runs_dir.absolute().parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(there).free - more_bytes
+        if free < KEEP_FREE_BYTES:
+            raise RunError(f"the disk of the runs has {max(free, 0) / 2**30:.2f} GiB left; make room on it first")
+
+    def _check_script(self, file: Path) -> None:
+        real = file.resolve()  # a link inside of an allowed folder may lead out of it
+        if not any(real.is_relative_to(Path(folder).resolve()) for folder in self.scripts):
+            allowed = ", ".join(self.scripts) or "none"
+            raise RunError(
+                f"workload={str(file)!r} is a script that the app may not run; folders that `ampscope serve --scripts` "
+                f"allowed: {allowed}"
+            )
+        if not real.is_file():  # a job would find out when its turn comes
+            others = ", ".join(sorted(path.name for path in real.parent.glob("*.py"))[:MAX_NAMED]) or "none"
+            raise RunError(f"workload={str(file)!r}: there is no such file; Python files in its folder: {others}")
+
+    def host_allowed(self, host: str | None) -> bool:
+        """Whether a request with this Host header is meant for this server: refuses DNS rebinding."""
+        name = host_name(host)
+        if name is None:
+            return False
+        return any(name.endswith(known[1:]) if known.startswith("*.") else name == known for known in self.hosts)
+
+    def origin_allowed(self, origin: str | None, host: str | None) -> bool:
+        """Whether a page of `origin` may talk to the server that it calls `host`: the server's own pages only.
+
+        No origin at all is a program, or an address typed in: browsers send one with every WebSocket and every upload.
+        """
+        if origin is None or origin in self.origins:
+            return True
+        scheme, _, rest = origin.partition("://")
+        return scheme in ("http", "https") and rest.lower() == (host or "").lower()
+
+
+def current() -> Rules:
+    """The rules of this process. Raises `RunError` where the environment variable does not hold any."""
+    return _parsed(os.environ.get(VARIABLE))
+
+
+def _parsed(text: str | None) -> Rules:
+    if not text:
+        return Rules()
+    try:
+        record = json.loads(text)
+        lists = {name: tuple(record[name]) for name in ("scripts", "hosts", "origins") if record.get(name) is not None}
+        return Rules(**record | lists)
+    except (ValueError, TypeError, AttributeError):
+        raise RunError(f"{VARIABLE} does not hold the rules of a server; it is set by `ampscope serve` alone") from None
+
+
+def host_name(host: str | None) -> str | None:
+    """The name in a Host header, without its port, in lower case; None where the header is no host at all."""
+    if not host or any(c in host for c in "/\\@?#, \t"):
+        return None
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return None
+    return parts.hostname.rstrip(".").lower() if parts.hostname else None
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below `folder`, links not followed; 0 where it does not exist yet."""
+    total = 0
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as found:
+                for entry in found:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:  # removed or sealed while we looked
+            continue
+    return total
+
+
+def has_sign_in(secrets: Mapping[str, object]) -> bool:
+    """Whether Streamlit's secrets set up a sign-in (section `[auth]`, OpenID Connect)."""
+    return isinstance(secrets.get("auth"), Mapping)
+
+
+def user_allowed(email: object, verified: object, allowed: object) -> bool:
+    """Whether an account may come in: `allowed` lists addresses and `*@domain`; None lets every account in.
+
+    An address that the provider says is not verified is nobody's.
+    """
+    if allowed is None:
+        return True
+    if not isinstance(email, str) or verified is False or not isinstance(allowed, list):
+        return False
+    known = email.lower()
+    patterns = [a.lower() for a in allowed if isinstance(a, str)]
+    return known in patterns or any(a.startswith("*@") and known.endswith(a[1:]) for a in patterns)

@@ -1,0 +1,76 @@
+"""What the callbacks of all torch frameworks do alike: begin a run, write down evaluations, end it.
+
+watching = Watching("runs/a", every=10, options={"level": "full"})
+watching.begin(model, optimizer, config={"framework": "transformers 5.23.0"})
+watching.evaluated({"eval_loss": 2.1})
+watching.end()                   # or end(error), where an exception ended the training
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from amp_core.record.recorder import Recorder
+from amp_core.record.watching import watch
+from amp_core.schema import RunError
+from amp_core.store import shutdown
+from amp_core.store.urls import located
+
+RESERVED = ("model", "optimizer", "scaler")
+"""Arguments of `watch` that a framework knows by itself."""
+
+
+class Watching:
+    """One callback's run; and, where its trainer trains more than once, the runs after it: `runs/a-2`, `runs/a-3`."""
+
+    def __init__(self, into: str | os.PathLike[str], every: int, options: Mapping[str, Any]) -> None:
+        wrong = next((name for name in RESERVED if name in options), None)
+        if wrong is not None:
+            raise RunError(f"{wrong} cannot be given to a callback; the framework's own is watched: leave it out")
+        self._into = located(into)
+        self._every = every
+        self._options = dict(options)
+        self._trainings = 0
+        self._trackers: list[Any] = []
+        self.recorder: Recorder | None = None
+
+    def begin(self, model: torch.nn.Module, optimizers: Any, *, config: Mapping[str, Any], scaler: Any = None) -> None:
+        """Watch a training that begins. What the user gave as `config` stands before the framework's."""
+        self.end()
+        self._trainings += 1
+        into = self._into if self._trainings == 1 else self._into.with_name(f"{self._into.name}-{self._trainings}")
+        known = {key: value for key, value in config.items() if value is not None}
+        options = self._options | {"config": known | dict(self._options.get("config") or {})}
+        self.recorder = watch(model, optimizers, scaler=scaler, into=into, every=self._every, **options)
+        for tracker in self._trackers:
+            self.recorder.mirror(tracker)
+
+    def mirror(self, tracker: Any) -> None:
+        """Mirror every training to come to `tracker`, and the present one from now on: `Recorder.mirror`."""
+        self._trackers.append(tracker)
+        if self.recorder is not None and not self.recorder.writer.closed:
+            self.recorder.mirror(tracker)
+
+    def evaluated(self, results: Mapping[str, Any]) -> None:
+        """Keep an evaluation's numbers: as an event of the step that is over, and in the head as the latest."""
+        if self.recorder is None or self.recorder.writer.closed:
+            return
+        numbers = {name: number for name, value in results.items() if (number := _number(value)) is not None}
+        if numbers:
+            writer = self.recorder.writer
+            said = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            writer.event("evaluated", name="held-out", detail=said, step=max(0, self.recorder.step - 1))
+            writer.update_head(results=dict(writer.head.results) | numbers)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the run, as failed or stopped where `error` ended the training. Twice is harmless."""
+        if self.recorder is not None:
+            self.recorder.close(*(shutdown.describe(type(error), error) if error is not None else ()))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,111 @@
+"""Watching the Trainer of Hugging Face's transformers.
+
+    from amp_core.record.transformers import WatchCallback
+
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[WatchCallback("runs/a")])
+    trainer.train()
+
+Precision, scaler, clipping and accumulation are the Trainer's own and are found by themselves. `fp16=True` on a CPU
+trains in FP32: the run and `diagnose` say so.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from amp_core.record.frameworks.callback import Watching
+from amp_core.record.frameworks.requirements import needing
+from amp_core.record.model.frames import local_variables
+from amp_core.record.model.modules import is_compiled
+from amp_core.record.recorder import Recorder
+from amp_core.record.torch_internals.patches import Patches
+
+with needing("transformers"):
+    import transformers
+
+TIMES = ("_runtime", "_per_second")
+"""Ends of names in an evaluation that tell how long it took, not what came out."""
+
+
+class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Records each training of a Trainer into `into`, further ones into `into`-2, `into`-3, …
+
+    Args:
+        into: folder of the run; it must not hold a run yet.
+        every: gradients are measured tensor by tensor on every such optimizer step.
+        options: the further arguments of `amp_core.watch`, e.g. `level`, `budget` or `profile`.
+
+    Give it to the Trainer's constructor: then an exception ends the run at once, as failed. One that is added later
+    still sees those in a training step; others end the run when the program ends.
+    """
+
+    def __init__(self, into: str | os.PathLike[str], every: int = 10, **options: Any) -> None:
+        self._watching = Watching(into, every, options)
+        self._guards = Patches()
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The present or last training's recorder."""
+        return self._watching.recorder
+
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._watching.mirror(tracker)
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The Trainer is made: from now on its `train` ends the run where it ends by an exception."""
+        self._guard(_trainer_at_work(), "train")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is prepared: begin the run."""
+        model = kwargs["model"]
+        trainer = _trainer_at_work()
+        if len(self._guards) == 0:
+            self._guard(trainer, "training_step")
+        if trainer is not None and is_compiled(trainer.model_wrapped):
+            model = trainer.model_wrapped
+        config = {
+            "framework": f"transformers {transformers.__version__}",
+            "requested_precision": "fp16" if args.fp16 else "bf16" if args.bf16 else None,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "max_grad_norm": args.max_grad_norm,
+            "first_step": state.global_step or None,  # of a training that is continued
+        }
+        self._watching.begin(model, kwargs["optimizer"], config=config)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep what the evaluation gave."""
+        metrics = kwargs.get("metrics") or {}
+        self._watching.evaluated({k: v for k, v in metrics.items() if k != "epoch" and not k.endswith(TIMES)})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run."""
+        self._watching.end()
+
+    def _guard(self, trainer: Any, name: str) -> None:
+        if trainer is not None:
+            self._guards.wrap(trainer, name, self._around)
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                self._watching.end(error)
+                raise
+
+        return guarded
+
+
+def _trainer_at_work() -> Any:
+    """The Trainer that calls its callbacks just now. It hands them nearly everything but itself."""
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if isinstance(owner := local_variables(frame).get("self"), transformers.Trainer):
+            return owner
+    return None

@@ -1,0 +1,106 @@
+"""What autocast really does in a loop, found out in its first step.
+
+    seen = RegionSeen("cuda")
+    model(x)
+    seen.stop()          # torch.float16 if some region was entered meanwhile and is on, else None
+
+A region may begin inside of a model's forward, where hooks on the model do not see it: Accelerate and the Transformers
+Trainer wrap `model.forward` itself, and some models open a region of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast
+
+from amp_core.record.environment import recipe_found
+from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals.patches import Patches
+from amp_core.store.writer import RunWriter
+
+
+class RegionSeen:
+    """Looks on, from its making until `stop`, at every autocast region that is entered for one kind of device."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._dtype: torch.dtype | None = None
+        self._patches = Patches()
+        self._patches.wrap(autocast, "__enter__", self._around)
+
+    def stop(self) -> torch.dtype | None:
+        """Look no longer. The dtype of the first region that was on."""
+        self._patches.restore()
+        return self._dtype
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(region: Any) -> Any:
+            result = original(region)
+            if self._dtype is None and torch.is_autocast_enabled(self._kind):
+                self._dtype = torch.get_autocast_dtype(self._kind)
+            return result
+
+        return enter
+
+
+class PrecisionSeen:
+    """Writes into the head of a run what its loop turned out to use: `device`, `autocast_dtype` and `precision`.
+
+    What the head says of `device` and `precision` already was given by who started the run, and stays.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+        device: torch.device,
+    ) -> None:
+        self._writer = writer
+        self._model = model
+        self._optimizers = optimizers
+        self._scaler = scaler
+        self._device = device
+        self._given = {k: v for k, v in writer.head.config.items() if k in ("device", "precision")}
+        self._region: RegionSeen | None = None  # until the first backward
+        self.known = False
+        """Whether the first forward has begun."""
+        self.autocast_dtype: torch.dtype | None = None
+
+    def adopt(self, scaler: Any) -> None:
+        """The loop turned out to use `scaler`."""
+        self._scaler = scaler
+        self.look_again()
+
+    def look_again(self) -> None:
+        """What the loop uses has changed."""
+        if self.known:
+            self._tell(self.autocast_dtype)
+
+    def forward_began(self) -> None:
+        """Look at the first forward: at what is on as it begins, or else at the regions within it."""
+        if self.known:
+            return
+        self.known = True
+        kind = self._device.type
+        autocast = torch.is_autocast_enabled(kind)
+        self._tell(torch.get_autocast_dtype(kind) if autocast else None)
+        if not autocast:
+            self._region = RegionSeen(kind)
+
+    def stop_looking(self) -> None:
+        """The first forward is over."""
+        if self._region is not None:
+            region, self._region = self._region, None
+            dtype = region.stop()
+            if dtype is not None:
+                self._tell(dtype)
+
+    def _tell(self, autocast_dtype: torch.dtype | None) -> None:
+        self.autocast_dtype = autocast_dtype
+        dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
+        config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}
+        config.setdefault("precision", recipe_found(self._model, self._optimizers, self._scaler, dtype, self._device))
+        self._writer.update_head(config=dict(self._writer.head.config) | config)

@@ -1,0 +1,132 @@
+"""How many samples a forward was of: which dimension of its inputs is the batch.
+
+    batch = BatchSize(model)
+    batch.began(model, args, kwargs)
+    batch.ended(output)                   # 32; None where it cannot be told
+
+By convention it is the first dimension of the first input. Recurrent layers and attention may take time first,
+(T, N, C), which their `batch_first` tells: so in the first forwards of each entry those within the model are asked how
+many samples they are given, and the dimension of the input that has this size is the batch. Without such layers the
+outputs have to agree: an output's first dimension is the batch's size or a multiple of it (tokens or views of a sample
+that were laid out in rows). Where inputs and outputs contradict each other, nothing is said.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record.model import own
+from amp_core.record.model.modules import is_compiled, tensors_in
+from amp_core.record.torch_internals.module_calls import before_call
+
+MAX_UNFIT = 3
+"""Forwards of an entry in which what layers told did not fit its input: then they are asked no more."""
+ONE = -1
+"""In the place of a dimension: the input is one sample, without a dimension for the batch."""
+Shape = tuple[int, ...]
+
+
+class BatchSize:
+    """Of the forwards of one model, one after another."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        layers = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
+        self._layers = [m for m in own.modules(model) if isinstance(m, layers)]
+        self._compiled = is_compiled(model)
+        self._unfit: dict[tuple[int, int], int] = {}  # forwards in which layers told nothing that fits
+        self._dimension: dict[tuple[int, int], int] = {}  # of the batch, by entry and number of dimensions
+        self._entry = (0, 0)
+        self._shapes: list[Shape] = []
+        self._packed: int | None = None
+        self._told: list[int] = []
+        self._handles: list[Any] = []
+
+    def began(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward of `module` begins."""
+        self.detach()
+        packed = (_packed(leaf) for leaf in (*args, *kwargs.values()) if isinstance(leaf, PackedSequence))
+        self._packed = next(packed, None)
+        self._shapes = [tuple(t.shape) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
+        self._told = []
+        self._entry = id(module), len(self._shapes[0]) if self._shapes else 0
+        known = self._entry in self._dimension or self._unfit.get(self._entry, 0) >= MAX_UNFIT
+        if known or self._compiled or self._packed is not None:
+            return
+        if module in self._layers:
+            self._ask(module, args, kwargs)
+        elif self._layers:
+            self._handles = [before_call(m, self._ask) for m in self._layers]
+
+    def ended(self, output: Any) -> int | None:
+        """It returned `output`: how many samples it was of."""
+        self.detach()
+        if self._packed is not None:
+            return self._packed
+        if not self._shapes:
+            return 0
+        first = self._shapes[0]
+        known = self._dimension.get(self._entry)
+        if known is not None:
+            return 1 if known == ONE else first[known]
+        if self._told:
+            return self._by_layers(first)
+        if self._layers and any(own.held(m, "batch_first") is False for m in self._layers):
+            return self._by_outputs(first, output, sure=False)  # compiled, or they were not called
+        return self._by_outputs(first, output, sure=True)
+
+    def detach(self) -> None:
+        """Leave the layers alone."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _ask(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        given = next((t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | PackedSequence)), None)
+        if isinstance(given, PackedSequence):
+            self._told.append(_packed(given))
+        elif given is not None:
+            cell = isinstance(layer, torch.nn.RNNCellBase)
+            batched = given.dim() == (2 if cell else 3)
+            place = 0 if cell or own.held(layer, "batch_first") else 1
+            self._told.append(given.shape[place] if batched else 1)
+
+    def _by_layers(self, first: Shape) -> int | None:
+        samples = self._told[0]
+        fits = [i for i, size in enumerate(first[:2]) if size == samples]
+        if not fits and samples == 1:
+            fits = [ONE]
+        elif not fits and first[0] and samples % first[0] == 0:  # windows or heads of each sample, in rows
+            fits = [0]
+        if not fits:
+            self._unfit[self._entry] = self._unfit.get(self._entry, 0) + 1
+            return None
+        if len(fits) == 1:
+            self._dimension[self._entry] = fits[0]
+        return 1 if fits == [ONE] else first[fits[0]]
+
+    def _by_outputs(self, first: Shape, output: Any, *, sure: bool) -> int | None:
+        """`sure`: no layer takes time first, so the first dimension is the batch where nothing speaks against it."""
+        rows = [t.shape[0] for t in tensors_in(output) if t.dim()]
+        ahead = [shape[0] for shape in self._shapes]
+        if first[0] in rows or not rows:
+            if not sure and len(first) > 1 and first[1] != first[0]:
+                return None
+            # Without rows to compare, images or sequences of several sizes in a list have no batch dimension.
+            return first[0] if rows or _agree(ahead, self._shapes) else None
+        if len(first) > 1 and first[1] in rows:
+            return first[1]  # (T, N, C) in, (N, classes) out
+        if sure and first[0] and any(size and size % first[0] == 0 for size in rows):
+            return first[0]
+        return None
+
+
+def _agree(ahead: list[int], shapes: list[Shape]) -> bool:
+    """Whether several inputs can be one batch: those of the first one's rank have its first dimension."""
+    alike = [n for n, shape in zip(ahead, shapes, strict=True) if len(shape) == len(shapes[0])]
+    return len(set(alike)) == 1
+
+
+def _packed(sequence: PackedSequence) -> int:
+    return int(sequence.batch_sizes[0])  # they are always on the CPU

@@ -1,0 +1,83 @@
+"""Attempted steps on their way into the run folder, in the order in which they were made.
+
+    >>> outbox = Outbox(writer, phases, sampling)
+    >>> outbox.send(attempts)       # starts their one copy to the host, writes those whose numbers have come
+    >>> outbox.empty()              # at the end: waits for the rest
+
+A step is written when its numbers have arrived, which on a GPU is some steps later. Only a device that is further
+behind than `MAX_WAITING` steps is waited for.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from amp_core.record.loop.attempt import Attempt
+from amp_core.record.loop.calibration import Calibration
+from amp_core.record.loop.rows import event_rows, step_row, tensor_rows
+from amp_core.record.loop.sampling import Sampling
+from amp_core.record.step_phases import Phases
+from amp_core.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from amp_core.record.mirror import Mirror
+
+MAX_WAITING = 64
+"""Steps whose numbers may still be on the device."""
+
+
+class RowWriter:
+    """Writes the rows of attempted steps, and tells `sampling` what each has cost."""
+
+    def __init__(self, writer: RunWriter, phases: Phases, sampling: Sampling) -> None:
+        self._writer = writer
+        self._phases = phases
+        self._sampling = sampling
+        self._waiting: deque[Attempt] = deque()
+        self.calibration = Calibration()
+        """What watching costs beyond what is clocked, learned from the steps that are written."""
+        self.mirrors: list[Mirror] = []
+        """Trackers that are told of every step too."""
+
+    def send(self, attempts: Iterable[Attempt]) -> None:
+        """Nothing more will be added to these attempts."""
+        self._take(attempts)
+        self._write(wait=len(self._waiting) > MAX_WAITING)
+
+    def empty(self, attempts: Iterable[Attempt] = ()) -> None:
+        """Send these last ones, wait for what is still on the device, and write it."""
+        try:
+            self._take(attempts)
+            self._write(wait=True)
+        except RuntimeError as error:  # the device has failed: what it still held is lost, and the run says so
+            lost = len(self._waiting)
+            detail = f"the last {lost} steps stayed on it: {error}"
+            self._writer.event("warning", name="steps lost", detail=detail)
+        for mirror in self.mirrors:
+            mirror.close()
+
+    def _take(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in attempts:
+            self._waiting.append(attempt)
+            attempt.send()
+
+    def _write(self, wait: bool) -> None:
+        while self._waiting and self._waiting[0].transfer.ready(wait):
+            attempt = self._waiting.popleft()
+            clocked = self._phases.totals(attempt.spans)
+            row = step_row(attempt, self.calibration.corrected(attempt.optimizer, attempt.sort, clocked))
+            self._writer.append("steps", row)
+            for mirror in self.mirrors:
+                mirror.take(row)
+            if attempt.measured:
+                self._writer.append("tensors", tensor_rows(attempt))
+            events = event_rows(attempt)
+            if events:
+                self._writer.append("events", events)
+            before, was_lean = self._sampling.interval, self._sampling.lean
+            if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
+                change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
+                self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
+            if self._sampling.lean and not was_lean:
+                change = "the first module with a non-finite output is named a step later, to keep to the budget"
+                self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

@@ -1,0 +1,152 @@
+"""The rows that an attempted step becomes in the tables `steps`, `tensors` and `events`."""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from amp_core.phases import PHASES
+from amp_core.record.loop.attempt import Attempt
+from amp_core.record.stats.layout import merged, packed_length, unpack_together
+
+_NAMED = 8
+"""Non-finite gradients named in one event; the rest is counted."""
+
+
+def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any]]:
+    """The row of `steps`. `times` are the milliseconds of each phase."""
+    loss, norm, rate, samples = (attempt.given(k) for k in ("loss", "grad_norm", "lr", "samples"))
+    tracker = attempt.transfer.value("growth_tracker")
+    missed = {"backward"} - attempt.seen
+    missed |= set() if "forward" in attempt.seen else {"data", "forward"}
+    return {
+        "step": [attempt.step],
+        "time_s": [attempt.time_s],
+        "loss": [loss if loss is not None else attempt.transfer.value("loss")],
+        "loss_scale": [attempt.loss_scale],
+        "skipped": [attempt.skipped],
+        "growth_tracker": [int(tracker) if tracker is not None else None],
+        "grad_norm": [norm if norm is not None else attempt.grad_norm],
+        "lr": [rate if rate is not None else attempt.lr],
+        "samples": [int(samples) if samples is not None and math.isfinite(samples) else attempt.samples or None],
+        "step_ms": [sum(times.values())],
+        **{phase.column: [times[name] if name not in missed else None] for name, phase in PHASES.items()},
+        "memory_allocated_bytes": [attempt.memory[0]],
+        "memory_peak_bytes": [attempt.memory[1]],
+        "optimizer": [attempt.optimizer],
+    }
+
+
+def tensor_rows(attempt: Attempt) -> dict[str, Any]:
+    """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
+    keys, packed = _together(attempt.measured, attempt.packed("measured"))
+    found, counts = unpack_together(packed, [dtype for _, _, dtype in keys])
+    scales = {kind: attempt.multiplied_by(kind) for kind in {kind for _, kind, _ in keys}}
+    rows: dict[str, Any] = {
+        "step": np.full(len(keys), attempt.step),
+        "name": _texts(tuple(name for name, _, _ in keys)),
+        "kind": _texts(tuple(kind for _, kind, _ in keys)),
+        "dtype": _texts(tuple(dtype for _, _, dtype in keys)),
+        "loss_scale": np.array([scales[kind] for _, kind, _ in keys]),
+        "exp_counts": _histograms(counts),
+    }
+    if attempt.capped:
+        caps, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
+        place = {name: i for i, (name, _) in enumerate(attempt.capped)}
+        at = [place.get(name) if kind == "weight_grad" else None for name, kind, _ in keys]
+        rows["capped_min"] = [int(caps["exp_min"][i]) if i is not None else None for i in at]
+        rows["capped_counts"] = _histograms([histograms[i] if i is not None else None for i in at])
+    same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
+    return rows | {column: found[column] for column in same}
+
+
+def _together(
+    measured: list[tuple[str, str, str]], packed: npt.NDArray[np.float64]
+) -> tuple[list[tuple[str, str, str]], npt.NDArray[np.float64]]:
+    """One measurement for each name, kind and dtype, in the order of their first."""
+    if len(set(measured)) == len(measured):
+        return measured, packed
+    vectors: dict[tuple[str, str, str], npt.NDArray[np.float64]] = {}
+    end = 0
+    for key in measured:
+        start, end = end, end + packed_length(key[2])
+        before = vectors.get(key)
+        vectors[key] = packed[start:end] if before is None else merged(before, packed[start:end])
+    return list(vectors), np.concatenate(list(vectors.values()))
+
+
+@functools.lru_cache(maxsize=64)
+def _texts(values: tuple[str, ...]) -> pa.Array:
+    """A column of words: the same at every sampled step, so made once."""
+    encoded = [value.encode("utf-8", "replace") for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
+    """A column of exponent counts, null where there are none."""
+    given = [one for one in counts if one is not None]
+    missing = None
+    if len(given) < len(counts):
+        missing = pa.py_buffer(np.packbits([one is not None for one in counts], bitorder="little"))
+    offsets = np.cumsum([0, *(len(one) if one is not None else 0 for one in counts)], dtype=np.int32)
+    values = np.concatenate(given) if given else np.zeros(0, np.int64)
+    items = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    return pa.Array.from_buffers(pa.list_(pa.int64()), len(counts), [missing, pa.py_buffer(offsets)], children=[items])
+
+
+def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
+    """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients; mostly none."""
+    bad = _nonfinite(attempt)
+    scaled = list(_logged_scaled(attempt))
+    if not (bad or scaled or attempt.skipped):
+        return {}
+    rows: dict[str, list[Any]] = {
+        column: [] for column in ("step", "time_s", "kind", "name", "detail", "value", "limit")
+    }
+    for name, ratio in scaled:
+        rows["step"].append(attempt.step)
+        rows["time_s"].append(attempt.time_s)
+        rows["kind"].append("logged scaled")
+        rows["name"].append(name)
+        rows["detail"].append("")
+        rows["value"].append(ratio)
+        rows["limit"].append(attempt.loss_scale)
+    if attempt.skipped or bad:
+        # Gradients arrive from the last layer to the first: what is non-finite latest in the model was so first.
+        first = bad[-1] if bad else ""
+        named = ", ".join(reversed(bad[-_NAMED:])) + (", …" if len(bad) > _NAMED else "")
+        rows["step"].append(attempt.step)
+        rows["time_s"].append(attempt.time_s)
+        rows["kind"].append("skipped" if attempt.skipped else "non-finite")
+        rows["name"].append(first)
+        rows["detail"].append(f"{len(bad)} of {len(attempt.gradients)} gradients non-finite: {named}" if bad else "")
+        rows["value"].append(None)
+        rows["limit"].append(None)
+    return rows
+
+
+def _logged_scaled(attempt: Attempt) -> Iterator[tuple[str, float]]:
+    """What the loop logged is the true value times the loss scale, within 1 %: its name, and logged over true."""
+    if attempt.loss_scale < 2 or attempt.skipped:
+        return
+    for name, true in (("loss", attempt.transfer.value("loss")), ("grad_norm", attempt.grad_norm)):
+        logged = attempt.given(name)
+        if logged is None or not true or not math.isfinite(ratio := logged / true):
+            continue
+        if abs(ratio / attempt.loss_scale - 1) < 0.01:
+            yield name, ratio
+
+
+def _nonfinite(attempt: Attempt) -> list[str]:
+    """Names of gradients that hold an infinity or a NaN, in the model's order."""
+    if attempt.grad_norm is not None and math.isfinite(attempt.grad_norm):
+        return []
+    order, norms = attempt.norms
+    return [
+        attempt.gradients[i] for i in sorted(i for i, norm in zip(order, norms, strict=True) if not np.isfinite(norm))
+    ]

@@ -1,0 +1,53 @@
+"""Modules as watching reads them: which compute, their classes, the tensors in their outputs."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record.model import own
+from amp_core.record.model.parameters import written_class
+
+
+def layer_class(module: torch.nn.Module) -> str:
+    """The name of the nearest class that torch defines: `LSTM` for one's own subclass of it; else its own name."""
+    known = (
+        c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules") and c is not torch.nn.Module
+    )
+    return next(known, written_class(module)).__name__
+
+
+def computes(module: torch.nn.Module) -> bool:
+    """Whether a module does something of its own: it has parameters of its own, or no children."""
+    return not any(True for _ in own.children(module)) or any(True for _ in own.parameters(module, recurse=False))
+
+
+def tensors_in(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output, however it is built; dataclasses, which pytree leaves alone, included."""
+    if isinstance(output, torch.Tensor):  # most are, and pytree takes its time
+        return iter((output,))
+    fields = getattr(type(output), "__dataclass_fields__", None)
+    if fields is not None and not isinstance(output, Mapping):
+        output = [_field(output, name) for name in fields]
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+
+def _field(output: Any, name: str) -> Any:
+    """A field of a dataclass; None for one that is computed when it is read."""
+    found = own.held(output, name)
+    slot = inspect.getattr_static(type(output), name, None)
+    if found is None and inspect.ismemberdescriptor(slot):
+        with contextlib.suppress(AttributeError):  # a slot that was never filled
+            return slot.__get__(output)
+    return found
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model, or a part of it, runs as a compiled graph, into which listeners do not reach."""
+    return any(
+        own.child(m, "_orig_mod") is not None or own.held(m, "_compiled_call_impl") is not None
+        for m in own.modules(model)
+    )

@@ -1,0 +1,105 @@
+"""Getting at a model's gradients: whose they are, which values this process holds, and how large they are."""
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from amp_core.record.model import own
+
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module"})
+"""What FSDP, activation checkpointing, `torch.compile` and Lightning's Fabric put into the names of what they wrap."""
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that the user wrote, with the names the user knows, out of `torch.compile`, DDP, FSDP and Fabric."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            names: tuple[str, ...] = ("module",)
+        else:
+            names = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module")
+        inner = next((m for name in names if (m := own.child(model, name)) is not None), None)
+        if inner is None:
+            return model
+        model = inner
+
+
+def written_class(module: torch.nn.Module) -> type:
+    """The class that the user wrote, of which FSDP2's `fully_shard` makes a new one."""
+    found = type(module)
+    return found.__mro__[2] if len(found.__bases__) == 2 and found.__bases__[0].__name__ == "FSDPModule" else found
+
+
+def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """`model.named_parameters()` under the names that the user knows, whatever wraps parts of the model."""
+    for name, parameter in own.named_parameters(model, remove_duplicate=remove_duplicate):
+        yield plain_name(name), parameter
+
+
+def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """`model.named_buffers()` likewise."""
+    for name, buffer in own.named_buffers(model):
+        yield plain_name(name), buffer
+
+
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """`model.named_modules()` likewise."""
+    for name, module in own.named_modules(model):
+        yield plain_name(name), module
+
+
+def plain_name(name: str) -> str:
+    """`name` without the parts that wrappers added."""
+    if "_module" not in name and "_orig_mod" not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def in_backward() -> bool:
+    """Whether this thread is at work for autograd just now: what modules run then is made again by a checkpoint."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def local_values(grad: torch.Tensor) -> torch.Tensor:
+    """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries, of a
+    complex one its real and imaginary parts."""
+    if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad and not grad.is_complex():
+        return grad  # nearly all are like that
+    grad = grad.detach()
+    if hasattr(grad, "to_local"):
+        grad = grad.to_local()
+    return real_values(_entry_points(grad))
+
+
+def _entry_points(grad: torch.Tensor) -> torch.Tensor:
+    """The stored entries of a tensor of any layout, as a strided tensor."""
+    if grad.layout is torch.strided:
+        return grad
+    if grad.layout is torch.sparse_coo:
+        return grad.coalesce().values()
+    if grad.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return grad.values()
+    return grad.to_dense()
+
+
+def real_values(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as real and imaginary parts, twice as many real values; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to read: a tensor on the meta device and one of a lazy module hold no values."""
+    return not is_lazy(tensor) and not tensor.is_meta
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of the first parameter that holds values; the CPU where none does."""
+    return next((p.device for p in own.parameters(model) if not p.is_meta), torch.device("cpu"))
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """That of the first parameter group; None where there is none, and where reading it would wait for a GPU."""
+    rate = optimizer.param_groups[0].get("lr")
+    if isinstance(rate, torch.Tensor):  # a capturable optimizer's
+        return float(rate) if rate.device.type == "cpu" else None
+    return float(rate) if rate is not None else None

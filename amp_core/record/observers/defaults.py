@@ -1,0 +1,50 @@
+"""What findings need to know beyond numbers: the observers that `watch` puts on by default.
+
+    observers = default_notices(writer, model, optimizers, scaler, "standard")
+
+What they see becomes events (`schema.EVENT_KINDS`) and facts in the head of the run. With level `full` the outputs of
+all modules are measured on every step on a GPU too, so that the first non-finite one is always named in its own step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.parameters import device_of
+from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.backward import AutocastKept, BackwardState
+from amp_core.record.observers.signals.call_order import CallOrder
+from amp_core.record.observers.signals.nonfinite_outputs import ForwardCheck
+from amp_core.record.observers.signals.risky_ops import FailedIn, FirstOperators
+from amp_core.record.observers.signals.stale_gradients import StaleGradients
+from amp_core.record.observers.signals.start import StartFacts
+from amp_core.record.observers.signals.state import Branches, Movement, RunningStatistics
+from amp_core.store.writer import RunWriter
+
+
+def default_signals(
+    writer: RunWriter,
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: Any,
+    level: str,
+) -> list[Observer]:
+    """The observers for one run, in the order in which they are told."""
+    device = device_of(model)
+    calls = CallOrder(writer, optimizers, scaler)
+    forward = [] if is_compiled(model) else [ForwardCheck(writer, model, device, each_step=level == "full")]
+    return [
+        StartFacts(writer, model, optimizers, scaler),
+        calls,
+        BackwardState(writer, device, scaler, calls.times_asked_for_scale),
+        *forward,
+        AutocastKept(writer, device),
+        FirstOperators(writer, model, device),
+        RunningStatistics(writer, model),
+        Movement(writer, model, optimizers),
+        Branches(writer, model, optimizers, device),
+        StaleGradients(writer, model, optimizers),
+        FailedIn(writer, model),
+    ]

@@ -1,0 +1,270 @@
+"""Where the memory of a step goes: what is held at each moment of a sampled step, by what it is.
+
+    MemoryWatch(writer, model, [optimizer], torch.device("cuda:0"))      # an observer: see `observers`
+
+A row of `memory` is a moment: the end of a module's forward, the arrival of a parameter's gradient, the borders between
+the phases. It says what is allocated there and how much of that is parameters, buffers, gradients, optimizer state,
+activations and autocast's copies of weights, each by the storages behind the tensors. On CUDA it says too what was the
+highest since the moment before, so a peak is found with what was alive just after it. On a CPU nothing counts
+allocations; the resident set of the process stands beside the tensors.
+
+Only steps 1, 4, 16, 64, … are looked at. Nothing is computed differently there. On CUDA torch's own peak is begun anew
+at each moment: `torch.cuda.max_memory_allocated` tells of the time since the last of them; the run keeps the true peak.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model import own
+from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.parameters import has_values, named_modules, named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.observers.storages import Saved, optimizer_tensors, storage_of, storages
+from amp_core.record.stats.process_memory import earlier_peaks, resident_bytes
+from amp_core.record.torch_internals.module_calls import after_call
+from amp_core.store.writer import RunWriter
+
+MAX_MODULES = 150
+"""Modules at whose end a moment is noted: of a deep model those nearer to its root."""
+MAX_GRADIENTS = 150
+"""Gradients at whose arrival a moment is noted, evenly over the model; all of them are counted."""
+MAX_MOMENTS = 2000
+"""Moments of one step. With very many micro-batches the last are left out but for the borders of phases."""
+
+
+def sampled(step: int) -> bool:
+    """Whether a step is looked at: 1, 4, 16, 64, … Step 0 makes the optimizer's state and is like no other."""
+    return step > 0 and step & (step - 1) == 0 and step.bit_length() % 2 == 1
+
+
+class MemoryWatch(Observer):
+    """Writes rows of `memory` for the sampled steps of one training loop."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+        due: Callable[[int], bool] = sampled,
+    ) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._device = device
+        self._due = due
+        self._cuda = device.type == "cuda"
+        self._compiled = is_compiled(model)
+        self._saved = Saved(device)
+        self._sees_saved = False
+        self._told = False
+        self._broken = False
+        self._step: int | None = None
+        self._phase = "forward"
+        self._handles: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
+        self._held: dict[str, int] = {}
+        self._gradients: dict[int, int] = {}
+        earlier_peaks.pop(device, None)
+
+    # moments of the loop
+
+    def step_began(self, step: int) -> None:
+        self._leave()
+        self.awake = not self._broken and self._due(step)
+        if not self.awake:
+            return
+        self._step, self._rows, self._phase = step, [], "forward"
+        try:
+            self._begin()
+        except Exception:  # reported by whoever called; nothing is left on the model
+            self._leave()
+            raise
+
+    def _begin(self) -> None:
+        fixed = storages(own.parameters(self._model), self._device)
+        buffers = storages(own.buffers(self._model), self._device)
+        self._held = {"parameters_bytes": sum(fixed.values()), "buffers_bytes": sum(buffers.values())}
+        self._attach()
+        unseen = "what is compiled keeps its tensors out of sight" if self._compiled else None
+        unseen = unseen or self._saved.start(ignored=fixed.keys() | buffers.keys())
+        self._sees_saved = unseen is None
+        self._tell_unseen(unseen)
+        if self._cuda:
+            self._read_allocator()  # what came before the step is not its peak
+        self._border("step begins")
+
+    def forward_ended(self, output: Any) -> None:
+        self._phase = "forward"
+        self._border("forward ends")
+        self._saved.before_release = self._loss_done
+
+    def _loss_done(self) -> None:
+        """Without a scaler the first gradient that is seen is the model's output's: the loss has let go by then."""
+        self._safely(lambda: self._note("loss computed"))
+
+    def backward_began(self) -> None:
+        self._saved.before_release = None
+        self._phase = "forward"  # also where another module than the watched one was called
+        self._border("backward begins")
+        self._phase = "backward"
+
+    def backward_ended(self) -> None:
+        self._border("backward ends")
+        self._phase = "optimizer"
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "scale":
+            return
+        self._stop_looking()
+        if self._step is not None and self._rows[-1]["moment"] != "optimizer begins":
+            self._border("optimizer begins")
+
+    def step_ended(self, step: int) -> None:
+        self._stop_looking()
+        if self._step is None:
+            return
+        self._tell_unseen(self._saved.interrupted)
+        self._phase = "optimizer"
+        self._border("step ends")
+        if self._step is not None:
+            columns = {name: [row.get(name) for row in self._rows] for name in self._rows[0]}
+            self._writer.append("memory", columns)
+        self._leave()
+
+    def close(self) -> None:
+        self._leave()
+        earlier_peaks.pop(self._device, None)
+
+    # what is put on for a step
+
+    def _attach(self) -> None:
+        if self._compiled:  # a hook on a part of a compiled model would have it compiled again
+            return
+        for name, module in _outer_modules(self._model):
+            self._handles.append(after_call(module, self._after_module(name)))
+        named = ((n, p) for n, p in named_parameters(self._model) if has_values(p))
+        trained = [(n, p) for n, p in named if p.requires_grad and p.is_leaf]
+        stride = max(1, -(-len(trained) // MAX_GRADIENTS))
+        for i, (name, parameter) in enumerate(trained):
+            hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _stop_looking(self) -> None:
+        self._saved.stop()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _leave(self) -> None:
+        self._stop_looking()
+        self._step = None
+
+    def _after_module(self, name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.is_grad_enabled() and not self.at_own_work():
+                if self._phase == "optimizer":  # the next micro-batch
+                    self._phase = "forward"
+                self._safely(lambda: self._note("module", name))
+
+        return hook
+
+    def _after_gradient(self, name: str | None) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self._safely(lambda: self._gradient(parameter, name))
+
+        return hook
+
+    def _gradient(self, parameter: torch.Tensor, name: str | None) -> None:
+        if parameter.grad is not None and self._phase == "backward":
+            found = storage_of(parameter.grad, self._device)
+            if found is not None:
+                self._gradients[found[0]] = found[1]
+            if name is not None:
+                self._note("gradient", name)
+
+    def _safely(self, look: Callable[[], None]) -> None:
+        """Look, within the program's own forward or backward: whatever goes wrong stays here, and is said once."""
+        if self._broken:
+            return
+        try:
+            look()
+        except Exception as error:
+            self._broken, self._step = True, None
+            detail = f"what memory is made of, from now on: {type(error).__name__}: {error}"
+            self._writer.event("warning", name="not recorded", detail=detail)
+
+    def _tell_unseen(self, why: str | None) -> None:
+        if why is not None and not self._told:
+            self._told = True
+            detail = f"activations and autocast's casts in memory: {why}"
+            self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
+
+    # a moment
+
+    def _border(self, moment: str) -> None:
+        """A moment between phases."""
+        if self._step is not None:
+            self._safely(lambda: self._at_border(moment))
+
+    def _at_border(self, moment: str) -> None:
+        """Gradients and optimizer state are looked up."""
+        grads = (p.grad for p in own.parameters(self._model) if p.grad is not None)
+        self._gradients = storages(grads, self._device)
+        state = storages(optimizer_tensors(self._optimizers), self._device)
+        self._held["optimizer_bytes"] = sum(state.values())
+        self._note(moment, border=True)
+
+    def _note(self, moment: str, name: str = "", *, border: bool = False) -> None:
+        if self._step is None or (len(self._rows) >= MAX_MOMENTS and not border):
+            return
+        whole = self._sees_saved and self._saved.interrupted is None
+        seen = whole and (self._saved.seen or moment == "step begins")
+        self._rows.append(
+            {
+                "step": self._step,
+                "number": len(self._rows),
+                "moment": moment,
+                "name": name,
+                "phase": self._phase,
+                "device": str(self._device),
+                **self._read_allocator(),
+                **self._held,
+                "gradients_bytes": sum(self._gradients.values()),
+                "activations_bytes": self._saved.activations if seen else None,
+                "autocast_bytes": self._saved.autocast if seen else None,
+            }
+        )
+
+    def _read_allocator(self) -> dict[str, int | None]:
+        """What is allocated now, the highest since the last reading, and what the allocator holds; in bytes."""
+        if not self._cuda:
+            return {"allocated_bytes": resident_bytes(), "peak_bytes": None, "reserved_bytes": None}
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        allocated = stats["allocated_bytes"]["all"]
+        earlier_peaks[self._device] = max(earlier_peaks.get(self._device, 0), allocated["peak"])
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return {
+            "allocated_bytes": allocated["current"],
+            "peak_bytes": allocated["peak"],
+            "reserved_bytes": stats["reserved_bytes"]["all"]["current"],
+        }
+
+
+def _outer_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """At most `MAX_MODULES` modules of one depth, or without children above it: they follow one another."""
+    named = [(name, module) for name, module in named_modules(model) if name]
+    depths = sorted({name.count(".") for name, _ in named})
+    chosen: list[tuple[str, torch.nn.Module]] = []
+    for depth in depths:
+        level = [(n, m) for n, m in named if n.count(".") == depth or (n.count(".") < depth and not _has_children(m))]
+        if chosen and len(level) > MAX_MODULES:
+            break
+        chosen = level
+    return chosen[:MAX_MODULES]
+
+
+def _has_children(module: torch.nn.Module) -> bool:
+    return next(own.children(module), None) is not None

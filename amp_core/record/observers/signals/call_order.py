@@ -1,0 +1,123 @@
+"""The order in which a loop calls its optimizer, scaler and scheduler, step by step.
+
+An event `calls` holds the calls from the end of one step to the end of the next, and is written only where they are
+other than in the step before: a loop that does the same each time writes one. `schema.EVENT_KINDS` has the words.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model import own
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.unwrap import unwrap_optimizer
+from amp_core.record.observer import Observer
+from amp_core.record.torch_internals import patched_functions
+from amp_core.store.writer import RunWriter
+
+MAX_CALLS = 200
+"""Calls of one step that are kept; a loop that goes on without ending a step calls on."""
+MAX_EVENTS = 2000
+"""Changes of order that are written; after so many, order is nothing that could be learned from."""
+
+
+class CallOrder(Observer):
+    """Keeps the calls of the present step."""
+
+    def __init__(self, writer: RunWriter, optimizers: Sequence[torch.optim.Optimizer], scaler: Any) -> None:
+        self._writer = writer
+        self._optimizers = optimizers
+        self._scaler = scaler
+        self._calls: list[str] = []
+        self._last: list[str] | None = None
+        self._step = 0
+        self._written = 0
+        self._inside = False  # of scaler.step
+        self._asked = 0
+        self._methods: list[tuple[patched_functions.Shared, Any]] = []  # and what listens to it
+        for index, optimizer in enumerate(self._optimizers):
+            self.optimizer_found(index, optimizer)
+        if scaling.is_active(scaler):
+            self.scaler_found(scaler)
+        patched_functions.backward.listen(self._on_backward)
+        patched_functions.scheduled.listen(self._on_scheduler)
+        patched_functions.scheduled_on_plateau.listen(self._on_scheduler)
+        patched_functions.grouped_for_clipping.listen(self._on_grouped)
+
+    def scaler_found(self, scaler: Any) -> None:
+        self._listen(scaler, "get_scale", "get_scale")
+        step = patched_functions.method_of(scaler, "step")
+        step.listen_failed(self._leave_scaler_step, of=scaler)
+        step.listen(self._enter_scaler_step, of=scaler)
+        step.listen_after(self._leave_scaler_step, of=scaler)
+        self._methods += [(step, self._enter_scaler_step), (step, self._leave_scaler_step)]
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._listen(optimizer, "zero_grad", self._numbered("zero_grad", index))
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what in ("optimizer.step", "unscale_") and self._inside:  # scaler.step makes these calls itself
+            return
+        if len(self._calls) < MAX_CALLS:
+            self._calls.append(what if optimizer is None else self._numbered(what, optimizer))
+
+    def times_asked_for_scale(self) -> int:
+        """How often the loop has asked for the loss scale so far."""
+        return self._asked
+
+    def step_ended(self, step: int) -> None:
+        self._write(step)
+        self._step = step + 1
+
+    def close(self) -> None:
+        patched_functions.backward.unlisten(self._on_backward)
+        patched_functions.scheduled.unlisten(self._on_scheduler)
+        patched_functions.scheduled_on_plateau.unlisten(self._on_scheduler)
+        patched_functions.grouped_for_clipping.unlisten(self._on_grouped)
+        for method, listener in self._methods:
+            method.unlisten(listener)
+        if any(not call.startswith(("scheduler", "zero_grad", "get_scale")) for call in self._calls):
+            self._write(self._step)  # a step that was begun and never came to its end
+
+    def _write(self, step: int) -> None:
+        if self._calls != self._last and self._written < MAX_EVENTS:
+            self._written += 1
+            self._writer.event("calls", " ".join(self._calls), step=step)
+        self._last, self._calls = self._calls, []
+
+    def _numbered(self, what: str, index: int) -> str:
+        return f"{what}:{index}" if len(self._optimizers) > 1 else what
+
+    def _note(self, call: str) -> None:
+        self._asked += call == "get_scale"
+        if len(self._calls) < MAX_CALLS and not self.at_own_work():
+            self._calls.append(call)
+
+    def _listen(self, thing: Any, name: str, call: str) -> None:
+        """Note `call` whenever the method `name` of an object is called."""
+        method, listener = patched_functions.method_of(thing, name), functools.partial(self._on_method, call)
+        method.listen(listener, of=thing)
+        self._methods.append((method, listener))
+
+    def _on_method(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note(call)
+
+    def _enter_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._inside = True
+
+    def _leave_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any = None) -> None:
+        self._inside = False
+
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note("backward")
+
+    def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # One made of several tells of itself and of each: once is enough.
+        if unwrap_optimizer(own.held(args[0], "optimizer")) in self._optimizers and self._calls[-1:] != ["scheduler"]:
+            self._note("scheduler")
+
+    def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if patched_functions.clips_by_value():
+            self._note("clip")

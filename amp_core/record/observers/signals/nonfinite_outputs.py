@@ -1,0 +1,296 @@
+"""Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
+
+On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
+out not to be finite. torch takes some microseconds for each module that has a hook, so of a larger model at most `MOST`
+modules have one, evenly apart, and others after every `EVERY` steps; all have one in the first steps and after
+something was not finite. A step that the recorder runs bare (see `calibration`) keeps only what the model itself took
+and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
+there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
+finite, and with `each_step` on all; the numbers are read when they have arrived.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from amp_core.record.environment import with_autocast
+from amp_core.record.model import own
+from amp_core.record.model.modules import tensors_in
+from amp_core.record.model.parameters import has_values, in_backward, named_modules, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.observers.signals.loss_dtype import loss_dtype
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.layout import dtype_name, measurable
+from amp_core.record.torch_internals import patched_functions
+from amp_core.record.torch_internals.module_calls import Switch
+from amp_core.store.writer import RunWriter
+
+EVERY = 10
+"""On a GPU every so many steps are looked at where nothing is wrong; on all devices, for outputs near the limit."""
+ARMED = 3
+"""Steps that are looked at after one with a non-finite loss or gradient."""
+MAX_BYTES = 64 * 2**20
+"""Tensors are kept up to this size together; what would come after them in the step is not looked at."""
+MAX_EVENTS = 100
+MOST = 64
+"""Modules of a larger model that have a hook on a CPU, while nothing is wrong."""
+
+
+class ModuleCall(NamedTuple):
+    """A module's call, as it was: what is in it is looked for only where somebody asks."""
+
+    number: int
+    """Of the module among all."""
+    given: Any
+    output: Any
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """Tensors among the arguments."""
+        return [t for t in tree_leaves(self.given) if isinstance(t, torch.Tensor)]
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """Floating-point tensors in the output."""
+        return [t for t in tensors_in(self.output) if t.is_floating_point()]
+
+
+class ForwardCheck(Observer):
+    """Listens to all modules of one model; on a CPU it only keeps what passes."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._device = device
+        self._each_step = each_step
+        self._modules = list(named_modules(self._model))
+        self._kept: list[ModuleCall] = []
+        self._bytes = 0
+        self._sent: list[
+            tuple[int, list[tuple[int, torch.dtype]], HostTransfer]
+        ] = []  # step, what was measured, the numbers
+        self._step = 0
+        self._armed = ARMED  # the first steps are looked at: most that goes wrong does so at once
+        self._measuring = False
+        self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
+        self._written = 0
+        self._near: set[int] = set()
+        self._thread = threading.get_ident()
+        self._threaded = False
+        self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
+        self._recomputed = False
+        self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
+        self._hooks = [Switch(m, self._hook(i)) for i, (_, m) in enumerate(self._modules)]
+        self._on: frozenset[int] = frozenset()
+        self._all = frozenset(range(len(self._modules)))
+        self._on_cpu = device.type == "cpu"
+        if self._on_cpu:
+            patched_functions.backward.listen(self._on_backward)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._forget()
+        self._dtypes = {}
+        closely = self._each_step or self._armed > 0
+        if self._on_cpu and not closely:
+            self._attach(frozenset((0,)) if self.bare else _some_of(len(self._modules), step // EVERY))
+        else:
+            due = closely or step % EVERY == 0
+            self._measuring = due and not self._on_cpu
+            self.bare = self.bare and not due
+            self._attach(self._all if due else frozenset())
+        self._armed -= self._armed > 0
+
+    def step_ended(self, step: int) -> None:
+        self._forget()
+        self._undescribed = "autocast_dtype" not in self._writer.head.config
+        if self._measured:
+            transfer = HostTransfer()
+            transfer.put("sizes", torch.stack([size.to(self._device) for _, _, size in self._measured]))
+            transfer.send()
+            self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], transfer))
+            self._measured = []
+        self._read(wait=len(self._sent) > ARMED + 1)
+
+    def close(self) -> None:
+        self._attach(frozenset())
+        patched_functions.backward.unlisten(self._on_backward)
+        self._forget()
+        self._read(wait=True)
+
+    def _attach(self, wanted: frozenset[int]) -> None:
+        """From now on these modules have a hook, and no others."""
+        if self._on != wanted:
+            for index in self._on - wanted:
+                self._hooks[index].off()
+            for index in sorted(wanted - self._on):
+                self._hooks[index].on()
+            self._on = wanted
+
+    def _forget(self) -> None:
+        self._kept, self._bytes = [], 0
+
+    # as modules run
+
+    def _hook(self, index: int) -> Callable[..., None]:
+        def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if not torch.is_grad_enabled() or self.at_own_work():
+                return
+            if in_backward():  # checkpointing: on a GPU in a thread of autograd's own
+                self._on_recomputed(index, output)
+                return
+            if threading.get_ident() != self._thread:
+                self._on_other_thread(index)
+                return
+            if self._undescribed:
+                self._describe()
+            sight = ModuleCall(index, (args, kwargs), output)
+            if self._measuring:
+                self._dtypes[index] = [t.dtype for t in sight.outputs]
+                self._measure(index, sight.outputs)
+            elif self._bytes < MAX_BYTES:
+                self._kept.append(sight)
+                self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(sight.outputs)
+
+        return after_forward
+
+    def _describe(self) -> None:
+        """In a loop that calls parts of the model, autocast is looked for when the first of them has run."""
+        self._undescribed = False
+        kind = self._device.type
+        dtype = dtype_name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        self._writer.update_head(config=with_autocast(self._writer.head.config, dtype))
+
+    def _on_other_thread(self, index: int) -> None:
+        if not self._threaded and not torch.is_autocast_enabled(self._device.type):
+            self._threaded = True
+            self._writer.event("threaded forward", self._modules[index][0], step=self._step)
+
+    def _on_recomputed(self, index: int, output: Any) -> None:
+        before = self._dtypes.get(index)
+        dtypes = [t.dtype for t in tensors_in(output) if t.is_floating_point()]
+        if before is not None and dtypes != before and not self._recomputed:
+            self._recomputed = True
+            was, now = (" ".join(dtype_name(d) for d in kinds) for kinds in (before, dtypes))
+            self._writer.event("recomputed", self._modules[index][0], was, self._step, dtype=now, phase="backward")
+
+    def _measure(self, index: int, outputs: list[torch.Tensor]) -> None:
+        for tensor in outputs:
+            if measurable(tensor) and tensor.element_size() > 1 and tensor.numel():
+                size = torch.linalg.vector_norm(tensor.detach(), float("inf"), dtype=torch.float32)
+                self._measured.append((index, tensor.dtype, size))
+
+    # on a CPU: before backward
+
+    def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._kept or self.at_own_work() or threading.get_ident() != self._thread:
+            return
+        roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
+        if bad := [t for t in roots if not math.isfinite(t.item())]:
+            self._find(bad[0])
+        elif self._step % EVERY == 0:
+            self._look_for_large()
+        if self._armed or self._step % EVERY == 0:
+            self._dtypes |= {sight.number: [t.dtype for t in sight.outputs] for sight in self._kept}
+        self._forget()
+
+    def _find(self, loss: torch.Tensor) -> None:
+        """Name the first module of those kept whose output is not finite."""
+        if self._written >= MAX_EVENTS:
+            return
+        bad = [k for k, sight in enumerate(self._kept) if not all(_finite(t) for t in sight.outputs)]
+        if not bad:
+            self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
+            return
+        first = self._kept[bad[0]]
+        floating = [t for t in first.inputs if t.is_floating_point() and t.numel() and not t.is_meta]
+        detail = ""
+        if self._has_bad_weights(first.number):
+            detail = "weights"
+        elif not all(_finite(t) for t in floating):
+            last = self._kept[-1]  # the model itself is through last, unless it was too much to keep
+            detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
+        self._report(
+            self._step,
+            first.number,
+            # What was made between two modules is not the output of the second.
+            next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
+            value=max((float(t.detach().abs().max()) for t in floating), default=None),
+            count=len({self._kept[k].number for k in bad}),
+            detail=detail,
+        )
+
+    def _has_bad_weights(self, index: int) -> bool:
+        return not all(_finite(p) for p in own.parameters(self._modules[index][1], recurse=False))
+
+    def _report(self, step: int, index: int, dtype: torch.dtype, **more: Any) -> None:
+        name, module = self._modules[index]
+        self._write(step, name, type(module).__name__, dtype, **more)
+
+    def _write(self, step: int, name: str, op: str, dtype: torch.dtype, **more: Any) -> None:
+        self._written += 1
+        self._armed = ARMED
+        limit = float(torch.finfo(dtype).max)
+        found: dict[str, Any] = {"limit": limit, "dtype": dtype_name(dtype), "phase": "forward", "op": op}
+        self._writer.event("non-finite output", name, step=step, **found, **more)
+
+    def _look_for_large(self) -> None:
+        """Where FP16 outputs come within a factor of 2 of its largest number, say so once for each module."""
+        for sight in self._kept:
+            for tensor in sight.outputs:
+                if (
+                    tensor.dtype == torch.float16
+                    and tensor.numel()
+                    and not tensor.is_meta
+                    and sight.number not in self._near
+                ):
+                    self._judge(self._step, sight.number, float(tensor.detach().abs().max()))
+
+    def _judge(self, step: int, index: int, size: float) -> None:
+        largest = float(torch.finfo(torch.float16).max)
+        if largest / 2 <= size <= largest and index not in self._near:
+            self._near.add(index)
+            name, module = self._modules[index]
+            more: dict[str, Any] = {"value": size, "limit": largest, "dtype": "float16", "phase": "forward"}
+            self._writer.event("near overflow", name, step=step, op=type(module).__name__, **more)
+
+    # on a GPU: when the numbers have come
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and self._sent[0][2].ready(wait):
+            step, measured, transfer = self._sent.pop(0)
+            sizes = transfer.values("sizes").tolist()
+            for (index, dtype), size in zip(measured, sizes, strict=True):
+                if dtype == torch.float16:
+                    self._judge(step, index, size)
+            bad = [k for k, size in enumerate(sizes) if not math.isfinite(size)]
+            if bad and self._written < MAX_EVENTS:
+                index, dtype = measured[bad[0]]
+                self._report(
+                    step,
+                    index,
+                    dtype,
+                    value=sizes[bad[0] - 1] if bad[0] else None,  # mostly its input: the output of the module before
+                    count=len({measured[k][0] for k in bad}),
+                    detail="weights" if self._has_bad_weights(index) else "",
+                )
+
+
+@functools.lru_cache(maxsize=4)
+def _some_of(number: int, turn: int) -> frozenset[int]:
+    """Of so many modules at most `MOST`, evenly apart, the first among them; at the next turn their neighbours."""
+    stride = max(1, -(-number // (MOST - 1)))
+    return frozenset((0, *range(turn % stride, number, stride)))
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(t.nbytes for t in tensors)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or not has_values(tensor) or bool(tensor.detach().isfinite().all())

@@ -1,0 +1,226 @@
+"""What the operators of the first forward and loss do that 16 bits do not forgive, found by watching that one step.
+
+Constants are judged in the dtype in which the operator really works, below autocast: an `eps` that rounds to zero in
+FP16 keeps no divisor off zero, and a mask of -1e9 is -inf there. The module is found only where there is something to
+report, from the Python frames that led to the operator.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from amp_core.record.environment import with_autocast
+from amp_core.record.model.frames import local_variables
+from amp_core.record.model.modules import is_compiled
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import named_modules, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.op_trace.call_sites import call_site
+from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals import patched_functions
+from amp_core.record.torch_internals.compiling import mode_would_uncompile, within_compiled
+from amp_core.record.torch_internals.quiet_mode import QuietMode
+from amp_core.store.writer import RunWriter
+
+FLOORS = ("add", "clamp_min", "clamp", "maximum")
+"""Operators by which a small constant keeps a divisor, a root or a logarithm off zero."""
+FACTORS = ("mul", "div")
+LARGEST_EPS = 1e-3
+"""Constants above this are no such constants."""
+MAX_EVENTS = 50
+MAX_OPERATORS = 20_000
+"""Operators that are looked at; a first step of more is looked at in part."""
+BANNED = ("binary_cross_entropy",)
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "convolution": 1, "_convolution": 1}
+"""Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
+
+
+class FirstOperators(Observer):
+    """Looks at the operators from the first forward to the backward that follows."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._mode: _Looking | None = None
+        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would have it compiled again
+
+    def step_began(self, step: int) -> None:
+        self._stop()
+        self.awake = not self._done or self._mode is not None
+        if self._done:
+            return
+        self._done = True
+        if within_compiled():
+            return
+        self._mode = _Looking(self._writer, self._model, step, self.at_own_work)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        # Gone before the optimizer steps: if that is compiled, an older torch would not do so under a mode.
+        patched_functions.backward.listen_after(self._after_backward)
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        self._stop()
+
+    def backward_began(self) -> None:
+        if self._mode is not None:
+            self._mode.rest()
+
+    def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._stop()
+
+    def step_ended(self, step: int) -> None:
+        self._stop()
+
+    def close(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._mode is not None:
+            self._mode.rest()
+            if self._mode.leave():
+                mode, self._mode = self._mode, None
+                mode.tell()
+                patched_functions.backward.unlisten(self._after_backward)
+
+
+class _Looking(QuietMode):
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
+        super().__init__()
+        self._writer = writer
+        self._model = model
+        self._step = step
+        self._at_own_work = at_own_work
+        self._left = MAX_OPERATORS
+        self._written = 0
+        self._said: set[tuple[str, str, float]] = set()
+        self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
+        self._all = 0.0
+        self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
+        self._widened: tuple[int, int] | None = None  # the Python call whose operator last widened 16-bit values
+
+    def rest(self) -> None:
+        """Look at nothing more."""
+        self._left = 0
+
+    def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        if self._left and not self._at_own_work():
+            self._left -= 1
+            # Two operators with the same one are parts of one call that torch made of them.
+            call = call_site((__name__, QuietMode.__module__)).key
+            if _widens(out, args):
+                self._widened = call
+            self._look(call, func.overloadpacket.__name__, args, kwargs, out)
+
+    def _look(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
+        if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
+            # An operator that widens its own inputs, as attention without a fused kernel does, knows why.
+            self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
+        if op in BANNED and _inside_autocast():
+            self._say("banned op", op, 0.0, dtype=None, limit=None)
+            return
+        if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or op.startswith("_foreach"):
+            return
+        info = torch.finfo(out.dtype)
+        lost = float(info.tiny) * float(info.eps) / 2  # half of the smallest subnormal, which rounds to even: to 0
+        for value in (*args[1:], *(kwargs or {}).values()):
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
+                value = value.item()
+            if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+                continue
+            # What multiplies may be large, as long as the product is not; only masks multiply by such negative numbers.
+            if value < -float(info.max) or (value > float(info.max) and op.rstrip("_") not in FACTORS):
+                self._say("constant overflow", op, value, out.dtype, float(info.max))
+            elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
+                self._say("eps lost", op, value, out.dtype, lost)
+
+    def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
+        factor = args[PRODUCTS[op]]
+        terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
+        self._all += out.numel() * terms
+        if out.dtype in NARROW:
+            self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + out.numel() * terms
+        if wide:
+            name = _module_at_work(self._model, sys._getframe(1))
+            self._wide[name] = self._wide.get(name, 0.0) + out.numel() * terms
+
+    def tell(self) -> None:
+        """Write what was added up: the modules with most FP32 products, as shares of all."""
+        for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
+            self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
+        seen = dict(self._writer.head.config) | {"products_seen": self._all}
+        if self._narrow and not seen.get("autocast_dtype"):  # the region is inside of forward, not around it
+            seen = with_autocast(seen, dtype_name(max(self._narrow, key=self._narrow.__getitem__)))
+        self._writer.update_head(config=seen)
+
+    def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
+        name = _module_at_work(self._model, sys._getframe(1))
+        if self._written < MAX_EVENTS and (kind, name, value) not in self._said:
+            self._said.add((kind, name, value))
+            self._written += 1
+            word = dtype_name(dtype) if dtype is not None else None
+            more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
+            self._writer.event(kind, name, step=self._step, op=op, **more)
+
+
+def _widens(out: Any, args: Any) -> bool:
+    return (
+        isinstance(out, torch.Tensor)
+        and out.dtype == torch.float32
+        and bool(args)
+        and isinstance(args[0], torch.Tensor)
+        and args[0].dtype in NARROW
+    )
+
+
+def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
+    """The name of the innermost of the model's modules among the callers; `loss` where none is."""
+    names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
+    while frame is not None:
+        owner = local_variables(frame).get("self")
+        if isinstance(owner, torch.nn.Module) and id(owner) in names:
+            return names[id(owner)]
+        frame = frame.f_back
+    return "loss"
+
+
+def _inside_autocast() -> bool:
+    """Whether an autocast region is open. In an operator that autocast handles it calls itself off; depth tells."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return depth > 0
+
+
+class FailedIn(Observer):
+    """Names the module that was at work when an exception ended the run, from the exception's own frames."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._step: int | None = None
+        self._before = getattr(sys, "last_value", None)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+
+    def close(self) -> None:
+        error = sys.exc_info()[1]
+        if error is None:  # nobody caught it and Python is ending: it keeps what it printed
+            error = getattr(sys, "last_value", None)
+            if error is self._before:
+                return
+        names = {id(m): n for n, m in named_modules(self._model)}
+        module: str | None = None
+        function = ""
+        trace = error.__traceback__ if error is not None else None
+        while trace is not None:
+            frame = trace.tb_frame
+            owner = local_variables(frame).get("self")
+            if isinstance(owner, torch.nn.Module) and id(owner) in names:
+                module = names[id(owner)]
+            function = frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name
+            trace = trace.tb_next
+        if error is not None:
+            self._writer.event("failed in", module or "", type(error).__name__, self._step, op=function)

@@ -1,0 +1,144 @@
+"""Gradients that no step ever clears: each backward adds to those of all steps before.
+
+    KeptGradients(writer, model, optimizers)
+
+An optimizer's gradients are looked at twice around each backward, by their place in memory and autograd's count of what
+was written there: whatever cleared them, and however, they are not as the step left them when the next backward comes.
+Accumulation, closures, several optimizers that step in turn, all clear them before they step again. So one that was
+seen to be cleared once is looked at no more, which is in the second step of nearly every loop.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model.parameters import in_backward, named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.torch_internals import patched_functions
+from amp_core.record.torch_internals.captures import capturing
+from amp_core.record.torch_internals.compiling import untraced
+from amp_core.record.torch_internals.optimizer_steps import after_step
+from amp_core.store.writer import RunWriter
+
+ENOUGH = 5
+"""Steps in a row from the first whose gradients were kept and added to, from which on it is said."""
+
+
+class _Kept:
+    """What is known of one optimizer's gradients."""
+
+    def __init__(self) -> None:
+        self.chosen: list[torch.nn.Parameter] = []
+        """The first, the middle and the last that had a gradient at the first step."""
+        self.marks: list[tuple[int, int]] = []
+        """Of their gradients, as they were looked at last."""
+        self.added = False
+        """Whether a backward has added to them since the last step."""
+        self.steps = 0
+        self.transfer: HostTransfer | None = None
+        """Whether they hold anything, where they look as if they were kept: `p.grad.data.zero_()` is not counted."""
+
+
+class StaleGradients(Observer):
+    """Looks on until every optimizer's gradients were cleared once."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
+        self._step = 0
+        self._kept: dict[int, _Kept] = {}
+        self._handles: dict[int, Any] = {}
+        for index, optimizer in enumerate(optimizers):
+            self.optimizer_found(index, optimizer)
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        if index in self._kept:
+            self._forget(index)
+        if not self._kept:
+            patched_functions.backward.listen(self._before)
+            patched_functions.backward.listen_after(self._after)
+        self._kept[index] = _Kept()
+        stepped = untraced(functools.partial(self._stepped, index))
+        self._handles[index] = after_step(stepped, optimizer)
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        for index, kept in list(self._kept.items()):
+            if kept.transfer is not None and kept.transfer.ready():
+                self._tell(index, kept, kept.transfer)
+
+    def close(self) -> None:
+        for index in list(self._kept):
+            self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        """Nothing more is to be learned of this optimizer; after the last nothing is listened to."""
+        del self._kept[index]
+        self._handles.pop(index).remove()
+        if not self._kept:
+            patched_functions.backward.unlisten(self._before)
+            patched_functions.backward.unlisten(self._after)
+
+    def _stepped(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        kept = self._kept.get(index)
+        if kept is None or capturing():
+            return
+        if not kept.chosen:
+            held = [(p, _held(p)) for group in optimizer.param_groups for p in group["params"]]
+            given = [p for p, grad in held if grad is not None and grad.numel()]  # a process may hold no part of one
+            kept.chosen = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
+        kept.steps += kept.added
+        kept.added = False
+        kept.marks = _marks(kept.chosen) or []
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.at_own_work() or in_backward() or capturing():
+            return
+        for index, kept in list(self._kept.items()):
+            if not kept.chosen:
+                continue
+            if _marks(kept.chosen) != kept.marks:
+                self._forget(index)
+            elif kept.steps >= ENOUGH and kept.transfer is None:
+                kept.transfer = HostTransfer()
+                grads = [grad for grad in map(_held, kept.chosen) if grad is not None]
+                kept.transfer.put("any", torch.stack([(grad != 0).any() for grad in grads]))
+                kept.transfer.send()
+
+    def _after(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if self.at_own_work() or in_backward() or capturing():
+            return
+        for index, kept in list(self._kept.items()):
+            if not kept.chosen:
+                continue
+            marks = _marks(kept.chosen)
+            if marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
+                self._forget(index)  # backward has put others in their place
+            else:
+                kept.added = kept.added or marks != kept.marks
+                kept.marks = marks
+
+    def _tell(self, index: int, kept: _Kept, transfer: HostTransfer) -> None:
+        if transfer.values("any").all():
+            name = self._names.get(id(kept.chosen[0]), "")
+            self._writer.event("kept gradients", name, step=self._step, count=kept.steps, optimizer=index)
+        self._forget(index)
+
+
+def _held(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The gradient whose memory backward adds to: of a sharded one this process's part. None for a sparse one."""
+    grad = parameter.grad
+    if grad is not None and hasattr(grad, "to_local"):
+        with torch.no_grad():  # then it is the very tensor that FSDP2 adds to
+            grad = grad.to_local()
+    return grad if type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_meta else None
+
+
+def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
+    """Where each one's gradient lies, and how often it was written to; None where one has none."""
+    grads = [_held(p) for p in parameters]
+    found = [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
+    return found if len(found) == len(grads) else None

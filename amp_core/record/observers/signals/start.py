@@ -1,0 +1,228 @@
+"""Facts of the start that decide what can go wrong later: dtypes, eps values, where the weights come from, resuming.
+
+They go into the head of the run: `model` gains `dtypes` (parameters that train and are not FP32), `frozen_dtypes`,
+`buffer_dtypes`, `eps` (of modules), `bfloat16_exact_frac` (share of nonzero FP32 weights that BF16 holds exactly) and
+`weight_absmax`; `config` gains `optimizer_settings` and `resumed`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from amp_core.record.environment import model_summary
+from amp_core.record.model import own
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import (
+    has_values,
+    local_values,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    unwrapped,
+)
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.layout import dtype_name
+from amp_core.store.writer import RunWriter
+
+EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+"""What modules call the constant that keeps them from dividing by zero."""
+LOOKED_AT = 4096
+"""Weights of a tensor that are looked at to learn where they come from."""
+MAX_TENSORS = 32
+MAX_NAMED = 10_000
+
+
+class StartFacts(Observer):
+    """Looks once: before the first forward, or, where lazy modules get their parameters in it, after it."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: Any,
+    ) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._optimizers = list(optimizers)
+        self._scaler = scaler
+        self._transfer: HostTransfer | None = None
+        self._names: list[str] = []
+        self._step = 0
+        self._done = False
+
+    def step_began(self, step: int) -> None:
+        self.awake = not self._done or self._transfer is not None
+        self._step = step
+        if not self._done and not self._has_lazy():
+            self._look()
+
+    def forward_ended(self, output: Any) -> None:
+        """Lazy modules have their parameters now."""
+        if not self._done and not self._has_lazy():
+            self._look()
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if not self._done and what in ("unscale_", "scaler.step", "optimizer.step"):  # some were never called
+            self._look()
+
+    def _has_lazy(self) -> bool:
+        return any(is_lazy(p) for p in own.parameters(self._model))
+
+    def _look(self) -> None:
+        self._done = True
+        if "lazy" in self._writer.head.model:
+            known = {k: v for k, v in self._writer.head.model.items() if k != "lazy"}
+            self._writer.update_head(model=known | model_summary(self._model))
+        head = self._writer.head
+        config = {
+            "optimizer_settings": [_settings(o, self._model) for o in self._optimizers],
+            "resumed": _resumed(self._optimizers, self._scaler),
+        }
+        self._writer.update_head(model=dict(head.model) | _model_facts(self._model), config=dict(head.config) | config)
+        if self._writer.earlier is not None:
+            self._tell_resumed(self._step)
+        self._send()
+
+    def scaler_found(self, scaler: Any) -> None:
+        self._scaler = scaler
+        if self._done:
+            config = dict(self._writer.head.config)
+            before = config["resumed"]["optimizer"]  # by now it may have made steps of its own
+            self._writer.update_head(config=config | {"resumed": _resumed((), scaler) | {"optimizer": before}})
+
+    def _tell_resumed(self, step: int) -> None:
+        brought = max((steps_made(o) for o in self._optimizers), default=0)
+        if not any(_has_stepped(o) for o in self._optimizers):
+            detail = "the optimizer brings nothing of earlier steps: was a checkpoint loaded before the first step?"
+        elif not brought:
+            detail = f"the run holds {step} steps, the optimizer does not count its own"
+        else:
+            detail = f"the run holds {step} steps, the optimizer has made {brought}"
+        self._writer.event("resumed", detail=detail, step=step, value=float(brought) if brought else None)
+
+    def step_ended(self, step: int) -> None:
+        if self._transfer is not None and self._transfer.ready():
+            self._write()
+
+    def close(self) -> None:
+        if self._transfer is not None and self._transfer.ready(wait=True):
+            self._write()
+
+    def _send(self) -> None:
+        floating = ((n, p) for n, p in named_parameters(self._model) if p.is_floating_point() and has_values(p))
+        weights = [(n, local_values(p)) for n, p in floating]
+        weights = [(n, w) for n, w in weights if w.numel() and w.element_size() > 1]  # FP8 has no arithmetic
+        if not weights:
+            return
+        self._names = [n for n, _ in weights]
+        self._transfer = HostTransfer()
+        sizes = [torch.linalg.vector_norm(w, float("inf")).double() for _, w in weights]
+        self._transfer.put("absmax", torch.stack([size.to(sizes[0].device) for size in sizes]))
+        wide = [w for _, w in weights if w.dtype == torch.float32 and w.dim() > 1][:MAX_TENSORS]
+        if wide:
+            self._transfer.put("exact", torch.stack([_exact(w).to(wide[0].device) for w in wide]).sum(0))
+        self._transfer.send()
+
+    def _write(self) -> None:
+        assert self._transfer is not None
+        sizes = self._transfer.values("absmax")
+        largest = int(sizes.argmax())
+        facts: dict[str, Any] = {"weight_absmax": {"name": self._names[largest], "value": float(sizes[largest])}}
+        if self._transfer.has("exact"):
+            exact, nonzero = self._transfer.values("exact")
+            facts["bfloat16_exact_frac"] = float(exact / nonzero) if nonzero else None
+        self._transfer = None
+        self._writer.update_head(model=dict(self._writer.head.model) | facts)
+
+
+def _exact(weight: torch.Tensor) -> torch.Tensor:
+    """How many of the first nonzero values BF16 holds exactly (their last 16 bits are 0), and how many there are.
+
+    Powers of two are left out: constants such as ones say nothing of where a weight comes from.
+    """
+    bits = weight.reshape(-1)[:LOOKED_AT].contiguous().view(torch.int32)
+    telling = (bits & 0x007FFFFF) != 0
+    return torch.stack([(telling & ((bits & 0xFFFF) == 0)).sum(), telling.sum()])
+
+
+def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
+    train: dict[str, str] = {}
+    frozen: dict[str, str] = {}
+    for name, parameter in named_parameters(model):
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            (train if parameter.requires_grad else frozen)[name] = dtype_name(parameter.dtype)
+    buffers = {n: dtype_name(b.dtype) for n, b in named_buffers(model) if b.dtype in NARROW}
+    eps = {}
+    for name, module in named_modules(model):
+        value = next((v for n in EPS_NAMES if isinstance(v := vars(module).get(n), float)), None)
+        if value is not None:
+            eps[name] = value
+    return {
+        "dtypes": _few(train),
+        "frozen_dtypes": _few(frozen),
+        "buffer_dtypes": _few(buffers),
+        "eps": _few(eps),
+    }
+
+
+def _few(found: dict[str, Any]) -> dict[str, Any]:
+    return dict(list(found.items())[:MAX_NAMED])
+
+
+def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
+    names = {id(p): n for n, p in named_parameters(model)}
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    states = {
+        dtype_name(value.dtype)
+        for state in optimizer.state.values()
+        for value in (state.values() if isinstance(state, dict) else ())
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+    }
+    return {
+        "class": type(optimizer).__name__,
+        "module": type(optimizer).__module__.partition(".")[0],
+        "eps": next((g["eps"] for g in optimizer.param_groups if isinstance(g.get("eps"), float)), None),
+        "fused": bool(optimizer.param_groups[0].get("fused")),
+        "parameters": len(given),
+        "outside_model": sum(id(p) not in names for p in given),
+        "dtypes": sorted({dtype_name(p.dtype) for p in given}),
+        "first": {dtype_name(p.dtype): names.get(id(p), "") for p in reversed(given)},
+        "state_dtypes": sorted(states),
+    }
+
+
+def _resumed(optimizers: Iterable[torch.optim.Optimizer], scaler: Any) -> dict[str, Any]:
+    """Whether the optimizer brings the state of earlier steps, and whether the scaler does.
+
+    A scaler that was never used and never loaded has made no clean step; `load_state_dict` brings their number.
+    """
+    optimizer = any(_has_stepped(o) for o in optimizers)
+    if not scaling.is_active(scaler):
+        return {"optimizer": optimizer, "scaler": None}
+    used = scaler._scale is not None  # at work before the watching began
+    loaded = bool(getattr(scaler, "_init_growth_tracker", 0))
+    return {"optimizer": optimizer, "scaler": used or loaded, "first_scale": None if used else scaler._init_scale}
+
+
+def steps_made(optimizer: torch.optim.Optimizer) -> int:
+    """The steps that an optimizer counts in its state; 0 where it keeps no count, as plain SGD does not."""
+    counts = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
+    return max((int(float(count)) for count in counts if count is not None), default=0)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    for state in optimizer.state.values():
+        if not isinstance(state, dict):
+            continue
+        step = state.get("step")
+        if step is not None:
+            return float(step) > 0
+        momentum = state.get("momentum_buffer")
+        if isinstance(momentum, torch.Tensor):
+            return bool(momentum.any())  # zeros are how one begins
+    return False

@@ -1,0 +1,211 @@
+"""What training leaves behind: running statistics, weights that did not move, parameters without a gradient.
+
+Nothing here waits for the device: what must be counted there is sent off and read when it has arrived.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import has_values, named_buffers, named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.layout import dtype_name
+from amp_core.record.torch_internals.module_calls import before_call
+from amp_core.store.writer import RunWriter
+
+EVERY = 10
+FIRST_STEPS = 3
+MAX_TENSORS = 8
+LOOKED_AT = 2**16
+"""Elements of a weight that are compared before and after a step."""
+MAX_NAMED = 8
+MAX_EVENTS = 2000
+
+
+class RunningStatistics(Observer):
+    """Whether the statistics of normalisation layers are still finite; on a CPU each step, else every `EVERY`th."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
+        self._writer = writer
+        named = ((n, b) for n, b in named_buffers(unwrapped(model)) if n.rpartition(".")[2].startswith("running_"))
+        self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
+        self._sent: list[tuple[int, list[str], HostTransfer]] = []
+        self._said = False
+        self.awake = len(self._buffers) > 0
+
+    def step_ended(self, step: int) -> None:
+        if self._said:
+            return
+        if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
+            self._send(step)
+        self._read(wait=len(self._sent) > EVERY)
+
+    def close(self) -> None:
+        if self._buffers and not self._said:
+            self._read(wait=True)
+
+    def _send(self, step: int) -> None:
+        transfer = HostTransfer()
+        # The largest magnitudes: a sum of squares of 16-bit statistics would not fit where each of them does.
+        present = [(n, b) for n, b in self._buffers if has_values(b) and b.numel()]
+        if not present:
+            return
+        norms = torch._foreach_norm([b for _, b in present], torch.inf)
+        transfer.put("norms", torch.stack([n.double().to(norms[0].device) for n in norms]))
+        transfer.send()
+        self._sent.append((step, [n for n, _ in present], transfer))
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and not self._said and self._sent[0][2].ready(wait):
+            step, names, transfer = self._sent.pop(0)
+            norms = transfer.values("norms")
+            bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
+            if bad:
+                self._said = True
+                self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")
+
+
+class Movement(Observer):
+    """Whether 16-bit weights move when they are updated, and which 16-bit buffers are added to."""
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._writer = writer
+        self._optimizers = optimizers
+        self._names = {id(p): n for n, p in named_parameters(unwrapped(model))}
+        self._buffers = [(n, b) for n, b in named_buffers(unwrapped(model)) if b.dtype in NARROW]
+        self._versions = [b._version for _, b in self._buffers]
+        self._before: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._sent: list[tuple[int, list[str], str, HostTransfer]] = []
+        self._step = 0
+        self._due = True
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._due = step % EVERY == 0 or step < FIRST_STEPS
+        self.awake = self._due or len(self._sent) > 0
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if what == "optimizer.step" and optimizer is not None and self._due:
+            given = (p for group in self._optimizers[optimizer].param_groups for p in group["params"])
+            held = (p for p in given if p.grad is not None and has_values(p.grad))
+            narrow = [p for p in held if p.dtype in NARROW and p.grad.layout is torch.strided]
+            largest = sorted(narrow, key=lambda p: -p.numel())[:MAX_TENSORS]
+            self._before += [(self._names.get(id(p), ""), p, _part(p).clone(), _part(p.grad) != 0) for p in largest]
+
+    def step_ended(self, step: int) -> None:
+        if self._before:
+            transfer = HostTransfer()
+            counts = [torch.stack([((_part(p) == b) & g).sum(), g.sum()]) for _, p, b, g in self._before]
+            transfer.put("counts", torch.stack([c.to(counts[0].device) for c in counts]))
+            transfer.send()
+            names = [n for n, *_ in self._before]
+            self._sent.append((step, names, dtype_name(self._before[0][2].dtype), transfer))
+            self._before = []
+        self._read(wait=len(self._sent) > EVERY)
+        if self._buffers and step == FIRST_STEPS - 1:
+            self._tell_of_buffers(step)
+
+    def close(self) -> None:
+        self._read(wait=True)
+
+    def _read(self, wait: bool) -> None:
+        while self._sent and self._sent[0][3].ready(wait):
+            step, names, dtype, transfer = self._sent.pop(0)
+            counts = transfer.values("counts").reshape(-1, 2)
+            shares = [float(same / moved) if moved else 0.0 for same, moved in counts]
+            # Most is lost where most elements stay, of the weights that mostly stay.
+            worst = max(range(len(names)), key=lambda i: (shares[i] >= 0.5, counts[i][0]))
+            more: dict[str, Any] = {"value": shares[worst], "count": int(counts[worst][1]), "dtype": dtype}
+            self._writer.event("unmoved weights", names[worst], step=step, phase="optimizer", **more)
+
+    def _tell_of_buffers(self, step: int) -> None:
+        for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
+            if buffer._version != version:
+                self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
+
+
+class Branches(Observer):
+    """Which parameters have gradients, step by step, and whether some are missing that should not be."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: torch.device,
+    ) -> None:
+        self._writer = writer
+        self._kind = device.type
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._list_parameters()
+        self._known: dict[bytes, int] = {}
+        self._last: bytes | None = None
+        self._looked = False
+        self._without_grad = False
+        self._step = 0
+        self._written = 0
+        self._handle: Any = before_call(model, self._on_forward)
+
+    def _list_parameters(self) -> None:
+        names = {id(p): n for n, p in named_parameters(self._model)}
+        held = (p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad)
+        self._parameters = [p for p in held if is_lazy(p) or p.numel()]
+        self._names = [names.get(id(p), f"parameter {i}") for i, p in enumerate(self._parameters)]
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._list_parameters()
+        self._known, self._last = {}, None
+
+    def step_began(self, step: int) -> None:
+        self._step = step
+        self._looked = False
+
+    def called(self, what: str, optimizer: int | None) -> None:
+        if self._looked or what not in ("unscale_", "scaler.step", "optimizer.step"):
+            return
+        self._looked = True
+        present = bytes(p.grad is not None for p in self._parameters)
+        if present != self._last:
+            self._change(present)
+        if (self._step < FIRST_STEPS or self._without_grad) and not all(present):
+            missing = [n for n, there in zip(self._names, present, strict=True) if not there]
+            detail = "no_grad" if self._without_grad else ""
+            more: dict[str, Any] = {"count": len(missing), "limit": float(len(present))}
+            self._writer.event("missing gradients", missing[0], detail, self._step, **more)
+        self._without_grad = False
+
+    def close(self) -> None:
+        self._handle.remove()
+
+    def _change(self, present: bytes) -> None:
+        number = self._known.setdefault(present, len(self._known))
+        before, self._last = self._last, present
+        if before is None or self._written >= MAX_EVENTS:
+            return
+        self._written += 1
+        gained = [n for n, a, b in zip(self._names, present, before, strict=True) if a and not b]
+        self._writer.event(
+            "branch",
+            f"branch {number}",
+            ", ".join(gained[:MAX_NAMED]),
+            self._step,
+            count=sum(present),
+            phase="backward",
+        )
+
+    def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not torch.is_grad_enabled() and torch.is_autocast_enabled(self._kind) and not self.at_own_work():
+            self._without_grad = module.training
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """The first elements, as this process holds them."""
+    local = tensor.detach()
+    if hasattr(local, "to_local"):
+        local = local.to_local()
+    return local.reshape(-1)[:LOOKED_AT]

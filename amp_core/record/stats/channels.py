@@ -1,0 +1,85 @@
+"""The largest output gradient of each channel of a layer, and what that says of the layer's weight gradient.
+
+    >>> largest = channel_largest(output_grad, channel=2)     # of a linear layer on (batch, time, channel)
+    >>> cap_for(layer.weight.grad, largest, row=0)
+    Cap(largest=tensor([...]), inner=512)
+
+A weight gradient is a sum of products of one channel's output gradients with inputs. So where all of a channel's output
+gradients are flushed to zero, its whole row of the weight gradient is, however large that would have been: as happens
+to words a language model has not seen, and to queries and keys in attention. `Cap` is what `measure_together` takes to
+say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amp_core.record.model import own
+from amp_core.record.stats.layout import Cap
+
+
+def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
+    """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
+    if isinstance(module, torch.nn.Linear):
+        return -1, 0
+    for spatial, kind in enumerate((torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), start=1):
+        if isinstance(module, kind):
+            return -1 - spatial, 0
+    if type(module).__name__ == "Conv1D" and own.parameter(module, "weight") is not None:  # GPT-2's, in transformers
+        return -1, 1
+    return None
+
+
+def channel_largest(grad: torch.Tensor, channel: int) -> torch.Tensor:
+    """The largest magnitude along dimension `channel`: one value per channel, on the same device, NaN where one is.
+
+    Nothing as large as `grad` is made for it where a kernel is at hand.
+    """
+    grad = grad.detach()
+    kernel = _kernel(grad.device.type)
+    if kernel is None or grad.dtype.itemsize > 4:
+        return grad.abs().amax([d for d in range(grad.dim()) if d != channel])
+    return kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel())
+
+
+def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int) -> Cap | None:
+    """The cap for a weight gradient whose dimension `row` is the channel; None where it does not fit.
+
+    It does not fit a gradient that is kept on another device, in FP8, or of which this process holds a shard.
+    """
+    if (
+        grad.dtype.itemsize < 2
+        or grad.device != largest.device
+        or not row < grad.dim()
+        or grad.shape[row] != len(largest)
+    ):
+        return None
+    inner = grad.shape[row + 1 :].numel()
+    # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
+    return Cap(largest if largest.dtype is grad.dtype else largest.to(grad.dtype), inner) if inner else None
+
+
+_kernels: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor] | None] = {}
+
+
+def _kernel(device: str) -> Callable[[torch.Tensor, int, int], torch.Tensor] | None:
+    """The kernel for tensors of that kind of device; None where the plain way is all there is."""
+    if device not in _kernels:
+        _kernels[device] = _import_kernel(device)
+    return _kernels[device]
+
+
+def _import_kernel(device: str) -> Any:
+    try:
+        if device == "cpu":
+            from amp_core.record.stats.numba.channels import channels_cpu
+
+            return channels_cpu
+        if device == "cuda":
+            from amp_core.record.stats.triton.channels import channels_cuda
+
+            return channels_cuda
+    except ImportError:  # numba or triton is not there
+        pass
+    return None

@@ -1,0 +1,169 @@
+"""What is measured on a tensor, and how it is packed: the layout that all three implementations share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from amp_core.formats import FORMAT_OF_DTYPE
+
+
+class Cap(NamedTuple):
+    """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
+
+    A NaN in `largest` caps nothing, and neither does anything cap a NaN.
+    """
+
+    largest: torch.Tensor
+    inner: int
+
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`largest` repeated to the number of values of `tensor`, flat."""
+        if not tensor.numel():
+            return self.largest[:0]
+        times = tensor.numel() // (len(self.largest) * self.inner)
+        return self.largest.repeat_interleave(self.inner).repeat(times)
+
+
+LEADING = 7
+"""Packed values before the exponent counts: zero, inf, nan, absmax, absmin, abs_sum, sq_sum."""
+
+
+INFINITIES, NANS, SQUARES = 1, 2, 6
+"""Where three of them stand."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on one tensor; the columns of `tensors` of the same names."""
+
+    numel: int
+    zero: int
+    subnormal: int
+    normal: int
+    inf: int
+    nan: int
+    absmax: float
+    absmin: float
+    abs_sum: float
+    sq_sum: float
+    rms: float
+    """Root of the mean square of the finite values; 0 where there are none."""
+    exp_min: int
+    exp_counts: npt.NDArray[np.int64]
+
+
+@cache
+def _is_known(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype_name(dtype) in FORMAT_OF_DTYPE
+
+
+def measurable(tensor: torch.Tensor) -> bool:
+    """Whether `measure` takes the tensor: real, floating point, of a format it knows, and with values (not meta)."""
+    return _is_known(tensor.dtype) and not tensor.is_meta
+
+
+def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
+    """Read what `measure` packed of a tensor of `dtype` (a name such as `float16`), once it is on the host."""
+    columns, counts = unpack_together(packed, [dtype])
+    numbers = {name: values[0].item() for name, values in columns.items()}
+    return Measured(**numbers, exp_counts=counts[0])
+
+
+def unpack_together(
+    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
+) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+    """Read packed vectors that stand one after another; `dtypes` names each one's dtype.
+
+    Returns the columns of `Measured` but the last, with a value per vector, and the last: `exp_counts` of each.
+    """
+    if len(set(dtypes)) > 1:
+        return _unpack_mixed(packed, dtypes)
+    form = FORMAT_OF_DTYPE[dtypes[0]]
+    rows = packed.reshape(len(dtypes), LEADING + form.powers_of_two)
+    zero, inf, nan = rows[:, :3].T.astype(np.int64)
+    absmax, absmin, abs_sum, sq_sum = rows[:, 3:LEADING].T
+    # Of the 277 exponents of FP32 a step has some thirty: only columns from the lowest to the highest are gone through.
+    found = np.flatnonzero(rows[:, LEADING:].max(axis=0))
+    low, high = (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 1)
+    counts = rows[:, LEADING + low : LEADING + high].astype(np.int64)
+    normal_from = form.min_normal_exponent - form.min_subnormal_exponent - low
+    subnormal = counts[:, : max(0, normal_from)].sum(axis=1)
+    nonzero = counts.sum(axis=1)
+    used = counts != 0
+    any_used = used.any(axis=1)
+    first = used.argmax(axis=1)
+    stop = np.where(any_used, high - low - used[:, ::-1].argmax(axis=1), 0)
+    finite = zero + nonzero
+    columns: dict[str, npt.NDArray[Any]] = {
+        "numel": finite + inf + nan,
+        "zero": zero,
+        "subnormal": subnormal,
+        "normal": nonzero - subnormal,
+        "inf": inf,
+        "nan": nan,
+        "absmax": absmax,
+        "absmin": absmin,
+        "abs_sum": abs_sum,
+        "sq_sum": sq_sum,
+        "rms": np.sqrt(sq_sum / np.maximum(finite, 1)),
+        "exp_min": np.where(any_used, form.min_subnormal_exponent + low + first, 0),
+    }
+    return columns, [row[a:b] for row, a, b in zip(counts, first.tolist(), stop.tolist(), strict=True)]
+
+
+def _unpack_mixed(
+    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
+) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+    """`unpack_together`, dtype by dtype."""
+    ends = np.cumsum([packed_length(dtype) for dtype in dtypes])
+    vectors = np.split(packed, ends[:-1])
+    columns: dict[str, npt.NDArray[Any]] = {}
+    counts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(dtypes)
+    for dtype in set(dtypes):
+        mine = [i for i, d in enumerate(dtypes) if d == dtype]
+        part, part_counts = unpack_together(np.concatenate([vectors[i] for i in mine]), [dtype] * len(mine))
+        for name, values in part.items():
+            columns.setdefault(name, np.zeros(len(dtypes), values.dtype))[mine] = values
+        for i, one in zip(mine, part_counts, strict=True):
+            counts[i] = one
+    return columns, counts
+
+
+def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two packed vectors of the same dtype as if their tensors had been one."""
+    both = one + other
+    both[3] = max(one[3], other[3])
+    both[4] = min(one[4] or np.inf, other[4] or np.inf) if one[4] or other[4] else 0.0
+    return both
+
+
+@cache
+def packed_size(dtype: torch.dtype) -> int:
+    """Length of the packed vector of a tensor of `dtype`."""
+    return packed_length(dtype_name(dtype))
+
+
+@cache
+def packed_length(dtype: str) -> int:
+    """The same by the dtype's name, such as `float16`."""
+    return LEADING + FORMAT_OF_DTYPE[dtype].powers_of_two
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The values without gaps, in whatever order; a copy only where they do not lie so."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor
+    by_stride = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return by_stride.contiguous()  # a transposed or channels-last tensor is contiguous that way

@@ -1,0 +1,1 @@
+"""The statistics on CUDA: Triton kernels, compiled at their first use."""

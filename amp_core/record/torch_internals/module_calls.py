@@ -1,0 +1,207 @@
+"""Listening to the calls of a module without leaving anything in the module.
+
+    handles = [before_call(module, began), after_call(module, ended)]    # began(module, args, kwargs)
+    handles[0].remove()                                                  # ended(module, args, kwargs, output)
+
+torch keeps hooks in the module itself: they are copied and pickled with it, `torch.jit.script` compiles them, and a
+`TransformerEncoderLayer` that has any computes another way in evaluation. So none is registered. `Module.__call__`
+looks up `_compiled_call_impl`, a class attribute that is None except in modules compiled by `module.compile()`. While
+anybody listens, a descriptor stands there: it answers None for every module that nobody listens to.
+
+Listeners hear ordinary calls only: none within what `torch.compile`, `torch.export`, `torch.jit.trace` or `torch.fx`
+trace. A listener that raises is dropped with a warning.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch.compiler import is_compiling
+from torch.fx import _symbolic_trace
+
+from amp_core.record.model.own import without_torch_function
+from amp_core.record.torch_internals.compiling import not_by_itself
+from amp_core.record.torch_internals.patches import Patches
+
+Before = Callable[[torch.nn.Module, Any, Any], None]
+After = Callable[[torch.nn.Module, Any, Any, Any], None]
+
+_listened: dict[int, "_Listened"] = {}
+_patches = Patches()
+
+
+class Handle:
+    """Stops the listening. Twice is harmless."""
+
+    def __init__(self, listened: "_Listened", listener: Any, always: bool | None) -> None:
+        self._listened: _Listened | None = listened
+        self._listener = listener
+        self._always = always  # None for what is told before the call
+
+    def remove(self) -> None:
+        """No longer call the listener."""
+        listened, self._listened = self._listened, None
+        if listened is not None:
+            listened.drop(self._listener, self._always)
+
+
+def before_call(module: torch.nn.Module, listener: Before, *, first: bool = False) -> Handle:
+    """Call `listener(module, args, kwargs)` before each call of `module`; with `first`, before the other listeners."""
+    listened = _of(module)
+    listened.before = (listener, *listened.before) if first else (*listened.before, listener)
+    return Handle(listened, listener, None)
+
+
+def after_call(module: torch.nn.Module, listener: After, *, always: bool = False) -> Handle:
+    """Call `listener(module, args, kwargs, output)` after each call of `module`.
+
+    With `always`, also after a call that raised; `output` is None then.
+    """
+    listened = _of(module)
+    listened.after = (*listened.after, (listener, always))
+    return Handle(listened, listener, always)
+
+
+class Switch:
+    """A listener to the calls of one module, to be turned on and off every few steps.
+
+    It makes no objects after its first time, unless others listen to the module too: those of a thousand modules in
+    ten steps would be enough for Python's garbage collector to look through all objects of the process.
+    """
+
+    __slots__ = ("_alone", "_entry", "_listened", "_module", "_own")
+
+    def __init__(self, module: torch.nn.Module, listener: After) -> None:
+        self._module = module
+        self._entry = (listener, False)
+        self._alone = (self._entry,)
+        self._own: _Listened | None = None
+        self._listened: _Listened | None = None
+
+    def on(self) -> None:
+        """Call the listener after each call of the module, behind the other listeners. Twice is harmless."""
+        if self._listened is not None:
+            return
+        found = _listened.get(id(self._module))
+        if found is None:
+            found = self._own = _of(self._module, self._own)
+        found.after = (*found.after, self._entry) if found.after else self._alone
+        self._listened = found
+
+    def off(self) -> None:
+        """Stop calling it. Twice is harmless."""
+        listened, self._listened = self._listened, None
+        if listened is not None:
+            listened.drop(self._entry[0], self._entry[1])
+
+
+def listeners(module: torch.nn.Module) -> list[Any]:
+    """Who listens to `module` now."""
+    found = _listened.get(id(module))
+    return [*found.before, *(listener for listener, _ in found.after)] if found is not None else []
+
+
+class _Listened:
+    """What a module that is listened to is called through."""
+
+    __slots__ = ("after", "before", "module")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module  # held, so that no other module gets its id
+        self.before: tuple[Before, ...] = ()
+        self.after: tuple[tuple[After, bool], ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        if not _is_ordinary():
+            return module._call_impl(*args, **kwargs)
+        if self.before:
+            with without_torch_function():
+                for before in self.before:
+                    try:
+                        before(module, args, kwargs)
+                    except Exception as error:
+                        self._fail(before, None, error)
+        try:
+            output = module._call_impl(*args, **kwargs)
+        except Exception:
+            self._tell(module, args, kwargs, None, raised=True)
+            raise
+        self._tell(module, args, kwargs, output, raised=False)
+        return output
+
+    def _tell(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+        with without_torch_function():
+            for after, always in self.after:
+                if always or not raised:
+                    try:
+                        after(module, args, kwargs, output)
+                    except Exception as error:
+                        self._fail(after, always, error)
+
+    def _fail(self, listener: Any, always: bool | None, error: Exception) -> None:
+        self.drop(listener, always)
+        said = f"AMPscope no longer listens to {type(self.module).__name__}: {error!r}"
+        warnings.warn(said, RuntimeWarning, stacklevel=4)
+
+    def drop(self, listener: Any, always: bool | None) -> None:
+        """Remove one listener; with the last one of all modules, the descriptor goes too."""
+        if always is None:
+            self.before = _without(self.before, listener)
+        elif len(self.after) == 1 and self.after[0][0] == listener and self.after[0][1] == always:
+            self.after = ()
+        else:
+            self.after = _without(self.after, (listener, always))
+        if not self.before and not self.after and _listened.get(id(self.module)) is self:
+            del _listened[id(self.module)]
+            if not _listened:
+                _patches.restore()
+
+
+class _Seam:
+    """In the place of `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
+
+    def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
+        if is_compiling():
+            return None
+        return _listened.get(id(module))
+
+
+_SEAM = _Seam()  # always the same one, so that a graph with a guard on it is found again
+
+
+def _of(module: torch.nn.Module, unused: _Listened | None = None) -> _Listened:
+    """That of the module; where there is none, `unused`, which was the module's before, or a new one."""
+    found = _listened.get(id(module))
+    if found is None:
+        found = _listened[id(module)] = unused or _Listened(module)
+        if len(_patches) == 0:
+            _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
+    return found
+
+
+def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+    if one not in among:
+        return among
+    place = among.index(one)
+    return among[:place] + among[place + 1 :]
+
+
+def _is_ordinary() -> bool:
+    """Whether modules are called just now to compute, and not to be traced."""
+    if torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
+        return False
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return True
+    compiler = eval_frame.set_eval_frame(None)
+    if compiler is None:
+        return True
+    eval_frame.set_eval_frame(compiler)  # what dynamo gave up on runs as Python, and what that calls is compiled
+    return False
+
+
+for _function in (_Listened.__call__, _Seam.__get__, _is_ordinary):
+    not_by_itself(_function)

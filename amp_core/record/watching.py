@@ -1,0 +1,234 @@
+"""`watch`: one line that records any training loop. What it returns is in `recorder.py`."""
+
+import fnmatch
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_core.record import ranks
+from amp_core.record.environment import environment, model_summary, recipe_found
+from amp_core.record.loop.sampling import Sampling
+from amp_core.record.model import scaler_state as scaling
+from amp_core.record.model.modules import computes
+from amp_core.record.model.parameters import device_of, learning_rate, named_modules, named_parameters, unwrapped
+from amp_core.record.model.unwrap import (
+    requested_precision,
+    scaler_in_sight,
+    scaler_of,
+    unwrap_optimizer,
+    unwrap_scaler,
+)
+from amp_core.record.observer import Observer
+from amp_core.record.observers.defaults import default_signals
+from amp_core.record.observers.device import DeviceSampler
+from amp_core.record.observers.memory import MemoryWatch
+from amp_core.record.observers.profile import ProfileWindow
+from amp_core.record.observers.signals.unknown_scaler import ScalerUnseen
+from amp_core.record.op_trace.observer import OpTrace
+from amp_core.record.recorder import Recorder
+from amp_core.schema import KINDS as ALL_KINDS
+from amp_core.schema import RunError
+from amp_core.store.resilient_writer import TrainingWriter
+from amp_core.store.writer import RunWriter
+
+log = logging.getLogger("amp_core")
+
+KINDS = ("weight_grad", "output_grad")
+"""Kinds that are recorded unless others are asked for."""
+LEVELS = ("standard", "full")
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    scaler: Any = None,
+    into: str | os.PathLike[str],
+    every: int = 10,
+    kinds: Sequence[str] = KINDS,
+    include: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    level: str = "standard",
+    budget: float | None = None,
+    profile: tuple[int, int] | None = None,
+    trace_ops: int | None = None,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> Recorder:
+    """Record the training of `model` into the run folder `into`, from now until `close()`.
+
+    Use it as a context manager, or call `close()`; without either the run is ended with the program, whatever ends it.
+
+    Args:
+        model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
+        optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
+            Accelerate and Lightning are seen through.
+        scaler: the `torch.amp.GradScaler` of the loop, or what holds it as timm's `NativeScaler` does. Left out, that
+            of Accelerate or Fabric is taken, or else the one that stands where `watch` is called: a variable there or
+            in the functions that called it, or an attribute of their `self`. One that is made later is found by the
+            losses that it scales.
+        into: folder of the run; it must not hold a run yet, unless it is resumed.
+        every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
+            as a whole is recorded on each.
+        kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
+            `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the
+            16-bit values are the output gradients.
+        level: `full` adds the dearer observations: the kinds that `kinds` leaves out.
+        budget: the share of step time, e.g. 0.03, that watching may take on average. Where it takes more, the interval
+            between measured steps is stretched, and `events` says so.
+        profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
+            profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
+        trace_ops: traces the operators of this step, with their dtypes and what decided them, into the table `ops`.
+        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. Where they
+            leave none, an event and the log say so.
+        name: what people will call the run; the folder's name by default.
+        config: settings of yours to keep in the head of the run.
+        resume: go on with the run in `into`, of a training that goes on from a checkpoint: its steps are numbered on
+            from the last one recorded. Where there is no run yet, one begins.
+
+    Raises:
+        RunError: one sentence naming the argument, the value and what would be right.
+    """
+    given = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    optimizers = [unwrap_optimizer(item) for item in given]
+    if not isinstance(model, torch.nn.Module):
+        raise RunError(f"model={type(model).__name__} is not a torch.nn.Module; give the module that the loop calls")
+    for item in optimizers:
+        if not isinstance(item, torch.optim.Optimizer):
+            raise RunError(f"optimizer={type(item).__name__} is not a torch.optim.Optimizer; give one or a list")
+    if not optimizers:
+        raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
+    scaler = scaler_of(given) if scaler is None else unwrap_scaler(scaler)
+    if scaler is None and requested_precision(given) is None:
+        scaler = scaler_in_sight(sys._getframe(1))
+    if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
+        raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise RunError(f"every={every!r} is not a whole number from 1; every=10 measures gradients on each tenth step")
+    if not isinstance(into, str | os.PathLike):
+        raise RunError(f"into={into!r:.80} is no path; give the folder of the run, as text or a Path")
+    named = _listed("kinds", kinds)
+    for kind in named:
+        if kind not in ALL_KINDS:
+            raise RunError(f"kinds={kind!r} cannot be recorded; choose from {', '.join(ALL_KINDS)}")
+    if level not in LEVELS:
+        raise RunError(f"level={level!r} is unknown; choose one of {', '.join(LEVELS)}")
+    if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
+        raise RunError(f"budget={budget!r} is not a share between 0 and 1; budget=0.03 allows 3 % of the step time")
+    window = _window(profile)
+    wanted = _name_filter(_listed("include", include or ()), _listed("exclude", exclude or ()))
+    if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
+        raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
+    chosen = list(ALL_KINDS) if level == "full" else named
+    rank, world_size = ranks.place()
+    if rank and not resume:
+        ranks.refuse_foreign(Path(into))
+    settings: dict[str, Any] = {
+        "source": "watch",
+        "every": every,
+        "kinds": chosen,
+        "level": level,
+        "budget": budget,
+        "profile": window,
+        "trace_ops": trace_ops,
+        "scaler": scaling.settings(scaler),
+        "optimizers": [type(o).__name__ for o in optimizers],
+        "lr": learning_rate(optimizers[0]),
+        **(ranks.sharing(model) if world_size > 1 else {}),
+    }
+    if asked := requested_precision(given):
+        settings |= {"framework": "accelerate", "requested_precision": asked}
+    if cast := ranks.computed_in(model):
+        settings["precision"] = recipe_found(model, optimizers, scaler, cast, torch.device("cpu"))
+    writer = TrainingWriter(
+        into,
+        name=name,
+        config=settings | dict(config or {}),
+        environment=environment(),
+        model=model_summary(unwrapped(model)),
+        rank=rank,
+        world_size=world_size,
+        resume=resume,
+    )
+    if not rank and (include or exclude) and not any(wanted(name) for name in _names_of(model, chosen)):
+        detail = f"include={include!r} and exclude={exclude!r} leave no tensor to measure"
+        log.warning("AMPscope: %s", detail)
+        writer.event("warning", name="include", detail=detail)
+    return Recorder(
+        model,
+        optimizers,
+        scaler,
+        writer,
+        sampling=Sampling(every, budget),
+        kinds=frozenset(chosen),
+        wanted=wanted,
+        observers=_observers(writer, model, optimizers, scaler, level, window, trace_ops),
+    )
+
+
+def _window(profile: Sequence[int] | None) -> tuple[int, int] | None:
+    if profile is None:
+        return None
+    whole = isinstance(profile, tuple | list) and all(isinstance(n, int) and not isinstance(n, bool) for n in profile)
+    if not whole or len(profile) != 2 or not 0 <= profile[0] < profile[1]:
+        raise RunError(f"profile={profile!r} is no window of steps; profile=(50, 53) profiles steps 50, 51 and 52")
+    return profile[0], profile[1]
+
+
+def _observers(
+    writer: RunWriter,
+    model: torch.nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    scaler: Any,
+    level: str,
+    window: tuple[int, int] | None,
+    trace_ops: int | None,
+) -> list[Observer]:
+    """Who looks on beside the recorder itself."""
+    device = device_of(model)
+    observers: list[Observer] = [
+        DeviceSampler(writer, device),
+        MemoryWatch(writer, model, optimizers, device),
+        *default_signals(writer, model, optimizers, scaler, level),
+    ]
+    if writer.rank:
+        observers.append(ranks.HeadIfAlone(writer))
+    observers.append(ScalerUnseen(writer, optimizers, scaler))
+    if trace_ops is not None:
+        observers.append(OpTrace(writer, model, trace_ops))
+    if window is not None:
+        observers.append(ProfileWindow(writer, model, *window))
+    return observers
+
+
+def _listed(argument: str, names: object) -> list[str]:
+    """Names that may be given as one text or as several."""
+    given = [names] if isinstance(names, str) else names
+    if isinstance(given, Iterable):
+        listed = list(given)
+        if all(isinstance(name, str) for name in listed):
+            return listed
+    raise RunError(f"{argument}={names!r:.80} is no text and no list of texts; give one or the other")
+
+
+def _names_of(model: torch.nn.Module, kinds: Iterable[str]) -> Iterator[str]:
+    """The names under which tensors of these kinds are measured: of parameters, and of modules for their outputs."""
+    if not {"weight_grad", "weight"}.isdisjoint(kinds):
+        yield from (name for name, _ in named_parameters(unwrapped(model)))
+    if not {"output_grad", "activation"}.isdisjoint(kinds):
+        yield from (name for name, module in named_modules(unwrapped(model)) if name and computes(module))
+
+
+def _name_filter(wanted: Sequence[str], unwanted: Sequence[str]) -> Callable[[str], bool]:
+    def keep(name: str) -> bool:
+        if wanted and not any(fnmatch.fnmatchcase(name, p) for p in wanted):
+            return False
+        return not any(fnmatch.fnmatchcase(name, p) for p in unwanted)
+
+    return keep

@@ -1,0 +1,115 @@
+"""From runs to the one file."""
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+
+from amp_core._version import __version__
+from amp_core.analysis import compare, labelled, overview
+from amp_core.analysis.steps import recipe
+from amp_core.figures.browser import plotly_script
+from amp_core.findings import Finding, diagnose
+from amp_core.report import chart_html, texts
+from amp_core.schema import RunError
+from amp_core.store.run import Run
+from amp_core.text.html import Html, join, tag
+
+MAX_RUNS = 16
+
+
+def report_html(runs: Sequence[Run]) -> str:
+    """The report as one HTML document; the first of several runs is the reference.
+
+    Raises `RunError` where there is no run, more than `MAX_RUNS`, or one without a step.
+    """
+    runs = list(runs)
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise RunError(f"runs holds {len(runs)} of them; a report takes 1 to {MAX_RUNS}")
+    for run in runs:
+        if run.steps.empty:
+            raise RunError(f"run {run.name!r} has no steps; a report needs a run that has made at least one")
+    names = labelled(runs)
+    found = [diagnose(run, _baseline(runs, run)) for run in runs]
+    side_by_side = compare(runs) if len(runs) > 1 else None
+    charts = chart_html.Charts()
+    parts = [_head(names, runs, found)]
+    if side_by_side is not None:
+        parts.append(_section("Comparison", texts.comparison(side_by_side)))
+    parts.append(
+        _section("Loss" if side_by_side is None else "Side by side", chart_html.together(charts, runs, side_by_side))
+    )
+    parts += [_of_run(charts, *each, alone=len(runs) == 1) for each in zip(names, runs, found, strict=True)]
+    title = f"AMPscope report: {', '.join(names)}"
+    return _document(title, join(parts), json.dumps(charts.record(), allow_nan=False, separators=(",", ":")))
+
+
+def _baseline(runs: list[Run], run: Run) -> Run | None:
+    """The reference to diagnose a run beside: the first one, where it is in FP32 and another run."""
+    return runs[0] if run is not runs[0] and recipe(runs[0]) == "fp32" else None
+
+
+def _head(names: list[str], runs: list[Run], found: list[list[Finding]]) -> Html:
+    verdicts = []
+    for name, run, findings in zip(names, runs, found, strict=True):
+        label = tag("h3", name) if len(runs) > 1 else None
+        verdicts += [label, texts.verdict(findings), tag("p", texts.summary(overview(run)))]
+    return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *verdicts)
+
+
+def _of_run(charts: chart_html.Charts, name: str, run: Run, found: list[Finding], *, alone: bool) -> Html:
+    return join(
+        [
+            _section("Findings" if alone else f"{name}: findings", *map(texts.finding, found)) if found else None,
+            _section(
+                "Numbers" if alone else f"{name}: numbers", texts.numbers(overview(run)), chart_html.of_run(charts, run)
+            ),
+            _section("Settings and environment" if alone else f"{name}: settings", texts.settings(run)),
+        ]
+    )
+
+
+def _section(title: str, *parts: object) -> Html:
+    return tag("section", tag("h2", title), *parts)
+
+
+def _document(title: str, body: Html, charts: str) -> str:
+    """The page around `body`. Only the two scripts whose hashes the policy names can run; nothing can be fetched."""
+    here = files("amp_core.report")
+    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    drawing = plotly_script()
+    allowed = " ".join(f"'sha256-{_sha256(text)}'" for text in (script, drawing))
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = tag(
+        "head",
+        Html('<meta charset="utf-8">'),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Html('<link rel="icon" href="data:,">'),
+        Html(f'<meta name="generator" content="AMPscope {__version__}">'),
+        tag("title", title),
+        Html(f"<style>{style}</style>"),
+    )
+    button = tag("button", "Light or dark", type="button", id="theme", hidden=True)
+    foot = tag("footer", f"Made by AMPscope {__version__}. This file holds everything it shows and fetches nothing.")
+    scripts = Html(
+        f'<script type="application/x-gzip" id="charts">{_packed(charts)}</script>'
+        f'<script type="application/x-gzip" id="plotly">{_packed(drawing)}</script>'
+        f"<script>{script}</script>"
+    )
+    page = tag("html", head, tag("body", button, tag("main", body, foot), scripts), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+def _packed(text: str) -> str:
+    """`text` as base64 of gzip: a third of plotly.js's size, and nothing in it can end a script element."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

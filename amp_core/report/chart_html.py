@@ -1,0 +1,76 @@
+"""The charts of a report: which ones a run has, each in a light and a dark version.
+
+charts = Charts()
+html = charts.view(views.LOSS, run)
+charts.record()             # {"0": {"light": {data, layout}, "dark": …}}: what page.js draws
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amp_core import figures, views
+from amp_core.analysis import Comparison, first_runs
+from amp_core.figures.browser import SYSTEM_FONT, for_browser
+from amp_core.store.run import Run
+from amp_core.text.html import Html, join, tag
+from amp_core.views import View
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+
+_OPTIONS: dict[str, dict[str, Any]] = {views.RANGES.name: {"title": "Number ranges: {kind} by tensor and exponent"}}
+"""Options of views, by name: a report has no page whose title says what a heatmap is of."""
+
+Draw = Callable[[bool], "go.Figure"]
+
+
+class Charts:
+    """The charts of one report, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[str, dict[str, Any]] = {}
+
+    def add(self, draw: Draw) -> Html:
+        """The place of a chart in the page; `draw(dark)` makes its figure."""
+        light, dark = draw(False), draw(True)
+        key = str(len(self._drawn))
+        self._drawn[key] = {
+            "light": for_browser(light, False, SYSTEM_FONT),
+            "dark": for_browser(dark, True, SYSTEM_FONT),
+        }
+        alt = light.layout.meta["alt"]
+        box = tag("div", data_chart=key, role="img", aria_label=alt, style=f"min-height:{light.layout.height}px")
+        return tag("figure", box, tag("figcaption", alt))
+
+    def view(self, view: View[Any], of: Run | Sequence[Run]) -> Html | None:
+        """The place of a view; None where it has nothing to show."""
+        frame = view.frame(of, **_OPTIONS.get(view.name, {}))
+        return None if view.absent(frame) else self.add(lambda dark: view.figure(frame, dark))
+
+    def record(self) -> dict[str, dict[str, Any]]:
+        """All of them as plain data."""
+        return self._drawn
+
+
+def together(charts: Charts, runs: list[Run], comparison: Comparison | None) -> Html:
+    """Charts that show all runs at once."""
+    if comparison is None:
+        return join([charts.view(views.LOSS, runs[0])])
+    bars = [_bars(charts, comparison, column) for column in ("speed_ratio", "memory_ratio", "loss_ratio")]
+    return join(
+        [
+            charts.view(views.LOSSES, runs),
+            tag("div", *bars, class_="row"),
+            charts.add(lambda dark: figures.deviation_figure(comparison.recipes, dark=dark)),
+            charts.view(views.AGREEMENT, first_runs(runs)),
+        ]
+    )
+
+
+def _bars(charts: Charts, comparison: Comparison, column: str) -> Html:
+    return charts.add(lambda dark: figures.compare_bars(comparison.table, column, dark=dark))
+
+
+def of_run(charts: Charts, run: Run) -> Html:
+    """Every view of one run that has something to show; its loss stands in `together`."""
+    return join([charts.view(view, run) for name, view in views.OF_ONE.items() if name != views.LOSS.name])

@@ -1,0 +1,188 @@
+"""What a report says in words and tables: verdict, findings, comparison, numbers of a run, settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from amp_core.analysis import Comparison, Overview
+from amp_core.findings import Finding
+from amp_core.report.attachments import offered
+from amp_core.store.run import Run
+from amp_core.text import formatting
+from amp_core.text.html import Html, join, table, tag
+
+_RECIPES = (
+    "Recipe",
+    "Seeds",
+    "Step time",
+    "Speed",
+    "Verdict",
+    "Peak memory",
+    "Memory",
+    "Energy per sample",
+    "On tensor cores",
+    "Final loss",
+    "Held-out loss",
+    "Skipped",
+)
+_RUNS = ("Run", "Recipe", "Step time", "Peak memory", "Final loss", "Held-out loss", "Skipped", "Last scale")
+_DEEPEST = 4
+"""Settings nested deeper are shown as they are."""
+
+
+def verdict(found: Sequence[Finding]) -> Html:
+    """What was found, in one line: its colour says how bad."""
+    counts = [(sum(f.severity == level for f in found), level) for level in ("error", "warning")]
+    said = " and ".join(formatting.plural(count, level) for count, level in counts if count)
+    worst = next((level for count, level in counts if count), "fine")
+    return tag("p", f"{said} found." if said else "Nothing wrong was found.", class_=f"verdict {worst}")
+
+
+def summary(view: Overview) -> str:
+    """How far a run came, and what became of its loss."""
+    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
+    ended = f"{view.status}: {view.steps_done:,}{of} steps{time}"
+    loss = f"loss {formatting.loss(view.loss_first)} at first, {formatting.loss(view.loss_last)} at the end"
+    reason = f" {formatting.sentence(view.end_reason)}" if view.end_reason and view.status != "finished" else ""
+    return f"{ended}; {loss}.{reason}"
+
+
+def finding(found: Finding) -> Html:
+    """One finding: its evidence, what to do, and the code for it."""
+    said = found.evidence()
+    if found.follows:
+        said.append(f"follows from {found.follows}")
+    return tag(
+        "article",
+        tag("h4", tag("span", found.severity, class_="badge"), " ", found.title),
+        tag("p", " · ".join(said), class_="quiet") if said else None,
+        tag("p", found.advice),
+        tag("pre", found.snippet) if found.snippet else None,
+        class_=f"finding {found.severity}",
+    )
+
+
+def comparison(found: Comparison) -> Html:
+    """The answers beside the first recipe, both tables, what differs and what a reader must know."""
+    recipes, runs = found.recipes.to_dict("records"), found.table.to_dict("records")
+    parity = {row["recipe"]: str(row["parity"]) for row in recipes}
+    lines = [
+        tag("li", tag("b", answer), ". ", formatting.sentence(f"Learning: {parity.get(recipe, formatting.NONE)}"))
+        for recipe, answer in found.answers.items()
+    ]
+    differing = found.differences
+    settings = (
+        table([str(c) for c in differing.columns], differing.astype(str).to_numpy().tolist(), "What differs")
+        if len(differing)
+        else None
+    )
+    cells = [
+        (
+            row["recipe"],
+            str(row["seeds"]),
+            formatting.number(row["step_ms"], "ms"),
+            _ratio(row, "speed_ratio"),
+            row["speed_verdict"],
+            formatting.size(row["memory_peak_bytes"]),
+            f"{formatting.number(row['memory_ratio'])} ×",
+            formatting.number(row["energy_j"], "J"),
+            formatting.percent(row["tensor_frac"]),
+            formatting.loss(row["loss_final"]),
+            formatting.number(row["eval_loss"]),
+            formatting.percent(row["skip_frac"]),
+        )
+        for row in recipes
+    ]
+    each = [
+        (
+            row["run"],
+            row["precision"] or formatting.NONE,
+            formatting.number(row["step_ms"], "ms"),
+            formatting.size(row["memory_peak_bytes"]),
+            formatting.loss(row["loss_final"]),
+            formatting.number(row["eval_loss"]),
+            formatting.percent(row["skip_frac"]),
+            formatting.scale(row["scale_last"]),
+        )
+        for row in runs
+    ]
+    notes = [tag("p", note, class_="quiet") for note in found.notes]
+    head = tag("p", f"Against {recipes[0]['recipe']}:")
+    tables = [(_known(_RECIPES, cells), "Recipes", found.recipes), (_known(_RUNS, each), "Runs", found.table)]
+    if settings is not None:
+        tables.insert(0, (settings, "What differs", differing))
+    shown = [part for table_, name, frame in tables for part in (table_, offered(name, frame))]
+    return join([head, tag("ul", *lines), *shown, *notes])
+
+
+def _known(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+    """The table without columns in which nothing is known."""
+    kept = [i for i in range(len(head)) if any(not row[i].startswith(formatting.NONE) for row in rows)]
+    return tag("div", table([head[i] for i in kept], [[row[i] for i in kept] for row in rows]), class_="compact")
+
+
+def _ratio(row: Mapping[Any, Any], column: str) -> str:
+    return formatting.ratio(row[column], row.get(f"{column}_low"), row.get(f"{column}_high"))
+
+
+def numbers(view: Overview) -> Html:
+    """The run's numbers, as the app has them on its cards."""
+    scale, speed, memory = view.scale, view.speed, view.memory
+    spread = f" ({formatting.number(speed.step_ms_low)}–{formatting.number(speed.step_ms_high)})"
+    rows = [
+        ("Loss", f"{formatting.loss(view.loss_first)} → {formatting.loss(view.loss_last)}"),
+        ("Loss scale", formatting.scale(scale.last) if scale.has_scaler else "none: no scaler"),
+        (
+            "Skipped steps",
+            f"{formatting.count(scale.skips)} ({formatting.percent(scale.skip_frac)})"
+            if scale.skips_recorded
+            else "not recorded",
+        ),
+        ("Step time", f"{formatting.number(speed.step_ms, 'ms')}{spread if speed.step_ms is not None else ''}"),
+        ("Samples per second", formatting.number(speed.samples_per_s)),
+        ("Watching", f"{formatting.percent(speed.watch_frac)} of the time"),
+        ("Peak memory", f"{formatting.size(memory.peak_bytes)} ({memory.what})"),
+        *((str(name).replace("eval_", "held-out "), _value(value)) for name, value in view.results.items()),
+    ]
+    return join([table((), rows), offered("Numbers", pd.DataFrame(rows, columns=["number", "value"]))])
+
+
+def settings(run: Run) -> Html:
+    """Everything that the run's head says, one line per setting."""
+    head = run.head
+    about = {"run_id": head.run_id, "created_at": head.created_at, "folder schema": head.schema}
+    parts, everything = [], []
+    for title, facts in (
+        ("Configuration", head.config),
+        ("Environment", head.environment),
+        ("Model", {key: value for key, value in head.model.items() if not isinstance(value, dict | list)}),
+        ("Run", about),
+    ):
+        rows = list(_flat(facts))
+        if rows:
+            parts.append(table(("Setting", "Value"), rows, title))
+            everything += [(title, *row) for row in rows]
+    frame = pd.DataFrame(everything, columns=["part", "setting", "value"])
+    return join([*parts, offered("Settings", frame)])
+
+
+def _flat(facts: Mapping[str, Any], above: str = "", depth: int = 1) -> list[tuple[str, str]]:
+    rows = []
+    for key, value in facts.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value and depth < _DEEPEST:
+            rows += _flat(value, f"{name}.", depth + 1)
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value) and depth < _DEEPEST:
+            for i, each in enumerate(value):
+                rows += _flat(each, f"{name}[{i}].", depth + 1)
+        else:
+            rows.append((name, _value(value)))
+    return rows
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return formatting.NONE
+    return formatting.number(value, digits=4) if isinstance(value, float) else str(value)

@@ -1,0 +1,5 @@
+"""`RunError`: what every part of AMPscope raises for what it cannot read, write or start."""
+
+
+class RunError(ValueError):
+    """What cannot be read, written or started, in one sentence: which argument, what value, what would be right."""

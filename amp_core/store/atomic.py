@@ -1,0 +1,105 @@
+"""Files and folders that are there whole or not at all, whatever happens while they are written.
+
+>>> replace_file(Path("runs/a/run.json"), b"{}")        # a reader finds either what was there before, or this
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from amp_core.schema import RunError
+from amp_core.store.urls import is_address
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader, or a crash, finds either the old content or the new."""
+    with _written_aside(path, data) as aside:
+        aside.replace(path)
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """The same for a file that must not be there yet: of two that create it at a time, one gets `FileExistsError`."""
+    with _written_aside(path, data) as aside:
+        try:
+            path.hardlink_to(aside)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links, on which looking first has to do
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
+            aside.replace(path)
+
+
+@contextlib.contextmanager
+def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
+    """`data` in a file beside `path`, with the disk; it is gone afterwards, if it has not become something else."""
+    with aside(path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")) as beside:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield beside
+
+
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """What is written to `path` does not stay there: on a full disk a half-written file would only take room."""
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> None:
+    """Raise `RunError` where `place` lies inside of a run's folder, whose files it would replace or be taken for."""
+    if is_address(place):
+        return
+    for folder in Path(place).resolve().parents:
+        if (folder / "run.json").is_file():
+            raise RunError(
+                f"{argument}={os.fspath(place)!r} lies inside of the run {str(folder)!r}; give a place outside of it"
+            )
+
+
+def check_holds_runs(out: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where `out` can be no folder of runs: it is a run itself, lies inside of one, or is a file."""
+    target = Path(out)
+    if (target / "run.json").is_file():
+        raise RunError(f"out={os.fspath(out)!r} is a run; give a folder that does not exist yet, for several runs")
+    check_outside_runs(out)
+    if any(place.exists() and not place.is_dir() for place in (target, *target.parents)):
+        raise RunError(f"out={os.fspath(out)!r} is a file, or lies below one; give a folder that does not exist yet")
+
+
+def check_new(out: str | os.PathLike[str]) -> None:
+    """Raise `RunError` where `out` is an address, lies inside of a run, or holds something already."""
+    if is_address(out):
+        raise RunError(f"out={os.fspath(out)!r} is an address; give a folder on this machine, and copy it from there")
+    check_outside_runs(out)
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"out={os.fspath(out)!r} exists already; give a folder that does not exist yet")
+
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when all went well and is gone otherwise. Raises `RunError`."""
+    check_new(out)
+    target = Path(out)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
+        try:
+            yield made
+            made.chmod(0o755)
+            made.rename(target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)  # gone already where the rename succeeded
+    except OSError as error:
+        raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None

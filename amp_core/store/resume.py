@@ -1,0 +1,70 @@
+"""What is there already of a run that a new process goes on with.
+
+    >>> earlier = earlier_part(Path("runs/a"), rank=0)
+    >>> earlier.next_step, earlier.head.run_id
+    (500, '9f0c1d2e3a4b')
+
+Nothing that was written is touched: new rows go into new segments, numbered on from those that are there, and
+`run.json` is replaced, with the run's id, name and creation as they were.
+"""
+
+import dataclasses
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from amp_core.schema import TABLES, Head, RunError
+from amp_core.store.run import load_run
+
+FOUND_ANEW = ("device", "precision", "autocast_dtype")
+"""Settings that `watch` finds out in the first forward; the process that goes on may have others."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The part of a run that earlier processes wrote."""
+
+    head: Head
+    next_step: int
+    """One more than the last step that any rank recorded."""
+    elapsed_s: float
+    """Since the run was created."""
+    segments: dict[str, int]
+    """By table, the number that this rank's next segment gets."""
+
+
+def earlier_part(folder: Path, rank: int) -> Earlier | None:
+    """The earlier part of the run in `folder`; None where none has begun there.
+
+    Raises `RunError` where the run cannot be read, and on rank 0 where it is still being written.
+    """
+    if not (folder / "run.json").exists():
+        return None
+    run = load_run(folder)
+    if rank == 0 and run.is_live:  # other ranks may find that rank 0 has gone on with it already
+        raise RunError(f"into={str(folder)!r} holds a run that is still going; stop it before another goes on with it")
+    last = pc.max(run.table("steps").column("step")).as_py()
+    config = {name: value for name, value in run.head.config.items() if name not in FOUND_ANEW}
+    head = dataclasses.replace(run.head, config=config)
+    return Earlier(head, 0 if last is None else last + 1, _since(run.head.created_at), _numbers(folder, rank))
+
+
+def _since(created_at: str) -> float:
+    try:
+        created = datetime.datetime.fromisoformat(created_at)
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - created).total_seconds())
+    except (ValueError, TypeError):  # another writer's: the new part begins at 0
+        return 0.0
+
+
+def _numbers(folder: Path, rank: int) -> dict[str, int]:
+    suffix = f".r{rank}" if rank else ""
+    found: dict[str, int] = {}
+    for table in TABLES:
+        for file in (folder / table).glob(f"[0-9]*{suffix}.*"):
+            number, _, rest = file.name.partition(".")
+            if number.isdecimal() and rest in (f"{suffix[1:]}.{kind}".lstrip(".") for kind in ("arrows", "parquet")):
+                found[table] = max(found.get(table, 0), int(number) + 1)
+    return found

@@ -1,0 +1,337 @@
+"""`Run`: what every analysis takes, read from a folder, a zip, or a run that is still being written.
+
+    >>> run = load_run("runs/a")
+    >>> run.head.config["precision"], run.status
+    ('fp16', 'finished')
+    >>> run.steps[["step", "loss", "loss_scale", "skipped"]].tail()
+    >>> run.tensors(kind="weight_grad", name="blocks.0.fc.weight", steps=(100, 200))
+    >>> run.refresh()          # a live run: reads only what is new
+
+Frames are pandas; where null (not measured) and NaN (measured, not a number) must be told apart, take
+`run.table("steps")`, the same rows as an Arrow table.
+"""
+
+import copy
+import functools
+import operator
+import os
+from collections.abc import Callable, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.schema import KINDS, TABLES, RunError, Table
+from amp_core.store.segment_reader import Segment, is_ordered
+from amp_core.store.sources import FolderSource, Source, ZipSource, retried
+from amp_core.store.untrusted.sandbox import Sandbox, SandboxedReads, written_here
+from amp_core.store.urls import Address, located
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+SELECTIVE_READS = 4
+"""So many times `Run.tensors` reads only the rows that are asked for, before it reads the whole table and keeps it."""
+
+
+def load_run(path: str | os.PathLike[str]) -> "Run":
+    """Open a run folder or a packed `.zip`, here or at an address such as `s3://bucket/runs/a` that fsspec knows.
+
+    Raises `RunError`, and nothing else, for what is not a readable run.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise RunError(f"path={path!r:.80} is no path; give a run folder or a packed run (.zip), as text or a Path")
+    where = located(path)
+    if isinstance(where, Address):
+        from amp_core.store.remote import open_address
+
+        return Run(open_address(where))
+    try:
+        if where.is_dir():
+            return Run(FolderSource(where))
+        if where.is_file():
+            return Run(ZipSource(where))
+    except OSError as error:
+        raise RunError(f"path={str(path)!r} cannot be read: {error.strerror or error}") from None
+    raise RunError(f"path={str(path)!r} does not exist; give a run folder or a packed run (.zip)")
+
+
+def check_run(run: object, argument: str = "run") -> None:
+    """Raise `RunError` where what was given as a run is not an opened one, such as the path of one."""
+    if not isinstance(run, Run):
+        right = f"load_run({os.fspath(run)!r})" if isinstance(run, str | os.PathLike) else "what load_run returns"
+        raise RunError(f"{argument}={run!r:.80} is not an opened run; give {right}")
+
+
+class Run:
+    """One run: its head and its tables. Tables are read when first asked for, and again only where they grew."""
+
+    def __init__(self, source: "Source") -> None:
+        self._source = source
+        self._segments: dict[str, dict[str, Segment]] = {}
+        self._tables: dict[str, pa.Table] = {}
+        self._frames: dict[str, pd.DataFrame] = {}
+        self._selective_reads = 0
+        self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
+        self.head = source.head()
+        self.called: str | None = None
+        """A name that it was given since, in place of the recorded one."""
+
+    def __repr__(self) -> str:
+        return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
+
+    @property
+    def path(self) -> Path | Address:
+        """The folder or zip it was read from, or the address."""
+        return self._source.path
+
+    @property
+    def name(self) -> str:
+        """What people call the run."""
+        return self.called or self.head.name or self.path.stem
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `stopped` or `failed`; `lost` where it says running but its process is gone."""
+        if self.head.status != "running":
+            return self.head.status
+        alive = self._source.alive(self.head)
+        return "running" if alive else "lost"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether more may still come."""
+        return self.status == "running"
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why it ended, in words; for a lost run, what is known, with the last lines the process printed."""
+        if self.status != "lost":
+            return self.head.end_reason
+        said = [line for line in self.console(5) if line.strip()]
+        ending = "its process is gone and wrote no end: killed, out of memory, or the machine went down"
+        return f"{ending}. Last output: {' / '.join(said)}" if said else ending
+
+    @property
+    def steps(self) -> "pd.DataFrame":
+        """One row per optimizer step attempted."""
+        return self._frame("steps")
+
+    @property
+    def events(self) -> "pd.DataFrame":
+        """What happened, in order."""
+        return self._frame("events")
+
+    @property
+    def device(self) -> "pd.DataFrame":
+        """Device samples."""
+        return self._frame("device")
+
+    @property
+    def memory(self) -> "pd.DataFrame":
+        """What memory held at each moment of sampled steps."""
+        return self._frame("memory")
+
+    @property
+    def kernels(self) -> "pd.DataFrame":
+        """Kernels of profiled windows."""
+        return self._frame("kernels")
+
+    @property
+    def windows(self) -> "pd.DataFrame":
+        """Profiled windows as wholes: busy, idle, waiting."""
+        return self._frame("windows")
+
+    @property
+    def ops(self) -> "pd.DataFrame":
+        """Operators of traced steps."""
+        return self._frame("ops")
+
+    @property
+    def audits(self) -> "pd.DataFrame":
+        """Gradient audits: what was really lost."""
+        return self._frame("audits")
+
+    def tensors(
+        self,
+        kind: str | None = None,
+        name: str | None = None,
+        steps: tuple[int, int] | None = None,
+    ) -> "pd.DataFrame":
+        """Rows of `tensors`, of one kind, one name and the steps from `steps[0]` to `steps[1]`, both included.
+
+        `exp_counts` holds a NumPy array of int64 per row. Raises `RunError` for an unknown kind and for steps that are
+        no pair of numbers.
+        """
+        if kind is not None and kind not in KINDS:
+            raise RunError(f"kind={kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        pair = isinstance(steps, Sequence) and len(steps) == 2 and all(isinstance(n, Real) for n in steps)
+        if steps is not None and not pair:
+            raise RunError(f"steps={steps!r} is no pair of steps; steps=(100, 200) takes those from 100 to 200")
+        conditions = [
+            pc.field(column) == value for column, value in (("kind", kind), ("name", name)) if value is not None
+        ]
+        if steps is not None:
+            first, last = steps
+            conditions += [pc.field("step") >= first, pc.field("step") <= last]
+        if not conditions:
+            table = self.table("tensors")
+        else:
+            table = self._matching("tensors", functools.reduce(operator.and_, conditions))
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
+
+    def _matching(self, name: str, where: pc.Expression) -> pa.Table:
+        """Rows of a table that match; read from the files, where the table was not read whole yet.
+
+        Who asks `SELECTIVE_READS` times is likely to go on asking, and gets the table read whole, once.
+        """
+        if name not in self._tables and self._selective_reads < SELECTIVE_READS:
+            self._selective_reads += 1
+            return retried(lambda: self._read_matching(TABLES[name], where), self.path / name)
+        return self.table(name).filter(where)
+
+    def _read_matching(self, table: Table, where: pc.Expression) -> pa.Table:
+        known = self._segments.get(table.name, {})
+        parts = []
+        for stem, file in sorted(self._source.segments(table.name).items()):
+            segment = known.get(stem)
+            if segment is None or segment.file != file:
+                segment = self._source.read(file, table, segment, where)
+            if segment.table is not None:
+                parts.append(segment.table.filter(where))
+        return _ordered(parts, table)
+
+    def table(self, name: str) -> pa.Table:
+        """A whole table with null and NaN kept apart; empty, with its columns, where the run has none.
+
+        Raises `RunError` for a table that is damaged or does not exist in the schema.
+        """
+        if name not in TABLES:
+            raise RunError(f"table={name!r} is unknown; choose one of {', '.join(TABLES)}")
+        if name not in self._tables:
+            self._tables[name] = retried(lambda: self._read(TABLES[name]), self.path / name)
+        return self._tables[name]
+
+    def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
+        """Rows of one tensor at every sampled step, these columns only, ordered by step."""
+        chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
+        return self.table("tensors").filter(chosen).select(columns)
+
+    def thinned(self, steps: Sequence[int]) -> "Run":
+        """The same run with only these sampled steps in `tensors`: for questions that a part of them answers."""
+        whole = self.table("tensors")
+        few = copy.copy(self)
+        few._frames = {}
+        few._tables = self._tables | {
+            "tensors": whole.filter(pc.is_in(whole.column("step"), pa.array(steps, pa.int64())))
+        }
+        return few
+
+    def cached_frame(self, names: Sequence[str], make: "Callable[..., pd.DataFrame]", *args: Any) -> "pd.DataFrame":
+        """`make(run, *args)`, which rests on the tables of these names alone: made once, and again when one of them is
+        another.
+
+        Each caller gets a frame of its own, as with `steps`.
+        """
+        tables, key = [self.table(name) for name in names], (make, *args)
+        known = self._made.get(key)
+        if known is None or any(now is not then for now, then in zip(tables, known[0], strict=True)):
+            known = self._made[key] = tables, make(self, *args)
+        return known[1].copy(deep=False)
+
+    def console(self, lines: int = 20) -> list[str]:
+        """The last lines that the process printed, where the app or a job started it."""
+        return self._source.console(lines)
+
+    def refresh(self) -> bool:
+        """Look for what was written since; True where anything was. Unchanged segments are not read again."""
+        head = self._source.head()
+        changed = head != self.head
+        self.head = head
+        for name in list(self._tables):
+            if self._read_new(TABLES[name]):
+                del self._tables[name]
+                self._frames.pop(name, None)
+                changed = True
+        return changed
+
+    def plot(self, name: str, dark: bool = False) -> Any:
+        """One of the app's figures, by name: `loss`, `loss_scale`, `grad_norm`, `ranges`, …; see `amp_core.notebook`.
+
+        Raises `RunError` for an unknown name, with those there are, and where plotly is missing.
+        """
+        from amp_core.notebook import plot
+
+        return plot(self, name, dark)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from amp_core.notebook import run_html
+
+        return run_html(self)
+
+    def validate(self, full: bool = False) -> None:
+        """Raise `RunError` where the run is not what it claims to be; see `amp_core.store.untrusted.validate`.
+
+        Reads every table; with `full`, checks every row too, as is due to files from strangers.
+        """
+        from amp_core.store.untrusted.validate import validate
+
+        validate(self, full=full)
+
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
+        """Names, sizes and modification times (ns) of its files: changes whenever the run does. A key for caches."""
+        return retried(self._source.fingerprint, self.path)
+
+    def read_in_sandbox(self, sandbox: Sandbox) -> None:
+        """Have what is read from now on read by `sandbox` first, unless the run was written on this machine."""
+        if not written_here(self.head):
+            self._source.sandboxed = SandboxedReads(sandbox, self.path)
+
+    # inside
+
+    def _frame(self, name: str) -> "pd.DataFrame":
+        table = self.table(name)
+        if name not in self._frames:
+            self._frames[name] = table.to_pandas()
+        frame: pd.DataFrame = self._frames[name].copy(deep=False)
+        return frame
+
+    def _read(self, table: Table) -> pa.Table:
+        self._read_new(table)
+        return _ordered(self._parts(table), table)
+
+    def _parts(self, table: Table) -> list[pa.Table]:
+        """What the segments of a table hold, as they were read last."""
+        return [s.table for s in self._segments.get(table.name, {}).values() if s.table is not None]
+
+    def _read_new(self, table: Table) -> bool:
+        """Bring the segments of one table up to date; True where that changed anything."""
+        return retried(lambda: self._try_read_new(table), self.path / table.name)
+
+    def _try_read_new(self, table: Table) -> bool:
+        known = self._segments.get(table.name, {})
+        listed = self._source.segments(table.name)
+        changed = not known.keys() <= listed.keys()
+        fresh: dict[str, Segment] = {}
+        for stem, file in sorted(listed.items()):
+            before = known.get(stem)
+            if before is not None and before.file == file:
+                fresh[stem] = before
+                continue
+            fresh[stem] = self._source.read(file, table, before)
+            rows_before = before.rows if before is not None else 0
+            changed = changed or fresh[stem].rows != rows_before
+        self._segments[table.name] = fresh
+        return changed
+
+
+def _ordered(parts: list[pa.Table], table: Table) -> pa.Table:
+    """The parts as one, in the order that the schema gives the table."""
+    whole = pa.concat_tables(parts, promote_options="default") if parts else table.schema.empty_table()
+    keys = [k for k in table.order if k in whole.column_names]
+    return whole if is_ordered(whole, keys) else whole.sort_by([(k, "ascending") for k in keys])

@@ -1,0 +1,247 @@
+"""Segments of a table: Parquet files, and Arrow streams that may still grow, as tables with the promised columns.
+
+>>> segment = read_stream(File("steps/00000.arrows", size, mtime_ns), data, TABLES["steps"], None)
+>>> segment.rows, segment.offset          # whole batches only; read on from `offset` next time
+(120, 74016)
+"""
+
+import itertools
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from amp_core.schema import RunError, Table
+from amp_core.store.long_runs.step_sampling import STANDS_FOR
+from amp_core.store.untrusted.limits import read_bounded, refuse_compressed, refuse_large
+
+AT_ONCE = 256
+"""Messages of a stream that are held as they came."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A segment file as listed: path inside the run, size in bytes, modification time in ns."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was read of a segment: whole batches up to `offset` bytes of an open stream, or a whole file."""
+
+    file: File
+    table: pa.Table | None
+    offset: int = 0
+    schema: pa.Schema | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.table.num_rows if self.table is not None else 0
+
+
+def read_parquet(
+    file: File,
+    source: object,
+    table: Table,
+    before: Segment | None,
+    bounded: bool = False,
+    where: pc.Expression | None = None,
+) -> Segment:
+    """Read a whole Parquet file, or keep what `before` holds where it is the stream that the file was sealed from.
+
+    With `where`, rows that do not match may be left out: row groups that their statistics rule out are not decoded.
+
+    With `bounded`, as is due to strangers' files, one that would decode to too much is refused before it is decoded: a
+    run of equal values takes next to nothing in a file, and any amount of memory.
+    """
+    try:
+        reader = pq.ParquetFile(source)
+        if before is not None and before.rows == reader.metadata.num_rows:
+            return replace(before, file=file)  # sealed from the stream that was read already
+        if bounded:
+            found = read_bounded(reader, source)
+        elif where is not None and _filterable(reader.schema_arrow, table):
+            found = pq.read_table(source, filters=where, partitioning=None)
+        else:
+            found = reader.read()
+        found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+        if bounded:
+            refuse_large(found, len(table.columns))
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
+    return Segment(file, conform(found, table, file.name))
+
+
+def _filterable(found: pa.Schema, table: Table) -> bool:
+    """Whether a file has all promised columns that are plain values, in their types: `conform` would change none."""
+    plain = (c for c in table.columns if not pa.types.is_nested(c.type))
+    return all(c.name in found.names and found.field(c.name).type == c.type for c in plain)
+
+
+def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
+    """Read the whole batches in `data`, the bytes after `before.offset`; a torn tail is left for the next time.
+
+    With `bounded`, what would decode to too much is refused before it is decoded.
+    """
+    schema = before.schema if before is not None else None
+    start = before.offset if before is not None else 0
+    parts: list[pa.Table] = []
+    batches: list[pa.RecordBatch] = []
+    end = 0
+    try:
+        for message, stop in _messages(data):
+            if schema is None:
+                if message.type != "schema":  # read_schema (pyarrow 26) takes any message for one, and crashes
+                    raise ValueError(f"it begins with a message of type {message.type!r}, not with a schema")
+                schema = pa.ipc.read_schema(message)
+            elif bounded and message.type in ("record batch", "dictionary"):
+                refuse_compressed(message)
+            if message.type == "record batch" and not _has_dictionaries(schema):
+                batches.append(pa.ipc.read_record_batch(message, schema))
+            end = stop
+            if len(batches) == AT_ONCE:
+                parts.append(_together(batches, table, bounded))
+                batches = []
+        if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
+            with pa.ipc.open_stream(data[:end]) as reader:
+                batches, before, start, end = list(reader), None, 0, 0  # and are needed again: no reading on from here
+            schema = None
+        if batches:
+            parts.append(_together(batches, table, bounded))
+        fresh = pa.concat_tables(parts) if parts else None
+        if bounded and fresh is not None:
+            refuse_large(fresh, len(table.columns))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
+    whole = before.table if before is not None else None
+    if fresh is not None:
+        fresh = conform(fresh.combine_chunks(), table, file.name)
+        whole = fresh if whole is None else _appended(whole, fresh)
+    return Segment(file, whole, start + end, schema)
+
+
+def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.Table:
+    """The batches as one: each holds a row or a few, and takes ten kilobytes beside them."""
+    for batch in batches:
+        batch.validate(full=True)  # offsets that point outside of their buffer would crash whoever reads them
+    part = pa.Table.from_batches(batches)
+    if bounded:
+        refuse_large(part, len(table.columns))
+    return part.combine_chunks()
+
+
+def _appended(whole: pa.Table, fresh: pa.Table) -> pa.Table:
+    """Both, in pieces each more than twice as large as the next: few, and a row is copied as often as they double."""
+    ends = [0, *itertools.accumulate(len(piece) for piece in whole.column(0).chunks)]
+    while len(ends) > 1 and ends[-1] - ends[-2] <= 2 * fresh.num_rows:
+        fresh = pa.concat_tables([whole.slice(ends[-2]), fresh], promote_options="default").combine_chunks()
+        whole = whole.slice(0, ends[-2])
+        ends.pop()
+    return pa.concat_tables([whole, fresh], promote_options="default")
+
+
+def _has_dictionaries(schema: pa.Schema) -> bool:
+    return any(pa.types.is_dictionary(field.type) for field in schema)
+
+
+_CONTINUATION = b"\xff\xff\xff\xff"
+
+
+def _messages(data: bytes) -> Iterator[tuple[pa.Message, int]]:
+    """Whole messages of an Arrow IPC stream and where each ends.
+
+    Each is framed as continuation mark, int32 length of the metadata, metadata, body (Arrow columnar format, section
+    "Encapsulated message format"). Stops before a message that is not all there yet, and at the end-of-stream mark.
+    """
+    view = memoryview(data)
+    position = 0
+    while len(view) >= position + 8:
+        mark, length = struct.unpack_from("<4si", view, position)
+        if mark == b"\0\0\0\0" and not any(view[position:]):  # room that a file system gave before a power cut
+            return
+        if mark != _CONTINUATION or length < 0:
+            raise ValueError(f"no message starts at byte {position}")
+        stop = position + 8 + length
+        if length == 0 or stop > len(view):
+            return
+        stop += _body_length(view[position + 8 : stop])
+        if stop > len(view):
+            return
+        yield pa.ipc.read_message(pa.py_buffer(view[position:stop])), stop
+        position = stop
+
+
+def _body_length(metadata: memoryview) -> int:
+    """Field `bodyLength` (the fourth) of a message's metadata, a flatbuffer: root offset, vtable, then the slot."""
+    try:
+        (root,) = struct.unpack_from("<I", metadata, 0)
+        vtable = root - struct.unpack_from("<i", metadata, root)[0]
+        size, slot = struct.unpack_from("<H8xH", metadata, vtable)
+        length = struct.unpack_from("<q", metadata, root + slot)[0] if size >= 12 and slot else 0
+    except struct.error:
+        raise ValueError("a message's metadata is damaged") from None
+    if length < 0:
+        raise ValueError("a message has a negative length")
+    return int(length)
+
+
+def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
+    """`found` with the promised columns, in the promised types and order, then whatever else it had but `STANDS_FOR`,
+    which is for `_thinning` alone to say."""
+    try:
+        given = found.column_names
+    except UnicodeDecodeError:
+        raise RunError(f"{where} has a column whose name is not UTF-8") from None
+    if len(set(given)) < len(given):
+        raise RunError(f"{where} has two columns of one name")
+    arrays, names = [], []
+    for column in table.columns:
+        if column.name in found.column_names:
+            values = found.column(column.name)
+            if values.type != column.type:
+                try:
+                    values = values.cast(column.type)
+                except pa.ArrowException as error:
+                    raise RunError(
+                        f"{where} has column {column.name!r} of type {values.type}, which is no {column.type}: "
+                        f"{first_line(error)}"
+                    ) from None
+        elif column.required:
+            raise RunError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
+        else:
+            values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), found.num_rows)])
+        arrays.append(values)
+        names.append(column.name)
+    for name in found.column_names:
+        if name not in names and name != STANDS_FOR:
+            arrays.append(found.column(name))
+            names.append(name)
+    return pa.Table.from_arrays(arrays, names=names)
+
+
+def is_ordered(table: pa.Table, keys: list[str]) -> bool:
+    """Whether rows already stand in the order of the first key and, within it, of the second."""
+    if not keys:
+        return True
+    first = table.column(keys[0]).combine_chunks().to_numpy(zero_copy_only=False)
+    if len(first) < 2:
+        return True
+    rise = first[1:] - first[:-1]
+    if not (rise >= 0).all():
+        return False
+    if len(keys) == 1:
+        return True
+    second = table.column(keys[1]).combine_chunks().to_numpy(zero_copy_only=False)
+    return bool(((rise > 0) | (second[1:] >= second[:-1])).all())
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,277 @@
+"""Where a run is read from: a folder, perhaps one that is still being written, or a packed zip.
+
+>>> source = FolderSource(Path("runs/a"))
+>>> source.head().status, sorted(source.segments("steps"))
+('running', ['steps/00000', 'steps/00001'])
+"""
+
+import os
+import re
+import stat
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from amp_core.hardware.host import process_alive
+from amp_core.schema import TABLES, Head, RunError, Table
+from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
+from amp_core.store.untrusted.sandbox import SandboxedReads
+from amp_core.store.untrusted.zip_directory import open_zip
+from amp_core.store.urls import Address
+
+_T = TypeVar("_T")
+
+STALE_S = 600.0
+"""A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
+
+MAX_HEAD_BYTES = 4 * 2**20
+MAX_ZIPPED_BYTES = 4 * 2**30
+"""Memory that all tables of a zip together may take: many files of equal values would each be small."""
+LISTINGS = 5
+"""At most so many times a folder is listed again: segments appear meanwhile, or a number is missing."""
+SEGMENT_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*\.(parquet|arrows)")
+SINGLE_FILE_NAME = {table: re.compile(rf"{table}\.(parquet|arrows)") for table in TABLES}
+"""Another program may write a table as one file beside `run.json`."""
+
+
+class Source(Protocol):
+    sandboxed: SandboxedReads | None
+    """Reads what is to be read first, where the run is a stranger's."""
+
+    @property
+    def path(self) -> Path | Address: ...
+
+    def head(self) -> Head: ...
+    def alive(self, head: Head) -> bool: ...
+    def segments(self, table: str) -> dict[str, File]: ...
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        """Read a segment; rows that do not match `where` may be left out."""
+
+    def console(self, lines: int) -> list[str]: ...
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
+
+
+class FolderSource:
+    """A run folder, perhaps one that is still being written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sandboxed: SandboxedReads | None = None
+
+    def head(self) -> Head:
+        file = self.path / "run.json"
+        try:
+            info = file.lstat()
+            if not (
+                stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)
+            ):  # of a pipe or a device, reading would find no end
+                raise RunError(f"{file} is no regular file; a run head is neither a link nor a pipe")
+            if info.st_size > MAX_HEAD_BYTES:
+                raise RunError(f"{file} is larger than {MAX_HEAD_BYTES // 2**20} MiB; that is no run head")
+            return Head.from_json(file.read_bytes(), str(file))
+        except FileNotFoundError:
+            raise RunError(f"path={str(self.path)!r} holds no run: run.json is missing") from None
+        except OSError as error:
+            raise RunError(f"{file} cannot be read: {error.strerror or error}") from None
+
+    def alive(self, head: Head) -> bool:
+        known = process_alive(head.process)
+        if known is not None:
+            return known
+        files = retried(self.fingerprint, self.path)
+        newest = max((mtime for _, _, mtime in files), default=0)
+        return time.time() - newest / 1e9 < STALE_S
+
+    def segments(self, table: str) -> dict[str, File]:
+        found: dict[str, File] = {}
+        for folder, within, names in (
+            (self.path / table, f"{table}/", SEGMENT_NAME),
+            (self.path, "", SINGLE_FILE_NAME[table]),
+        ):
+            if folder.is_dir():
+                if folder.is_symlink() and folder != self.path:
+                    raise RunError(f"{folder} is a link; a run folder holds its own files")
+                found |= _listed(folder, within, names)
+        return found
+
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        path = self.path / file.name
+        if not file.name.endswith(".parquet"):
+            try:
+                with open(path, "rb") as stream:
+                    stream.seek(before.offset if before is not None else 0)
+                    data = stream.read()
+                if self.sandboxed is not None:
+                    self.sandboxed.stream(file, table.name, data, before)
+                return read_stream(file, data, table, before)
+            except FileNotFoundError:  # sealed since it was listed
+                path = path.with_suffix(".parquet")
+                info = path.stat()
+                file = File(path.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
+        if self.sandboxed is not None:
+            self.sandboxed.sealed(file, table.name)
+        return read_parquet(file, str(path), table, before, where=where)
+
+    def console(self, lines: int) -> list[str]:
+        return console_tail(self.path / "console.log", lines)
+
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
+        files = [f for table in TABLES for f in self.segments(table).values()]
+        rows = [(f.name, f.size, f.mtime_ns) for f in files]
+        for name in ("run.json", "console.log"):
+            if (self.path / name).is_file():
+                info = (self.path / name).stat()
+                rows.append((name, info.st_size, info.st_mtime_ns))
+        return tuple(sorted(rows))
+
+
+class ZipSource:
+    """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
+
+    path: Path | Address
+    sandboxed: SandboxedReads | None
+
+    def __init__(self, path: Path | Address, opened: IO[bytes] | None = None) -> None:
+        self.path = path
+        self.sandboxed = None
+        try:
+            self._archive = open_zip(opened if opened is not None else path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise RunError(f"path={str(path)!r} is not a packed run: {error}") from None
+        names = {PurePosixPath(n) for n in self._archive.namelist()}
+        heads = sorted((p for p in names if p.name == "run.json"), key=lambda p: len(p.parts))
+        if not heads:
+            raise RunError(f"path={str(path)!r} holds no run: run.json is missing")
+        self._root = heads[0].parent
+        self._held: dict[str, int] = {}
+
+    def head(self) -> Head:
+        return Head.from_json(self._bytes("run.json", MAX_HEAD_BYTES), f"{self.path}:run.json")
+
+    def alive(self, head: Head) -> bool:  # noqa: ARG002 - a zip is never being written, whoever wrote it
+        return False
+
+    def segments(self, table: str) -> dict[str, File]:
+        found: dict[str, File] = {}
+        for info in self._archive.infolist():
+            path = PurePosixPath(info.filename)
+            within = path.parent == self._root / table and SEGMENT_NAME.fullmatch(path.name)
+            if within or (path.parent == self._root and SINGLE_FILE_NAME[table].fullmatch(path.name)):
+                keep_sealed(found, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
+        return found
+
+    def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:  # noqa: ARG002 - a zip is bounded as a whole
+        data = self._bytes(file.name, file.size)
+        if file.name.endswith(".parquet"):
+            if self.sandboxed is not None:
+                self.sandboxed.sealed(file, table.name, data)
+            segment = read_parquet(file, pa.BufferReader(data), table, before, bounded=True)
+        else:
+            if self.sandboxed is not None:
+                self.sandboxed.stream(file, table.name, data, None)
+            segment = read_stream(file, data, table, None, bounded=True)
+        self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
+        if sum(self._held.values()) > MAX_ZIPPED_BYTES:
+            raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")
+        return segment
+
+    def console(self, lines: int) -> list[str]:
+        if str(self._root / "console.log") not in self._archive.namelist():
+            return []
+        return last_lines(self._bytes("console.log", 2**24), lines)
+
+    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
+        info = Path(self.path).stat()
+        return ((self.path.name, info.st_size, info.st_mtime_ns),)
+
+    def _bytes(self, name: str, most: int) -> bytes:
+        try:
+            with self._archive.open(str(self._root / name)) as member:
+                return member.read(most)
+        except Exception as error:  # zipfile passes on what its decompressors raise, which has no common base
+            raise RunError(f"{self.path}:{name} is damaged: {str(error)[:200]}") from None
+
+
+def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File]:
+    """The regular files of these names, with no segment left out between others.
+
+    One that is sealed while its folder is listed may be seen neither as the stream, which is gone by then, nor as the
+    Parquet file, which was not there yet. The next listing has it. What only that has was begun meanwhile, perhaps, and
+    of those one may be missing again: they count as long as they follow each other.
+    """
+    found: dict[str, File] = {}
+    numbers: dict[str, set[int]] = {}
+    for again in range(1 + LISTINGS):
+        fresh = [e for e in os.scandir(folder) if names.fullmatch(e.name)]
+        if again:
+            fresh = sorted((e for e in fresh if within + _stem(e.name) not in found), key=lambda e: _place(e.name))
+        for entry in fresh:
+            series, number = _place(entry.name)
+            known = numbers.setdefault(series, set())
+            if (not again or not known or number <= max(known) + 1) and _keep_file(found, within, entry):
+                known.add(number)
+        if again and not fresh and all(max(n) - min(n) < len(n) for n in numbers.values() if n):
+            break
+    return found
+
+
+def _place(name: str) -> tuple[str, int]:
+    """Of which writer a segment is, and its number there: `00003.r1.parquet` is the third of rank 1."""
+    series = _stem(name).lstrip("0123456789")
+    return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
+
+
+def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
+    try:
+        info = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:  # a stream that was sealed since
+        return False
+    if stat.S_ISREG(info.st_mode):
+        keep_sealed(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+    return stat.S_ISREG(info.st_mode)
+
+
+def retried(read: Callable[[], _T], what: Path | Address) -> _T:
+    """What `read` gives, tried again where a file vanished between being listed and being looked at."""
+    for attempt in range(20):
+        try:
+            return read()
+        except FileNotFoundError:
+            time.sleep(0.002 * attempt)
+        except OSError as error:
+            raise RunError(f"{what} cannot be read: {error.strerror or error}") from None
+        except MemoryError:
+            raise RunError(f"{what} needs more memory to be read than there is") from None
+    raise RunError(f"{what} cannot be read: its files vanish while they are opened")
+
+
+def console_tail(file: Path, lines: int = 20) -> list[str]:
+    """The last lines of a `console.log`; none where there is no such file."""
+    if not file.is_file():
+        return []
+    with open(file, "rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 400 * lines - 4096))
+        return last_lines(stream.read(), lines)
+
+
+def keep_sealed(found: dict[str, File], file: File) -> None:
+    """A sealed segment wins over the stream it was made of, which a crash may have left beside it."""
+    stem = _stem(file.name)
+    if stem not in found or file.name.endswith(".parquet"):
+        found[stem] = file
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0]
+
+
+def last_lines(data: bytes, lines: int) -> list[str]:
+    text = data.decode("utf-8", "replace").rstrip()
+    found = text.split("\n")[-lines:] if text else []
+    # A progress bar redraws its line after a carriage return; what counts is what it said last.
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in found]

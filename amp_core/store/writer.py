@@ -1,0 +1,412 @@
+"""Write a run folder: append rows, seal segments, write an end in every case.
+
+    >>> writer = RunWriter("runs/a", name="my run", config={"precision": "fp16"})
+    >>> writer.append("steps", {"step": [0], "loss": [2.5], "loss_scale": [65536.0]})
+    >>> writer.event("skipped", name="head.weight", step=0)
+    >>> writer.close()
+
+Each table is a list of segments. The open one is an Arrow IPC stream, `steps/00000.arrows`; every `append` adds one
+record batch to it with a single write to the file, so `kill -9` loses at most the batch being written. A segment that
+is full or old is sealed as `00000.parquet` by a background thread: written aside, renamed, and only then is the
+stream removed. `run.json` is replaced atomically. Nothing is modified in place.
+
+A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams here and only sealed segments there: see
+`_shipping.py`.
+
+`run.py` reads what this writes; `packing.py` makes and opens zips.
+"""
+
+import dataclasses
+import datetime
+import errno
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from amp_core.hardware.host import this_process
+from amp_core.schema import TABLES, Head, RunError
+from amp_core.store import shutdown
+from amp_core.store.atomic import check_outside_runs, create_file, replace_file
+from amp_core.store.record_batch import message
+from amp_core.store.resume import Earlier, earlier_part
+from amp_core.store.segment_writer import OpenSegment, Sealer
+from amp_core.store.upload import Shipment, seal_age_s
+from amp_core.store.urls import Address, located
+
+SEAL_BYTES = 16 * 2**20
+"""A segment larger than this is sealed: a few thousand steps, some tens of sampled steps of a large model."""
+SEAL_AGE_S = 600.0
+"""A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
+
+log = logging.getLogger("amp_core")
+
+BESIDE = frozenset({"console.log", "job.json", "config.json"})
+"""Files that may lie in the folder before the run begins: `jobs` puts them there."""
+
+
+class RunWriter:
+    """Writes one run folder, or the part of one that process `rank` of `world_size` contributes.
+
+    Safe to use from several threads. In a forked child every call does nothing: the run belongs to the process that
+    opened it. With `resume` a run that is in the folder already is gone on with, else begun. Raises `RunError` where
+    the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        environment: Mapping[str, Any] | None = None,
+        model: Mapping[str, Any] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        resume: bool = False,
+        seal_bytes: int = SEAL_BYTES,
+        seal_age_s: float = SEAL_AGE_S,
+    ) -> None:
+        self.into = located(folder)
+        """The run's folder or address."""
+        self._shipment = Shipment(self.into) if isinstance(self.into, Address) else None
+        self.folder = self._shipment.staging if self._shipment is not None else _absolute(folder)
+        """Where on this machine the run is written, wherever the loop may change its directory to."""
+        self.rank = rank
+        self._seal_bytes = seal_bytes
+        self._seal_age_s = seal_age_s
+        self._began = time.monotonic()  # not time.time(): clocks are set back
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._claim_of_end = threading.RLock()
+        self._writing_thread: int | None = None
+        self._closing_thread: int | None = None
+        self._ended = threading.Event()
+        self._segments: dict[str, OpenSegment] = {}
+        self._removed: set[str] = set()  # tables whose open segment was deleted, and is to be written again
+        self.earlier = self._earlier() if resume else None
+        """What earlier processes wrote of the run that this one goes on with."""
+        self._counts: dict[str, int] = dict(self.earlier.segments) if self.earlier is not None else {}
+        self._sealer = Sealer(self._shipment)
+        self.closed = False
+        self.before_end: Callable[[], None] | None = None
+        """Called once when the run is about to end, however that comes about: the place for what is still held back."""
+        self.head = Head(
+            run_id=uuid.uuid4().hex[:12],
+            name=name or self.into.name or self.folder.name,
+            created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            config=config or {},
+            environment=environment or {},
+            model=model or {},
+            world_size=world_size,
+            process=this_process(),
+        )
+        if self.earlier is not None:
+            before = self.earlier.head
+            self._began -= self.earlier.elapsed_s
+            self.head = dataclasses.replace(
+                self.head,
+                run_id=before.run_id,
+                name=name or before.name,
+                created_at=before.created_at,
+                config={**before.config, **self.head.config},
+                extra=before.extra,
+            )
+        self._claim()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many rows wait to be written that no more should be made than need be. Here none ever wait."""
+        return False
+
+    # what a run is made of
+
+    def time_s(self) -> float:
+        """Seconds since the run was created."""
+        return time.monotonic() - self._began
+
+    def append(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Add rows to `table`: one sequence (list, NumPy or Arrow array) per column, all of one length.
+
+        Columns not given are null, or what the schema gives as their default; `rank` is filled in. When this returns
+        the rows are with the operating system and survive the death of the process.
+        """
+        with self._writing() as may_write:
+            if may_write:
+                self._put(table, message(table, columns, self.rank))
+
+    def _put(self, table: str, batch: bytes) -> None:
+        self._segment(table).write(batch)
+        if self._shipment is not None:
+            self._seal_due()
+
+    def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None, **more: Any) -> None:
+        """Record that something happened now; `kind` is one of `schema.EVENT_KINDS`, `more` further columns."""
+        row = {"step": step, "time_s": self.time_s(), "kind": kind, "name": name, "detail": detail} | more
+        self.append("events", {column: [value] for column, value in row.items()})
+
+    def update_head(self, **changes: Any) -> None:
+        """Replace fields of the head, e.g. `update_head(results={"eval_loss": 2.1})`. Rank 0 writes it, others keep
+        it to themselves."""
+        with self._writing() as may_write:
+            if may_write:
+                self.head = dataclasses.replace(self.head, **changes)
+                self._write_head()
+
+    # its end
+
+    def close(self, status: str = "finished", end_reason: str | None = None) -> None:
+        """Seal what is open and write the end. Closing twice is harmless; the first end stands."""
+        if self._pid != os.getpid():
+            return
+        with self._claim_of_end:
+            if self._closing_thread is not None:
+                return
+            self._closing_thread = threading.get_ident()
+        try:
+            self._write_what_is_held_back()
+            self.event("ended", name=status, detail=end_reason or "")
+        finally:
+            self._end(status, end_reason)
+
+    def _write_what_is_held_back(self) -> None:
+        if self.before_end is not None:
+            self.before_end()
+
+    def _end(self, status: str, end_reason: str | None) -> None:
+        try:
+            self._write_end(status, end_reason)
+        finally:
+            self._let_go()
+
+    def _write_end(self, status: str, end_reason: str | None) -> None:
+        try:
+            with self._writing():
+                self.closed = True
+                self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
+                try:
+                    try:
+                        self._look_once_more()
+                    finally:
+                        for table in list(self._segments):
+                            self._close_segment(table)
+                finally:  # whatever the disk refuses, the end is written; a stream is as readable as what it becomes
+                    self._write_head()
+            self._sealer.finish()
+        finally:
+            if self._shipment is not None:
+                self._shipment.finish()
+
+    def _let_go(self) -> None:
+        """Leave the process as it was found; to be called where `close` was."""
+        shutdown.release(self)
+        self._closing_thread = _NO_THREAD
+        self._ended.set()
+        shutdown.after_write()
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(*shutdown.describe(kind, error))
+
+    def end(self, status: str, reason: str) -> None:
+        """The process is ending (called by `_ending`)."""
+        self.close(status, reason)
+        self._ended.wait(_PATIENCE_S)  # another thread may be at it already
+
+    def busy(self) -> bool:
+        """Whether this thread is in the middle of a write or of the end (asked by `_ending` in a signal handler)."""
+        return threading.get_ident() in (self._writing_thread, self._closing_thread)
+
+    # inside
+
+    def _claim(self) -> None:
+        try:
+            os.fspath(self.folder).encode()  # Arrow opens no file by another name
+            if self._shipment is None:
+                check_outside_runs(self.folder, "into")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            present = {p.name for p in self.folder.iterdir()} if self._shipment is None else self._shipment.names()
+            if self.earlier is not None:
+                pass
+            elif self.rank == 0:
+                self._refuse_foreign(present)
+            elif any(self.folder.glob(f"*/[0-9]*.r{self.rank}.*")):
+                raise RunError(
+                    f"into={str(self.into)!r} holds rows of rank {self.rank} already; "
+                    "give a folder that does not exist yet"
+                )
+            shutdown.watch_over(self)  # first, so that no run.json says "running" that nobody would end
+            if self._shipment is not None and self.rank == 0:
+                self._shipment.begin(self.head.to_json().encode())  # now, so that what forbids it is said now
+            if self.earlier is not None:
+                self._write_head()
+            elif self.rank == 0:
+                create_file(self.folder / "run.json", self.head.to_json().encode())
+        except BaseException as error:
+            shutdown.release(self)
+            if self._shipment is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            if isinstance(error, FileExistsError) and self.folder.is_dir():
+                raise self._taken() from error
+            if isinstance(error, OSError):
+                raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
+            if isinstance(error, ValueError) and not isinstance(error, RunError):
+                what = "its name is not in UTF-8" if isinstance(error, UnicodeError) else error
+                raise RunError(f"into={str(self.into)!r} cannot be written: {what}") from error
+            raise
+
+    def _earlier(self) -> Earlier | None:
+        if self._shipment is not None:
+            raise RunError(f"into={str(self.into)!r} is an address, where no run can be resumed; give a folder")
+        return earlier_part(self.folder, self.rank)
+
+    def _taken(self) -> RunError:
+        return RunError(f"into={str(self.into)!r} already holds a run; give a folder that does not exist yet")
+
+    def _refuse_foreign(self, present: set[str]) -> None:
+        if "run.json" in present:
+            raise self._taken()
+        ours = BESIDE | TABLES.keys()  # other ranks may have begun before rank 0
+        # A dot begins what nobody means by the folder's content: our own files aside, .DS_Store, .nfs0001.
+        foreign = sorted(n for n in present if n not in ours and not n.startswith("."))
+        if foreign:
+            raise RunError(
+                f"into={str(self.into)!r} holds other files ({foreign[0]!r}); give an empty folder or a new one"
+            )
+
+    def _write_head(self) -> None:
+        if self.rank == 0:
+            data = self.head.to_json().encode()
+            self._still_ours()
+            replace_file(self.folder / "run.json", data)
+            self._sealer.send_head(data)
+
+    def _segment(self, table: str) -> OpenSegment:
+        segment = self._segments.get(table)
+        due = segment is not None and segment.due(self._seal_bytes, self._oldest_s())
+        if segment is not None and segment.removed(at_once=due or table in self._removed):
+            if table not in self._removed:
+                self._removed.add(table)
+                raise FileNotFoundError(errno.ENOENT, REMOVED, str(segment.path))
+            self._write_again(table)
+            segment = self._segments.get(table)
+        elif due:
+            self._close_segment(table)
+            segment = None
+        if segment is None:
+            self._still_ours()
+            number = self._counts.get(table, 0)
+            self._counts[table] = number + 1
+            suffix = f".r{self.rank}" if self.rank else ""
+            path = self.folder / table / f"{number:05d}{suffix}.arrows"
+            segment = self._segments[table] = OpenSegment(path, TABLES[table].schema)
+        return segment
+
+    def _write_again(self, table: str) -> bool:
+        """Bring back the open segment of `table`, which was deleted; False where its rows cannot be had any more."""
+        self._still_ours()
+        kept = self._segments[table].write_again()
+        if not kept:
+            self._segments.pop(table).abandon()
+            log.warning("AMPscope: %s; what was in %s is lost", REMOVED, table)
+        self._removed.discard(table)
+        return kept
+
+    def _look_once_more(self) -> None:
+        """Bring back what was deleted since it was last looked for, and say so; at the end there is no later look."""
+        gone = [table for table, segment in self._segments.items() if segment.removed(at_once=True)]
+        if not gone:
+            return
+        lost = list(gone)
+        try:
+            for table in gone:
+                if self._write_again(table):
+                    lost.remove(table)
+            kept = "all rows not yet sealed were kept, and are written now"
+            rest = f"rows lost: those in {', '.join(lost)}" if lost else kept
+            kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
+            row = {"time_s": self.time_s(), "kind": kind, "name": name, "detail": f"{REMOVED}; {rest}"}
+            self._put("events", message("events", {column: [value] for column, value in row.items()}, self.rank))
+            log.warning("AMPscope: %s; %s", REMOVED, rest)
+        except OSError:
+            if lost:
+                log.warning("AMPscope: %s, and rows with them: those in %s", REMOVED, ", ".join(lost))
+            raise
+        finally:
+            for table in lost:  # its name may be another run's file by now, which is not ours to seal
+                if table in self._segments:
+                    self._segments.pop(table).abandon()
+
+    def _still_ours(self) -> None:
+        """Raise `OSError` where the folder is gone, or another run's by now; a head that alone is gone is written."""
+        if self.rank:
+            return
+        head = self.folder / "run.json"
+        try:
+            if self.head.run_id.encode() not in head.read_bytes():
+                raise FileExistsError(errno.EEXIST, "another run is in that folder by now", str(head))
+        except FileNotFoundError:
+            create_file(head, self.head.to_json().encode())
+
+    def _oldest_s(self) -> float:
+        return self._seal_age_s if self._shipment is None else min(self._seal_age_s, seal_age_s(self.time_s()))
+
+    def _seal_due(self) -> None:
+        """Seal what is due in tables that are not being written too: at an address nobody sees it until then."""
+        for table in [t for t, s in self._segments.items() if s.due(self._seal_bytes, self._oldest_s())]:
+            if not self._segments[table].removed(at_once=True):  # else the next row, or the end, brings it back
+                self._close_segment(table)
+
+    def _close_segment(self, table: str) -> None:
+        segment = self._segments.pop(table)
+        segment.close()
+        self._sealer.put(segment.path)
+
+    def _writing(self) -> "_Writing":
+        return _Writing(self)
+
+
+def _absolute(folder: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(folder).absolute()
+    except FileNotFoundError:  # the working directory was removed: making the folder says so
+        return Path(folder)
+
+
+class _Writing:
+    """Holds the writer's lock; says whether writing is still possible here; lets a waiting signal through after."""
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> bool:
+        writer = self._writer
+        if writer._pid != os.getpid():  # forked: its lock may have been copied in a locked state
+            return False
+        writer._lock.acquire()
+        writer._writing_thread = threading.get_ident()
+        return not writer.closed
+
+    def __exit__(self, *_: object) -> None:
+        writer = self._writer
+        if writer._pid != os.getpid():
+            return
+        writer._writing_thread = None
+        writer._lock.release()
+        if writer._closing_thread != threading.get_ident():  # the end is not to be cut short between two of its writes
+            shutdown.after_write()
+
+
+REMOVED = "the run's files were removed"
+_PATIENCE_S = 10.0
+_NO_THREAD = 0  # no thread has this number

@@ -1,0 +1,74 @@
+"""A training's state on disk, from which it goes on as if it had never stopped.
+
+    >>> save(folder, step=500, model=model, optimizer=optimizer, scaler=scaler)
+    >>> state = read(folder)
+    >>> restore(state, model=model, optimizer=optimizer, scaler=scaler)
+    >>> state["step"]
+    500
+
+`checkpoint.pt` lies in the run folder beside the tables; it is no part of the run, and packing leaves it out. It holds
+weights, the optimizer's and the scaler's state, random number generators and the number of steps made. It is read with
+`weights_only`, so that a file from a stranger can run nothing.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amp_core.schema import RunError
+from amp_core.store.atomic import aside
+from amp_core.store.run import load_run
+
+FILE = "checkpoint.pt"
+
+
+def save(
+    folder: Path, *, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Write the state after `step` steps; the checkpoint before it stays whole until this one is."""
+    state = {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),
+        "random": torch.get_rng_state(),
+        "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    with aside(folder / f".{FILE}.tmp") as unfinished:
+        torch.save(state, unfinished)
+        unfinished.replace(folder / FILE)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The state in `folder`; None where none was saved yet. Raises `RunError` where the run saves none."""
+    file = folder / FILE
+    if not file.exists():
+        if (folder / "run.json").exists() and load_run(folder).head.config.get("checkpoint_every") is None:
+            raise RunError(f"out={str(folder)!r} holds a run without {FILE}; only one with checkpoint_every can go on")
+        return None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        return dict(state) | {"step": int(state["step"])}
+    except (RuntimeError, KeyError, ValueError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise RunError(f"{str(file)!r} is no checkpoint that can be read: {_first_line(error)}") from error
+
+
+def restore(
+    state: dict[str, Any], *, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Take up `state`. Raises `RunError` where it is of another model."""
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["random"])
+        if len(state["cuda_random"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state["cuda_random"])
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{FILE} does not fit this training: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,82 @@
+"""Several processes that train one model together: what the training engine has to do otherwise then.
+
+    >>> with joined(config) as team:
+    ...     model = team.shared(model, device)           # DDP, where there are others
+    ...     for batch in team.part(batches): ...         # every process takes its own
+    ...         if reason := team.agreed(stop()): break  # all end at the same step
+
+torchrun starts the processes (`ampscope train --nproc 4` starts torchrun, see `launch`); each writes its own part of
+the run folder. With one process all of this does nothing.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from amp_core.record.ranks import place
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+
+
+@dataclass(frozen=True)
+class Team:
+    """Where this process stands among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    def shared(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        """`model` with gradients averaged over all processes, in backward."""
+        if self.size == 1:
+            return model
+        return torch.nn.parallel.DistributedDataParallel(model, [device.index] if device.type == "cuda" else None)
+
+    def part(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Every `size`-th batch, another for each process."""
+        return batches if self.size == 1 else islice(batches, self.rank, None, self.size)
+
+    def agreed(self, reason: str | None) -> str | None:
+        """The reason to stop where any process has one: who stopped alone would leave the others waiting for ever."""
+        if self.size == 1:
+            return reason
+        asked = torch.tensor(float(reason is not None))
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return reason or ("another process was asked to stop" if asked else None)
+
+
+@contextmanager
+def joined(config: TrainConfig) -> Iterator[Team]:
+    """Meet the other processes that torchrun started, if it did, and part from them at the end.
+
+    On CUDA each process takes the device of its local rank. Raises `RunError` where there are fewer devices, and for
+    `nproc` without processes.
+    """
+    rank, size = place()
+    if size == 1:
+        if config.nproc > 1:
+            how = "start them with ampscope train --nproc, or with torchrun"
+            raise RunError(f"nproc={config.nproc} needs processes, and this is one; {how}")
+        yield Team()
+        return
+    backend = "gloo"
+    if config.device != "cpu" and torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        if local >= torch.cuda.device_count():
+            raise RunError(
+                f"nproc={config.nproc} needs a GPU for each process, and this machine has {torch.cuda.device_count()}; "
+                "start fewer, or choose device cpu"
+            )
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
+    torch.manual_seed(config.seed)
+    try:
+        yield Team(rank, size)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,76 @@
+"""A precision recipe as torch things: the autocast region, the GradScaler, the weights' dtype and the backend flags.
+
+    >>> precision = Precision(config, torch.device("cuda:0"))
+    >>> model.to(dtype=precision.weights)
+    >>> with precision.autocast():
+    ...     loss = loss_fn(model, batch)
+
+What each recipe is stands in `config.RECIPES`; this module only carries it out.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from amp_core.settings.training import TrainConfig
+
+
+class Precision:
+    """How `config.precision` is carried out on `device`."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        recipe = config.recipe
+        self.name = config.precision
+        self.device = device
+        self.weights: torch.dtype = getattr(torch, recipe.weights)
+        self.autocast_dtype: torch.dtype | None = getattr(torch, recipe.autocast) if recipe.autocast else None
+        static = None if config.loss_scale == "dynamic" else float(config.loss_scale)
+        self.new_scale: float | None = static
+        """What to hand to `scaler.update`: None lets a dynamic loss scale move, a number holds a static one there."""
+        self.scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=config.init_scale if static is None else static,
+            growth_factor=config.growth_factor,
+            backoff_factor=config.backoff_factor,
+            growth_interval=config.growth_interval,
+            enabled=recipe.scaler,
+        )
+        """Disabled where the recipe has none: all its methods then pass through, so one loop serves every recipe."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The autocast region: for the forward pass and the loss only."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """dtype that floating-point inputs must have; None where autocast or FP32 takes them as they come."""
+        return None if self.weights == torch.float32 else self.weights
+
+
+@contextmanager
+def backend_flags(config: TrainConfig) -> Iterator[None]:
+    """Set TF32, cuDNN and determinism as `config` says, and put back what was there.
+
+    fp32 must turn TF32 off by hand: cuDNN allows it in convolutions and LSTMs unless told otherwise.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    tf32 = config.recipe.tf32 if config.tf32 is None else config.tf32
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    deterministic_before = torch.are_deterministic_algorithms_enabled()
+    warn_only_before = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+        cudnn.benchmark = config.cudnn_benchmark
+        if config.deterministic:
+            # cuBLAS reads it when its first handle is made; without it torch refuses to multiply deterministically
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            cudnn.deterministic = True
+            torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        torch.use_deterministic_algorithms(deterministic_before, warn_only=warn_only_before)

@@ -1,0 +1,65 @@
+"""What a training that goes on takes from the run it goes on with: the settings that were not given anew.
+
+    >>> recorded_settings(Path("runs/a"))["precision"]
+    'fp16'
+    >>> check_same(TrainConfig(precision="bf16"), Path("runs/a"))
+    Traceback (most recent call last):
+    amp_core.schema.RunError: precision='bf16' is not what the run in 'runs/a' trains with, 'fp16'; leave it out
+
+No torch, so that `ampscope train` can read them before it starts other processes.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from amp_core.schema import RunError
+from amp_core.settings.setting import settings_of
+from amp_core.settings.training import TrainConfig
+from amp_core.store.run import load_run
+
+MAY_CHANGE = frozenset(name for name, one in settings_of(TrainConfig).items() if one.may_change)
+"""Settings that decide how long is trained, where, and what is looked at: the training is the same with others."""
+
+
+def recorded_settings(folder: Path) -> dict[str, Any]:
+    """The settings that the run in `folder` was trained with; empty where there is none, or `train` did not make it."""
+    if not (folder / "run.json").is_file():
+        return {}
+    config = load_run(folder).head.config
+    if config.get("source") != "train":
+        return {}
+    found = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
+    if found.get("nproc", 1) != 1 and str(found.get("device")).startswith("cuda"):
+        found["device"] = "cuda"  # what is recorded is that of the first process
+    return found
+
+
+def check_same(config: TrainConfig, folder: Path) -> None:
+    """Raise `RunError` where a setting would make another training of the run in `folder`."""
+    recorded = recorded_settings(folder)
+    if not recorded:
+        return
+    before, now = TrainConfig.from_dict(recorded).resolved(), config.resolved()
+    for name in recorded:
+        was, given = getattr(before, name), getattr(now, name)
+        if name not in MAY_CHANGE and was != given:
+            raise RunError(
+                f"{name}={given!r} is not what the run in {str(folder)!r} trains with, {was!r}; leave it out"
+            )
+
+
+def check_more(steps: int, made: int) -> None:
+    """Raise `RunError` where a run that has made so many steps has none left to make."""
+    if steps <= made:
+        raise RunError(f"steps={steps} is what the run is to make in all, and it has made {made}; give more")
+
+
+def repeated(made: int, recorded: int) -> str | None:
+    """What became of steps that were recorded after the checkpoint, which holds `made`; None where there are none."""
+    if recorded <= made:
+        return None
+    return (
+        f"steps {made} to {recorded - 1} were recorded after the last checkpoint, and their weights lost with the "
+        f"process: they stay in the record and are trained again, from step {recorded} on"
+    )

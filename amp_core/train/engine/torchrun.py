@@ -1,0 +1,112 @@
+"""Start torchrun for a training of several processes on this machine, and write down how it ended.
+
+    >>> launch(4, ["train", "--precision", "fp16", "--out", "runs/a"], "runs/a")
+    (0, None)
+
+torchrun (`torch.distributed.run`, standalone) starts the processes, gives each its rank, and stops all when one dies.
+They speak to each other over the loopback interface alone. Which process died first, and by what, torchrun knows best:
+it goes into `run.json` beside what the ranks wrote themselves.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar, cast
+
+import psutil
+
+from amp_core.analysis.ranks import end_in_words
+from amp_core.schema import RunError
+from amp_core.store.atomic import replace_file
+from amp_core.store.run import load_run
+from amp_core.store.writer import RunWriter
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+LAUNCHED = "AMPSCOPE_LAUNCHED"
+"""Set in the environment of processes that `launch` has started."""
+
+
+def launch(processes: int, command: Sequence[str], folder: str | os.PathLike[str]) -> tuple[int, str | None]:
+    """Run `python -m amp_core COMMAND` in so many processes; gives 0, 1 where one failed, or 130 where it was stopped,
+    and which rank failed and why.
+
+    Raises `RunError` with what a process said of bad input.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    os.environ[LAUNCHED] = "1"
+    if "lo" in psutil.net_if_addrs():  # without it gloo asks what the machine's name resolves to, and listens there
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    given = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes), "-m", "amp_core"]
+    try:
+        run(parse_args([*given, *command]))
+    except ChildFailedError as error:
+        first, failure = error.get_first_failure()
+        told = failure.error_file_data.get("message")
+        said = str(told.get("message") if isinstance(told, dict) else told)
+        if failure.exitcode == 2 and said.startswith("RunError: "):
+            raise RunError(re.sub("^into=", "out=", said.removeprefix("RunError: "))) from None
+        if failure.exitcode == 130:
+            return 130, None
+        killed = {rank: f.signal_name() for rank, f in error.failures.items() if f.exitcode < 0}
+        how = f"exit code {failure.exitcode}" if first not in killed else f"killed by {killed[first]}"
+        return 1, _end(Path(folder), killed) or f"rank {first} ended with {how}"
+    except (SignalException, KeyboardInterrupt):
+        return 130, None
+    return 0, None
+
+
+def as_member(train: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`train` for a process of torchrun's, which is told what error ended it.
+
+    One that `launch` has started dies with the launcher and leaves Ctrl-C to it: torchrun puts its processes into
+    sessions of their own, so nothing else would end them where it is killed itself.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    if os.environ.get(LAUNCHED) == "1":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(OSError, AttributeError):  # prctl is Linux's
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return cast(Callable[Arguments, Result], record(train))
+
+
+def _end(folder: Path, killed: Mapping[int, str]) -> str | None:
+    """Write the ends that killed ranks could not, by what signal, and into `run.json` which rank was the cause."""
+    try:
+        run = load_run(folder)
+        head = run.head
+        if head.status == "finished":
+            return None
+        for rank, name in killed.items():
+            if rank or head.status == "running":
+                writer = RunWriter(
+                    folder,
+                    config=head.config,
+                    environment=head.environment,
+                    model=head.model,
+                    rank=rank,
+                    world_size=head.world_size,
+                    resume=True,
+                )
+                writer.close("failed", f"killed by {name}")
+        run = load_run(folder)
+    except RunError:  # none had begun, or not ours to touch: the console says what happened
+        return None
+    reason = end_in_words(run)
+    ended = dataclasses.replace(run.head, status="failed", end_reason=reason)
+    replace_file(folder / "run.json", ended.to_json().encode())
+    return reason
+
+
+_PR_SET_PDEATHSIG = 1

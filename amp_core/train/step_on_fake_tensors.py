@@ -1,0 +1,137 @@
+"""A step traced without being run: operators, shapes and memory of a workload of any size, on fake tensors.
+
+    >>> wide, narrow = trace_workload(TrainConfig(workload="text-bert", size="large"))
+    >>> wide.work["flops"].sum() / 1e12
+    9.6
+
+Fake tensors have shapes and dtypes and no memory, so a step that would fill a GPU is traced in seconds on a laptop. The
+model's weights are made for a moment, as real as in training: that takes its parameters' memory. The trace is that of a
+CPU (autograd cannot follow fake CUDA tensors where torch has no CUDA); `amp_core.forecast` reads it as CUDA's.
+"""
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from amp_core.forecast import StepMemory, StepTrace
+from amp_core.forecast.traced_work import work_of
+from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.training import make_optimizer
+from amp_core.train.workloads import Workload, build
+
+
+def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
+    """One micro-batch's step of the workload in FP32 and under BF16 autocast, which has FP16's shapes and bytes.
+
+    Raises `RunError` for a workload that cannot be built, or whose step asks for values that fake tensors do not have.
+    """
+    config = config.resolved()
+    workload = build(config)
+    batch = next(iter(workload.batches), None)
+    if batch is None:
+        raise RunError(f"workload={config.workload!r} has no batch; give at least one")
+    name = " ".join(str(part) for part in (config.workload, config.size) if part)
+    try:
+        wide, narrow = (_traced(config, workload, batch, name, amp) for amp in (False, True))
+    except Exception as error:  # what is called may be anybody's code
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise RunError(
+            f"workload={config.workload!r} cannot be traced on fake tensors ({why}); record a run with --trace-ops and "
+            "forecast from that"
+        ) from error
+    return wide, narrow
+
+
+def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp: bool) -> StepTrace:
+    model = workload.model
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _make_fake(model)
+        fake = tree_map(_like, batch)
+        optimizer = make_optimizer(config, model)
+        tally = OpCounter(model, ("cpu", "cuda"))
+        kept = _Kept(model)
+        region = torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext()
+        tally.attach()
+        try:
+            model.train()
+            with OpCounterMode(tally):
+                with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor), region:
+                    loss = workload.loss_fn(model, fake)
+                loss.backward()
+                tally.phase = "optimizer"
+                optimizer.step()
+        finally:
+            tally.detach()
+        if tally.error is not None:
+            raise RuntimeError(f"counting stopped: {tally.error}")
+        rows = pd.DataFrame(tally.rows())
+        parameters = sum(_bytes(p) for p in model.parameters())
+        state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+        memory = StepMemory(
+            parameters=parameters,
+            gradients=sum(_bytes(p.grad) for p in model.parameters() if p.grad is not None),
+            optimizer=sum(_bytes(t) for t in state),
+            activations=kept.bytes_of(kept.others),
+            weight_copies=kept.bytes_of(kept.copies),
+        )
+        for parameter in model.parameters():
+            parameter.grad = None
+    samples = workload.samples(batch)
+    return StepTrace(name, "amp" if amp else "fp32", False, samples, work_of(rows), memory)
+
+
+class _Kept:
+    """What autograd keeps for backward: each storage once, parameters not at all, 16-bit copies of them apart."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._shapes = {tuple(p.shape) for p in model.parameters()} | {
+            tuple(reversed(p.shape)) for p in model.parameters()
+        }
+        self.others: dict[int, torch.UntypedStorage] = {}
+        self.copies: dict[int, torch.UntypedStorage] = {}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Take note of a tensor; it is kept as it is."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._parameters:
+            copy = tensor.dtype == torch.bfloat16 and tensor.dim() > 1 and tuple(tensor.shape) in self._shapes
+            (self.copies if copy else self.others)[storage._cdata] = storage
+        return tensor
+
+    @staticmethod
+    def bytes_of(storages: dict[int, torch.UntypedStorage]) -> float:
+        """Their size."""
+        return float(sum(s.nbytes() for s in storages.values()))
+
+
+def _make_fake(model: nn.Module) -> None:
+    """Put a fake tensor in the place of each parameter and buffer; shared ones stay shared."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    fake = _like(tensor)
+                    trains = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if trains else fake
+                held[key] = made[id(tensor)]
+
+
+def _like(leaf: Any) -> Any:
+    """A tensor of the same shape, strides and dtype without memory; anything else as it is."""
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape) * tensor.element_size()

@@ -1,0 +1,19 @@
+"""One training of several that are set side by side.
+
+>>> Member(TrainConfig(precision="bf16"), Path("runs/cmp/bf16"))
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from amp_core.settings.training import TrainConfig
+
+
+@dataclass(frozen=True)
+class Member:
+    """One training of a comparison."""
+
+    config: TrainConfig
+    folder: Path
+    level: str = "standard"
+    """How much `watch` looks at."""

@@ -1,0 +1,109 @@
+"""A process that trains when it is its turn: one of several that a comparison lets train a block of steps each.
+
+    python -m amp_core.train.turns.participant        started by `amp_core.train.turns.interleave`
+
+Standard input gives first a line of JSON, `{"config": …, "folder": …, "comparison": …, "level": …}`, then a line with a
+number of steps for each turn; 0 ends the training. A line `ready` on standard output says that the training stands
+before its first step, `done` that a turn is over, `ended 0` with which exit code it ended; what the training itself
+prints goes to standard error. The next training may then be ordered, of the same recipe: a process that imports torch
+takes seconds to start, and a training of forty steps may take less. While it waits the process sleeps, and the device
+has finished what it was given. When standard input ends, so does the process.
+
+What a training leaves behind is cleared away before the next: its memory, compiled code and memory peaks. Weights,
+data order and dropout are drawn from the seed anew, so that losses are those of a process of its own, bit for bit.
+"""
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.stopping import stop_on_signals
+
+
+class Turns:
+    """What `train` asks before each step: it answers when the step may be made."""
+
+    def __init__(
+        self, asked: Callable[[], str | None], given: TextIO, said: TextIO, settle: Callable[[], None]
+    ) -> None:
+        self._asked = asked
+        self._given = given
+        self._said = said
+        self._settle = settle
+        self._left = 0
+        self._began = False
+
+    def __call__(self) -> str | None:
+        """None once the step may be made; a reason where the run is to end."""
+        if reason := self._asked():
+            return reason
+        if self._left == 0:
+            self._settle()
+            self._said.write("done\n" if self._began else "ready\n")
+            self._said.flush()
+            self._began = True
+            line = self._given.readline()
+            if reason := self._asked():
+                return reason
+            if not line.strip().isdecimal() or int(line) == 0:
+                return "stopped: the comparison that it was part of ended"
+            self._left = int(line)
+        self._left -= 1
+        return None
+
+
+def main() -> int:
+    """Train in turns, once for each order; the last training's exit code: 130 where stopped, 2 for bad input."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the others' cores
+    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # a workload of one's own may print
+    code = 130
+    with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds
+        while line := sys.stdin.readline():
+            code = _train(json.loads(line), stop, said)
+            if code == 2 or stop():
+                break
+            said.write(f"ended {code}\n")
+            said.flush()
+    return code
+
+
+def _train(order: Mapping[str, Any], stop: Callable[[], str | None], said: TextIO) -> int:
+    import torch
+
+    from amp_core.record.stats.process_memory import forget_peaks
+    from amp_core.train.engine.training import train
+
+    def settle() -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    config = TrainConfig.from_dict(order["config"])
+    try:
+        summary = train(
+            config,
+            order["folder"],
+            stop=Turns(stop, sys.stdin, said, settle),
+            also={"comparison": order["comparison"]},
+            level=order.get("level", "standard"),
+        )
+    except RunError as error:
+        sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
+        return 2
+    gc.collect()  # the model and what watched it refer to each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    forget_peaks()
+    if config.compile:
+        torch._dynamo.reset()  # a few models more, and it would compile no further one
+    return 130 if summary.status == "stopped" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""A search's answer in words: what was confirmed, what only looks best so far and what would tell, or FP32.
+
+>>> confirmed(search, shown, undecided=[])
+>>> search.found.answer
+'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from amp_core.analysis.comparison.parity import FEW_SEEDS
+from amp_core.analysis.comparison.ratios import MARGIN
+from amp_core.text import formatting
+from amp_core.tune.budget import in_round_seconds
+from amp_core.tune.confirm import MIN_STEPS, Shown
+from amp_core.tune.options import Candidate
+from amp_core.tune.race import RACE_SHARE, RACE_STEPS, Raced
+from amp_core.tune.result import Tried
+from amp_core.tune.state import Search
+
+
+def confirmed(search: Search, shown: Shown, undecided: Sequence[Shown]) -> None:
+    """This recipe can be shipped. `undecided` are faster ones of which nothing is told."""
+    row = shown.row
+    why = " ".join([f"The fastest of those that keep parity: {row.parity}.", *map(unsure, undecided)])
+    _save(search, shown.candidate, f"{_title(shown.candidate)}: {row.answer}", why)
+
+
+def unconfirmed(search: Search, shown: Shown) -> None:
+    """This recipe looks fastest, and it is not told whether it can be shipped."""
+    speed = _speed(_race_row(search, shown))
+    looks = (
+        f"{_title(shown.candidate)} looks fastest, {speed} × FP32's speed, but whether it learns the same is not told"
+    )
+    if not shown.needs_s:
+        _save(search, shown.candidate, f"{looks}: run it with more --steps", unsure(shown), sure=False)
+        return
+    needs = in_round_seconds(shown.needs_s)
+    more, anew = formatting.duration(shown.more_s), formatting.duration(needs)
+    more = f"Some {more} more of trainings may tell: a new search of {anew}."
+    _save(
+        search,
+        shown.candidate,
+        f"{looks}: run with --budget {needs}",
+        f"The budget was used up. {more} {unsure(shown)}",
+        needs_s=float(needs),
+        sure=False,
+    )
+
+
+def stay(search: Search, plain: Candidate, raced: Raced) -> None:
+    """No recipe is surely faster than FP32 and learns the same: a finding, unless the race was cut short."""
+    rows = {row.name: row for row in search.found.tried if row.stage == "race" and not row.out}
+    maybe = [
+        candidate
+        for candidate in raced.order
+        if (row := rows.get(candidate.name)) is not None
+        and row.speed_verdict.startswith("cannot tell")
+        and row.speed_ratio > 1 + MARGIN
+    ]
+    if not maybe:
+        why = "No recipe that was tried is surely faster and learns the same."
+        _save(search, plain, f"{_title(plain)}: stay with it", why)
+        return
+    best = max(maybe, key=lambda candidate: rows[candidate.name].speed_ratio)
+    row = rows[best.name]
+    speed = f"{_speed(row)} × FP32's speed ({_speed(row, 'low')}–{_speed(row, 'high')})"
+    after = f"after {formatting.plural(row.steps, 'step')} of the race"
+    if search.budget.left > 0:
+        why = f"No recipe that was tried is surely faster. {best.name} made {speed} {after}: too little to tell."
+        _save(search, plain, f"{_title(plain)}: stay with it", why)
+        return
+    budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
+    racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
+    asking = budget.takes([plain.name, best.name], steps, FEW_SEEDS)
+    needs = in_round_seconds(budget.look_s + max(racing + asking, asking / (1 - RACE_SHARE)))
+    _save(
+        search,
+        best,
+        f"{_title(best)} looks fastest, but neither its speed nor whether it learns the same is told: run with "
+        f"--budget {needs}",
+        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {FEW_SEEDS} seeds "
+        f"take about {formatting.duration(racing + asking)}.",
+        needs_s=float(needs),
+        sure=False,
+    )
+
+
+def unsure(shown: Shown) -> str:
+    """What is known of a recipe of which it is not told whether it can be shipped."""
+    name, row = shown.candidate.name, shown.row
+    if not shown.seeds:
+        return f"{name} was not trained beside FP32 over any seed."
+    said = row.parity if row.parity.startswith("cannot tell") or not row.parity else f"{row.parity}; {row.out}"
+    seeds = f"{formatting.plural(shown.seeds, 'seed')} of {formatting.plural(row.steps, 'step')}"
+    return f"{name} over {seeds}, at {_speed(row)} × FP32's speed: {said or row.out}."
+
+
+def _race_row(search: Search, shown: Shown) -> Tried:
+    """The row that knows its speed."""
+    if shown.seeds:
+        return shown.row
+    return next(row for row in search.found.tried if row.stage == "race" and row.name == shown.candidate.name)
+
+
+def _speed(row: Tried, end: str = "") -> str:
+    return formatting.number(getattr(row, f"speed_ratio_{end}" if end else "speed_ratio"))
+
+
+def _title(candidate: Candidate) -> str:
+    return candidate.name.upper() if candidate.name.isalnum() else candidate.name
+
+
+def _save(
+    search: Search, chosen: Candidate, answer: str, why: str, *, needs_s: float | None = None, sure: bool = True
+) -> None:
+    config = dataclasses.replace(chosen.config, steps=search.config.steps, every=search.config.every).to_dict()
+    search.tell(answer)
+    search.save(chosen=chosen.name, config=config, answer=answer, why=why, confirmed=sure, needs_s=needs_s)

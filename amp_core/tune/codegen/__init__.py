@@ -1,0 +1,5 @@
+"""The code for a recipe: plain PyTorch, Accelerate, Transformers, Lightning (`loops` writes one loop each)."""
+
+from amp_core.tune.codegen.programs import FRAMEWORKS, LABELS, WRITTEN, code_for
+
+__all__ = ["FRAMEWORKS", "LABELS", "WRITTEN", "code_for"]

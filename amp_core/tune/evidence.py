@@ -1,0 +1,82 @@
+"""Rows of evidence: what was measured of a recipe against another, as `Tried` has it, and as a line.
+
+>>> row = measured(candidate, "race", "fp32", [run_fp32], [run_bf16], folder)
+>>> in_words(row)
+'  bf16: 2.48 × (2.37–2.55)'
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amp_core.analysis import compare
+from amp_core.analysis.comparison.answer import in_one_line
+from amp_core.analysis.comparison.ratios import speed_ratio
+from amp_core.store.run import Run
+from amp_core.text import formatting
+from amp_core.tune.options import Candidate
+from amp_core.tune.result import Tried
+
+
+def unmeasured_row(
+    candidate: Candidate, stage: str, against: str, runs: Sequence[Run], into: Path, out: str = ""
+) -> Tried:
+    """A row that says which runs there are, in the search's folder `into`, and nothing of what they show."""
+    folders = tuple(Path(str(run.path)).relative_to(into).as_posix() for run in runs)
+    steps = min((len(run.steps) for run in runs), default=0)
+    row = Tried(candidate.name, stage, against, folders, steps, out=out, note=candidate.note)
+    if candidate.name != against or not runs:
+        return row
+    one: dict[str, Any] = dict.fromkeys(("speed_ratio", "speed_ratio_low", "speed_ratio_high", "memory_ratio"), 1.0)
+    return dataclasses.replace(row, speed_verdict="reference", **one)
+
+
+def measured(
+    candidate: Candidate,
+    stage: str,
+    against: str,
+    first: Sequence[Run],
+    runs: Sequence[Run],
+    into: Path,
+    *,
+    pairs: Sequence[tuple[Run, Run]] = (),
+    out: str = "",
+) -> Tried:
+    """The row of `runs` against the runs `first` of another recipe.
+
+    Speed is taken from `pairs` of runs that took turns, else from all pairs in their order. In the stage `confirm` it
+    is also judged whether the two learn the same, as one does who may add seeds and judge again.
+    """
+    row = unmeasured_row(candidate, stage, against, runs, into, out)
+    if not runs or not first or candidate.name == against:
+        return row
+    ratio = speed_ratio(list(pairs) or list(zip(first, runs, strict=False)))
+    speed: dict[str, Any] = {
+        "speed_ratio": ratio.value,
+        "speed_ratio_low": ratio.low,
+        "speed_ratio_high": ratio.high,
+        "speed_verdict": ratio.verdict,
+    }
+    recipe = compare([*first, *runs], repeatedly=True).recipes.iloc[1]
+    found = {str(name): value for name, value in recipe.items()} | speed
+    row = dataclasses.replace(row, **speed, memory_ratio=float(found["memory_ratio"]))
+    if stage != "confirm":
+        return row
+    answer = in_one_line(found).partition(": ")[2]
+    numbers: dict[str, Any] = {
+        name: float(found[name]) for name in ("loss_change_frac", "loss_change_high", "noise_frac")
+    }
+    return dataclasses.replace(row, parity=str(found["parity"]), answer=answer, **numbers)
+
+
+def in_words(row: Tried) -> str:
+    """A row as a line."""
+    if row.speed_verdict == "reference":
+        return f"  {row.name}: what the others are held against"
+    parts = [formatting.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)]
+    if row.parity:
+        parts.append(row.parity)
+    if row.out and row.out != row.parity:
+        parts.append(f"out: {row.out}")
+    return f"  {row.name}: {'; '.join(parts)}"

@@ -1,0 +1,284 @@
+"""The largest batch that fits: a guarded search, each trial a training of a few steps in a process of its own.
+
+    >>> found = largest_batch(TrainConfig(workload="text-gpt", precision="bf16", device="cpu"), limit_bytes=2 * 2**30)
+    >>> found.largest, found.trials[-1].why
+    (1216, 'its resident set passed 2.00 GiB')
+
+Doubling until a batch does not fit, then narrowing down to the one: in the middle, or where the memory of the last two
+that fitted says that the limit lies, memory being close to a straight line in the batch. A trial that runs out of
+memory or is killed for it ends alone; the search goes on. One that takes too long ends it: how long a batch takes says
+nothing of memory. On a CPU the limit is watched from outside, so that the machine is never brought to its knees: a
+trial above it is killed. This half imports no torch.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from amp_core.hardware.child_environment import python_path
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+
+FILE = "max_batch.json"
+"""The answer, in the folder that a search was given."""
+STEPS = 3
+"""Steps of a trial: the first makes the optimizer's state, the others meet the peak of every later one."""
+MOST = 65536
+"""No larger batch is tried unless asked for."""
+TIMEOUT_S = 300.0
+SHARE_OF_FREE = 0.8
+"""Of the memory that is free on this machine, what a trial on a CPU may take where no limit is given."""
+_LOOK_S = 0.03  # between two looks at a trial: at some 5 GB/s of fresh pages it gets 150 MB too far at most
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One batch size, tried."""
+
+    batch_size: int
+    fits: bool
+    why: str
+    """Why it does not fit; empty where it does."""
+    peak_bytes: int | None
+    """CUDA: allocated by torch at most; CPU: resident set of the process at most. None where it did not get so far."""
+    step_ms: float | None
+    samples_per_s: float | None
+    seconds: float
+    """How long the trial took, with starting its process."""
+    too_slow: bool = False
+    """Whether it was ended for the time it took, which says nothing of memory."""
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """What the search found."""
+
+    largest: int | None
+    """The largest batch that fits; None where not even one sample does."""
+    next_larger: int | None
+    """The smallest that was tried and does not fit; None where none was met."""
+    limit_bytes: int | None
+    """The limit that was kept to; None on CUDA without one, where the device is the limit."""
+    on_cpu: bool
+    trials: tuple[Trial, ...]
+
+    def in_words(self) -> str:
+        """The answer in a sentence or two."""
+        if self.largest is None:
+            return f"not even a batch of 1 fits: {self.trials[-1].why}"
+        best = next(t for t in self.trials if t.fits and t.batch_size == self.largest)
+        said = f"largest batch that fits: {self.largest:,}"
+        if best.peak_bytes is not None:
+            what = "resident set of the process" if self.on_cpu else "allocated by torch"
+            said += f", with {in_bytes(best.peak_bytes)} {what}"
+        if self.next_larger is None:
+            return f"{said}; larger ones were not tried"
+        first = next(t for t in self.trials if t.batch_size == self.next_larger)
+        if first.too_slow:
+            return f"{said}; at {self.next_larger:,} its {first.why}, so larger ones were not tried"
+        return f"{said}; at {self.next_larger:,} {first.why}"
+
+
+def largest_batch(
+    config: TrainConfig,
+    *,
+    limit_bytes: int | None = None,
+    most: int = MOST,
+    timeout_s: float = TIMEOUT_S,
+    tell: Callable[[Trial], None] | None = None,
+    attempt: "Callable[[TrainConfig, int | None, float], Trial] | None" = None,
+) -> MaxBatch:
+    """Search the largest `batch_size` with which `config` trains, up to `most`.
+
+    `limit_bytes` is kept to: the resident set of the process on a CPU, what torch may take of the device on CUDA. On a
+    CPU without one it is a share of what is free. `tell` is called after each trial. Raises `RunError` for a workload
+    whose batches cannot be sized, for what `train` refuses, and where a trial fails for another reason than memory.
+    """
+    check(config, limit_bytes=limit_bytes, most=most, timeout_s=timeout_s)
+    limit_bytes = limit_of(config, limit_bytes)
+    spec = config.spec
+    assert spec is not None
+    attempt = attempt or try_batch
+    trials: list[Trial] = []
+    fits, fails = 0, most + 1  # the largest known to fit, the smallest known or taken not to
+    asked = min(config.batch_size or spec.batch_size, most)
+    while fails - fits > 1:
+        short = dataclasses.replace(config, batch_size=asked, steps=STEPS, profile=None, evaluate=False)
+        trial = attempt(short, limit_bytes, timeout_s)
+        trials.append(trial)
+        if tell is not None:
+            tell(trial)
+        if trial.too_slow and fits:  # to narrow down how long something takes would take hours, for no answer
+            break
+        if trial.fits:
+            fits = asked
+        else:
+            fails = asked
+        asked = _next(fits, fails, most, trials, limit_bytes)
+    tried = [t.batch_size for t in trials if not t.fits]
+    return MaxBatch(
+        largest=fits or None,
+        next_larger=min(tried) if tried else None,
+        limit_bytes=limit_bytes,
+        on_cpu=config.device == "cpu",
+        trials=tuple(trials),
+    )
+
+
+def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s: float) -> None:
+    """Raise `RunError` for what cannot be searched."""
+    if config.spec is None:
+        raise RunError(
+            f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
+        )
+    if config.device == "auto":
+        raise RunError("device='auto' does not say what guards the memory; give cpu, cuda or cuda:N")
+    for name, value in (("most", most), ("memory_limit", limit_bytes if limit_bytes is not None else 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RunError(f"{name}={value!r} is not possible; give a whole number of 1 or more")
+    seconds: object = timeout_s
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        raise RunError(f"timeout={timeout_s!r} is not possible; give seconds above 0")
+
+
+def limit_of(config: TrainConfig, given: int | None) -> int | None:
+    """The limit to keep to: the one that was given, else on a CPU `SHARE_OF_FREE`, else None: what the device has."""
+    return int(SHARE_OF_FREE * free_bytes()) if given is None and config.device == "cpu" else given
+
+
+def _next(fits: int, fails: int, most: int, trials: list[Trial], limit_bytes: int | None) -> int:
+    """The batch to try now: twice what fits, half of what does not, or between the two."""
+    if fails > most and not any(not t.fits for t in trials):
+        return min(2 * fits, most)
+    if fits == 0:
+        return max(1, fails // 2)
+    middle = (fits + fails) // 2
+    known = sorted((t.batch_size, t.peak_bytes) for t in trials if t.fits and t.peak_bytes is not None)
+    halving = len(trials) % 2 == 0  # every other time, so that a curve that is no line costs little
+    if limit_bytes is None or len(known) < 2 or halving:
+        return middle
+    (b1, m1), (b2, m2) = known[-2:]
+    if m2 <= m1:
+        return middle
+    guess = b2 + int((limit_bytes - m2) * (b2 - b1) / (m2 - m1))
+    return min(max(guess, fits + 1), fails - 1)
+
+
+def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) -> Trial:
+    """Train a few steps in a process of its own, and say whether that fitted."""
+    assert config.batch_size is not None
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ampscope-trial-") as folder:
+        task = {"config": config.to_dict(), "limit_bytes": limit_bytes, "folder": folder}
+        command = [sys.executable, "-m", "amp_core.tune.batch_trial"]
+        # Its session is its own, so Ctrl-C reaches it through us alone. What it prints matters where it fails.
+        with (
+            open(Path(folder) / "output", "wb") as output,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | python_path() | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
+            ) as child,
+        ):
+            try:
+                killed = _watch_over(child, json.dumps(task).encode(), config, limit_bytes, timeout_s)
+            except BaseException:  # Ctrl-C above all: nothing is left running
+                child.kill()
+                child.wait()
+                raise
+        result = _result(Path(folder), child.returncode, killed)
+    if "error" in result:
+        raise RunError(f"a training with batch_size={config.batch_size} fails, and not for memory: {result['error']}")
+    if "refused" in result:
+        raise RunError(str(result["refused"]))
+    return Trial(
+        batch_size=config.batch_size,
+        fits=bool(result["fits"]),
+        why=str(result.get("why", "")),
+        peak_bytes=result.get("peak_bytes"),  # type: ignore[arg-type]
+        step_ms=result.get("step_ms"),  # type: ignore[arg-type]
+        samples_per_s=result.get("samples_per_s"),  # type: ignore[arg-type]
+        seconds=time.monotonic() - began,
+        too_slow=killed == _too_slow(timeout_s),
+    )
+
+
+def _too_slow(timeout_s: float) -> str:
+    return f"{STEPS} steps took longer than {timeout_s:g} s"
+
+
+def _watch_over(
+    child: "subprocess.Popen[bytes]", task: bytes, config: TrainConfig, limit_bytes: int | None, timeout_s: float
+) -> str | None:
+    """Hand the child its task and wait for its end; why it was killed, where it was."""
+    assert child.stdin is not None
+    try:
+        with child.stdin:
+            child.stdin.write(task)
+    except BrokenPipeError:  # it ended before it read: its output says why
+        child.wait()
+        return None
+    until = time.monotonic() + timeout_s
+    watched = psutil.Process(child.pid) if config.device == "cpu" and limit_bytes is not None else None
+    while child.poll() is None:
+        try:
+            if watched is not None and limit_bytes is not None and watched.memory_info().rss > limit_bytes:
+                child.kill()
+                return f"its resident set passed {in_bytes(limit_bytes)}"
+        except psutil.NoSuchProcess:
+            continue
+        if time.monotonic() > until:
+            child.kill()
+            return _too_slow(timeout_s)
+        time.sleep(_LOOK_S)
+    return None
+
+
+def _result(folder: Path, code: int, killed: str | None) -> dict[str, object]:
+    """What a trial left behind, or what its end says."""
+    if killed is not None:
+        return {"fits": False, "why": killed}
+    file = folder / "result.json"
+    if file.is_file():
+        found: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    if code == -signal.SIGKILL:
+        return {"fits": False, "why": "the system killed it, as it does when memory runs out"}
+    said = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return {"error": f"its process ended with code {code}{': ' + said[-1] if said else ''}"}
+
+
+def free_bytes() -> int:
+    """Memory that a process on this machine, or in this container, could still take."""
+    free = int(psutil.virtual_memory().available)
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            free = min(free, int(Path(most).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # no such file, or `max`: no limit here
+            continue
+    return max(free, 0)
+
+
+def in_bytes(size: float) -> str:
+    """Bytes with a binary prefix and three digits."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

@@ -1,0 +1,203 @@
+"""Which recipes and options are worth trying for a workload here, and why the others are left out.
+
+    >>> found = precisions(config, look)          # look: a short FP32 run, watched in full
+    >>> [candidate.name for candidate in found.candidates], found.left_out
+    (['fp32', 'bf16', 'fp16'], [('tf32', 'needs an NVIDIA GPU of compute capability 8.0 or newer')])
+
+All of it follows from that one look: the device and its GPU, the model's layers and shapes, what FP16 would do to its
+gradients and activations. No torch.
+"""
+
+import dataclasses
+import shutil
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from amp_core.analysis import layer_advice, safe_window, what_if
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.hardware.gpus import Gpu
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+from amp_core.store.run import Run
+from amp_core.text import formatting
+
+COMPILE_S = 180.0
+"""Seconds that must be left for torch.compile to be tried: it compiles forward and backward, which takes a minute."""
+COMPILE_STARTS = 20.0
+"""The same on a slow machine, in times that a training takes to start."""
+TILE = 8
+"""Multiple that tensor cores want of the sizes of a 16-bit matrix product (NVIDIA, "Matrix Multiplication Background
+User's Guide", section 2.2: 16 bytes)."""
+FP8_TILE = 16
+MAX_ISLANDS = 0.5
+"""Share of the layers from which on islands would be the model."""
+NEEDS_AMPERE = "needs an NVIDIA GPU of compute capability 8.0 or newer"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe to try."""
+
+    name: str
+    config: TrainConfig
+    note: str = ""
+    """What its settings are made from."""
+
+
+@dataclass
+class Found:
+    """What to try, simplest first, and what not."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, config: TrainConfig, note: str = "") -> None:
+        """One to try."""
+        self.candidates.append(Candidate(name, config, note))
+
+    def leave_out(self, what: str, why: str) -> None:
+        """One not to try."""
+        self.left_out.append((what, why))
+
+
+def precisions(base: TrainConfig, look: Run) -> Found:
+    """The precisions to race, FP32 first."""
+    found, gpu = Found(), _gpu(look)
+    found.add("fp32", dataclasses.replace(base, precision="fp32", loss_scale="dynamic", islands=(), fp8=False))
+    plain = found.candidates[0].config
+    if gpu is not None and gpu.takes("tf32"):
+        found.add("tf32", dataclasses.replace(plain, precision="tf32"))
+    else:
+        found.leave_out("tf32", NEEDS_AMPERE)
+    if gpu is not None and gpu.takes("bf16") is False:
+        found.leave_out("bf16", f"emulated on {gpu.name}: {NEEDS_AMPERE}")
+    else:
+        found.add("bf16", dataclasses.replace(plain, precision="bf16"))
+    scaled, note = _scaled(dataclasses.replace(plain, precision="fp16"), look)
+    found.add("fp16", scaled, note)
+    islands, why = _islands(look)
+    if islands:
+        found.add("fp16-islands", dataclasses.replace(scaled, islands=islands), why)
+    else:
+        found.leave_out("fp16 with FP32 islands", why)
+    _fp8(found, plain, look, gpu)
+    return found
+
+
+def options(lead: Candidate, look: Run, seconds_left: float, start_s: float = 0.0) -> Found:
+    """Options to race against `lead`, one by one; a training takes `start_s` to start here."""
+    found, gpu, config = Found(), _gpu(look), lead.config
+    shapes = {name: shape for name, shape in _facts(look, "shapes").items() if isinstance(shape, list)}
+    if not config.fused:
+        found.add("fused", dataclasses.replace(config, fused=True), "the optimizer's fused kernel")
+    if any(len(shape) == 4 for shape in shapes.values()):
+        if not config.channels_last:
+            found.add("channels-last", dataclasses.replace(config, channels_last=True), "for its convolutions")
+    else:
+        found.leave_out("channels_last", "the model has no convolution over images")
+    linear = [n for n, kind in _facts(look, "layers").items() if kind == "Linear"]
+    odd = [n for n in linear if any(size % TILE for size in shapes.get(f"{n}.weight", []))]
+    if gpu is None or not gpu.has_tensor_cores:
+        found.leave_out("padding", "is for tensor cores, and there are none here")
+    elif not odd or config.fp8:
+        found.leave_out("padding", f"the sizes of all its linear layers are multiples of {TILE}")
+    elif config.pad_to is None:
+        found.add(
+            "padding", dataclasses.replace(config, pad_to=TILE), f"for {formatting.plural(len(odd), 'linear layer')}"
+        )
+    if why := _cannot_compile(gpu):
+        found.leave_out("compile", why)
+    elif seconds_left < max(COMPILE_S, COMPILE_STARTS * start_s):
+        said = formatting.duration(max(seconds_left, 0.0))
+        found.leave_out("compile", f"takes a minute or more, and {said} of the budget are left; give a larger one")
+    elif not config.compile:
+        found.add("compile", dataclasses.replace(config, compile=True), "torch.compile")
+    return found
+
+
+def together(lead: Candidate, chosen: list[Candidate]) -> Candidate:
+    """`lead` with all of these options of it."""
+    fields = ("fused", "channels_last", "pad_to", "compile")
+    changes = {
+        f: getattr(c.config, f) for c in chosen for f in fields if getattr(c.config, f) != getattr(lead.config, f)
+    }
+    name = "+".join([lead.name, *(c.name for c in chosen)])
+    notes = [c.note for c in (lead, *chosen) if c.note]
+    return Candidate(name, dataclasses.replace(lead.config, **changes), "; ".join(notes))
+
+
+def _scaled(config: TrainConfig, look: Run) -> tuple[TrainConfig, str]:
+    """FP16 with the loss scale that the safe window recommends, unless one was asked for."""
+    asked = TrainConfig()
+    if (config.loss_scale, config.init_scale) != (asked.loss_scale, asked.init_scale):
+        return config, "the loss scale that was asked for"
+    try:
+        window = safe_window(look, "fp16")
+    except RunError as error:
+        return config, f"PyTorch's own scale: {error}"
+    if not window.exists:
+        return config, f"PyTorch's own scale. {window.why}"
+    scale = min(max(window.recommended, 1.0), 2.0**24)
+    low, high = formatting.scale(window.lowest), formatting.scale(window.highest)
+    note = f"loss scale from {formatting.scale(scale)}: safe from {low} to {high}"
+    return dataclasses.replace(config, init_scale=scale, growth_interval=window.growth_interval), note
+
+
+def _islands(look: Run) -> tuple[tuple[str, ...], str]:
+    """Layers that FP16 would have to leave in FP32, in the model's order, and why; else why there are none."""
+    layers = list(_facts(look, "layers"))
+    wide = _overflowing(look, layers)
+    try:
+        advice = layer_advice(look)
+        narrow = {str(name) for name in advice.loc[advice["island"], "layer"]}
+    except RunError:
+        narrow = set()
+    islands = tuple(name for name in layers if name in wide | narrow)
+    if not islands:
+        return (), "every activation fits FP16, and one loss scale serves every gradient"
+    if len(islands) > MAX_ISLANDS * len(layers):
+        return (), f"{len(islands)} of {len(layers)} layers would have to stay in FP32"
+    reasons = ["activations too large for FP16"] * bool(wide) + ["gradients that no common scale serves"] * bool(narrow)
+    return islands, f"{', '.join(islands)} in FP32: {' and '.join(reasons)}"
+
+
+def _overflowing(look: Run, layers: list[str]) -> set[str]:
+    """Layers with outputs that FP16 cannot hold, and the one after each, which takes them in."""
+    predicted = what_if(look, ("fp16",), (0,), kinds=("activation",))
+    too_large = {str(name) for name in predicted.loc[predicted["overflow_frac"] > 0, "name"]}
+    places = [i for i, name in enumerate(layers) if name in too_large]
+    return {layers[i] for place in places for i in (place, place + 1) if i < len(layers)}
+
+
+def _fp8(found: Found, plain: TrainConfig, look: Run, gpu: Gpu | None) -> None:
+    shapes = _facts(look, "shapes")
+    linear = [n for n, kind in _facts(look, "layers").items() if kind == "Linear"]
+    fit = [n for n in linear if not any(size % FP8_TILE for size in shapes.get(f"{n}.weight", [1]))]
+    if gpu is None or not gpu.takes("fp8"):
+        found.leave_out("fp8", "needs an NVIDIA GPU of compute capability 8.9 or newer")
+    elif find_spec("torchao") is None:
+        found.leave_out("fp8", "needs torchao, which is not installed; pip install torchao")
+    elif not fit:
+        found.leave_out("fp8", f"no linear layer has sizes that are multiples of {FP8_TILE}")
+    else:
+        compiled = plain.compile or not _cannot_compile(gpu)  # uncompiled, its casts cost more than its products save
+        config = dataclasses.replace(plain, precision="bf16", fp8=True, compile=compiled)
+        found.add("fp8", config, f"{len(fit)} of {len(linear)} linear layers in FP8, the rest in BF16")
+
+
+def _cannot_compile(gpu: Gpu | None) -> str | None:
+    if gpu is not None:
+        return None if find_spec("triton") is not None else "needs triton, which is not installed"
+    return None if any(shutil.which(c) for c in ("g++", "clang++", "c++")) else "needs a C++ compiler"
+
+
+def _gpu(look: Run) -> Gpu | None:
+    """The GPU that it ran on; None for a CPU."""
+    device = str(look.head.config.get("device"))
+    return profiled_gpu(look, device) if device.startswith("cuda") else None
+
+
+def _facts(look: Run, name: str) -> dict[str, Any]:
+    found = look.head.model.get(name)
+    return dict(found) if isinstance(found, dict) else {}

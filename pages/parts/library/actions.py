@@ -1,0 +1,159 @@
+"""What can be done with the runs of the library: open, compare, share, label, run again, delete and get back.
+
+keeping.actions(entry, ticked_keys)
+keeping.bin_line()
+"""
+
+from urllib.parse import quote, urljoin
+
+import streamlit as st
+
+from amp_core import RunError
+from amp_core.library.labels import Label, label_of, write_label
+from amp_core.library.permissions import current
+from pages.parts import picker, words
+from pages.parts.library import run_table, trash
+from pages.parts.library.run_list import Entry
+from pages.parts.start import again
+
+STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
+
+
+def remove(entry: Entry) -> None:
+    """Delete was pressed: into the bin, and say how to get it back."""
+    try:
+        st.session_state["library.undo"] = trash.discard(entry)
+        picker.let_go(entry.key)
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def bring_back(run: trash.Kept) -> None:
+    """Undo was pressed."""
+    st.session_state.pop("library.undo", None)
+    try:
+        picker.choose(trash.restore(run))
+        st.toast(f"{words.escape(run.path.name)} is back.", icon=":material/undo:")
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def empty_bin() -> None:
+    """The deleted runs go for good."""
+    st.session_state.pop("library.undo", None)
+    try:
+        trash.empty()
+        st.toast("The bin is empty.", icon=":material/delete_forever:")
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def save_label(entry: Entry) -> None:
+    """Name, tags and note were changed."""
+    typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
+    try:
+        current().check_change("label a run")
+        # The field held the run's name: left alone, that is no name of one's own. Emptied, the recorded one is back.
+        name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
+        write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
+        picker.choose(st.session_state["run"])  # else the browser goes on showing the name of before
+        st.toast("Saved.", icon=":material/check:")
+    except RunError as error:
+        st.session_state["library.said"] = ("error", words.sentence(error))
+
+
+def bin_line() -> None:
+    """What was just deleted, and what lies in the bin."""
+    undo: trash.Kept | None = st.session_state.get("library.undo")
+    runs = trash.kept()
+    if not runs or current().read_only:
+        return
+    with st.container(horizontal=True, vertical_alignment="center", key="library.bin"):
+        if undo is not None and undo in runs:
+            st.markdown(f"**{words.escape(undo.path.name)}** was deleted.", width="content")
+            st.button("Undo", key="library.undo.now", icon=":material/undo:", on_click=bring_back, args=(undo,))
+        size = words.size(trash.size_bytes())
+        with st.popover(f"Deleted: {words.plural(len(runs), 'run')}, {size}", icon=":material/delete:"):
+            for run in runs[:20]:
+                st.button(
+                    f"Restore {words.escape(run.path.name)}",
+                    key=f"library.restore.{run.stamp}",
+                    icon=":material/undo:",
+                    on_click=bring_back,
+                    args=(run,),
+                )
+            st.button("Remove all for good", key="library.empty", icon=":material/delete_forever:", on_click=empty_bin)
+
+
+def label_form(entry: Entry) -> None:
+    """Name, tags and note of a run."""
+    with st.popover("Rename, tag", icon=":material/label:"), st.form(f"library.label.{entry.key}", border=False):
+        st.text_input("Name", entry.name, max_chars=120, key=f"library.name.{entry.key}")
+        st.text_input("Tags, with commas between", ", ".join(entry.tags), key=f"library.tags.{entry.key}")
+        st.text_area("Note", entry.note, max_chars=2000, key=f"library.note.{entry.key}")
+        st.form_submit_button("Save", on_click=save_label, args=(entry,))
+
+
+def actions(entry: Entry, ticked: list[str]) -> None:
+    """What can be done with the chosen run, and with those that are ticked. Always two lines, and Compare in its place:
+    the table below must not move between two ticks."""
+    together = picker.reference_first(dict.fromkeys([*ticked, entry.key]))
+    with st.container(border=True, key="library.actions"):
+        color, icon = words.STATUS_LOOK[entry.status]
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(f"**{words.escape(entry.name)}**", width="content")
+            st.badge(entry.status, icon=icon, color=color)
+        with st.container(horizontal=True, vertical_alignment="center"):
+            buttons(entry, together)
+    if entry.note:
+        st.caption(f"Note: {words.escape(entry.note)}")
+
+
+def buttons(entry: Entry, together: list[str]) -> None:
+    """The second line: `together` are the keys of what is ticked."""
+    if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
+        st.switch_page("pages/run_overview.py")
+    several = len(together) > 1
+    why = None if several else "Tick two runs or more."
+    label = f"Compare these {len(together)}" if several else "Compare ticked"
+    if st.button(label, key="library.compare", icon=":material/compare_arrows:", disabled=not several, help=why):
+        st.switch_page("pages/compare_runs.py", query_params=picker.beside(together))
+    if entry.readable:
+        share(entry)
+    if not current().read_only:
+        changes(entry)
+
+
+def share(entry: Entry) -> None:
+    """The run as one file, and the address that opens it here."""
+    with st.popover("Share", icon=":material/share:"):
+        st.markdown("One file for a colleague, who drops it into this page of an app anywhere:")
+        st.download_button(
+            "Download",
+            lambda: run_table.packed(entry),
+            f"{entry.path.name}.zip",
+            "application/zip",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+        if here := st.context.url:
+            st.markdown("A link for whoever can reach this server:")
+            st.code(urljoin(here, f"./?run={quote(entry.key, safe='')}"), language=None, wrap_lines=True)
+
+
+def changes(entry: Entry) -> None:
+    """What a read-only server does not offer: run again, label, delete."""
+    if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
+        again.fill(entry)
+        st.switch_page("pages/start_run.py")
+    if entry.mine:
+        label_form(entry)
+    why = STAYS[entry.origin] if not entry.mine else "Stop it first." if entry.under_way else None
+    st.button(
+        "Delete",
+        icon=":material/delete:",
+        disabled=why is not None,
+        help=why or "It can be undone until the bin is emptied.",
+        on_click=remove,
+        args=(entry,),
+    )

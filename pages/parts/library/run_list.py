@@ -1,0 +1,230 @@
+"""Which runs there are: samples that came with AMPscope, own runs, uploads, jobs that have not begun to write yet, and
+runs in other places that `AMPSCOPE_RUNS` lists, be they folders or addresses such as s3://bucket/runs.
+
+    >>> entries = listing()
+    >>> entries["sample/fp16-healthy"].path
+
+A key such as `run/2026-01-01-text-gpt` comes from an address bar, so it is only ever looked up in the listing and never
+joined to a path. A folder that cannot be read is listed with the sentence that says why.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from amp_core import RunError, jobs, load_run
+from amp_core.library.labels import Label, label_file, label_of
+from amp_core.library.permissions import folder_bytes
+from amp_core.schema import TABLES, Head
+from amp_core.store.urls import Address, roots
+from amp_core.tune.result import FILE as SEARCH_FILE
+from pages.parts.library import remote_runs
+
+SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+"""Runs that come with AMPscope."""
+
+UPLOADS = "uploads"
+"""Folder of the runs directory into which uploads are unpacked."""
+
+SEARCH_DEPTH = 2
+"""Levels of folders between the folder of a search and those that hold its runs: stage and recipe."""
+
+MOST = 20_000
+"""So many folders are looked at; a runs directory pointed at something else must not hang the app."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run in the library."""
+
+    key: str
+    path: Path | Address
+    origin: str
+    """`sample`, `run`, `upload`, or `elsewhere` for a run of another place than the one where own runs lie."""
+    name: str
+    status: str
+    """`queued`, `starting`, `running`, `finished`, `stopped`, `failed`, `lost` or `damaged`."""
+    created_at: str = ""
+    config: Mapping[str, Any] | None = None
+    sentence: str = ""
+    """Why a damaged run cannot be opened, without the place on the server's disk."""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    """What somebody noted on it."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is a run to open: neither damaged nor still waiting for its process."""
+        return self.status not in ("damaged", "queued", "starting")
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it will still change by itself."""
+        return self.status in ("queued", "starting", "running")
+
+    @property
+    def group(self) -> str:
+        """Folder that it shares with runs made together with it, as by `ampscope compare` or `tune`; empty without."""
+        parts = self.key.split("/")
+        return parts[1] if len(parts) > 2 and self.origin in ("sample", "run") else ""
+
+    @property
+    def mine(self) -> bool:
+        """Whether it may be deleted from the app."""
+        return self.origin in ("run", "upload")
+
+
+def runs_dir() -> Path:
+    """Where own runs lie: the first folder that the environment variable AMPSCOPE_RUNS lists, or `runs` in the working
+    directory. Runs that the app starts and uploads go there."""
+    return next((root for root in _listed_roots() if isinstance(root, Path)), Path("runs"))
+
+
+def other_roots() -> dict[str, Path | Address]:
+    """The other places that AMPSCOPE_RUNS lists, by what their runs' keys begin with: the place's name."""
+    own, found = runs_dir(), {}
+    for root in _listed_roots():
+        if root == own or root in found.values():
+            continue
+        name = re.sub(r"[^\w.\-]+", "-", root.name).strip("-.") or "root"
+        taken = {"sample", "run", *found}
+        found[next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)] = root
+    return found
+
+
+def _listed_roots() -> list[Path | Address]:
+    return roots(os.environ.get("AMPSCOPE_RUNS", ""))
+
+
+def listing() -> dict[str, Entry]:
+    """All runs by key: own runs and uploads, then those of other places, each newest first; then the samples."""
+    samples = [_entry(path, key, "sample", dotted) for path, key, dotted in folders(SAMPLES, "sample")]
+    own_dir = runs_dir()
+    pending = {job.folder.name: job.state for job in jobs.listing(own_dir) if job.state in ("queued", "starting")}
+    own = []
+    for path, key, dotted in folders(own_dir, "run"):
+        origin = "upload" if key.startswith(f"run/{UPLOADS}/") else "run"
+        if path.name not in pending or (path / "run.json").is_file():
+            own.append(_entry(path, key, origin, dotted))
+        else:
+            own.append(Entry(key, path, origin, path.name, pending[path.name]))
+    others = [e for name, root in other_roots().items() for e in _newest_first(_elsewhere(name, root))]
+    return {e.key: e for e in (*_newest_first(own), *others, *samples)}
+
+
+def _newest_first(entries: list[Entry]) -> list[Entry]:
+    """Runs of one group stand together, where the newest of them would."""
+    made = {e.key: "9" if e.under_way else e.created_at for e in entries}
+    newest: dict[str, str] = {}
+    for e in entries:
+        newest[e.group] = max(newest.get(e.group, ""), made[e.key])
+    return sorted(
+        entries,
+        key=lambda e: (newest[e.group] if e.group else made[e.key], e.group, made[e.key], e.name),
+        reverse=True,
+    )
+
+
+def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
+    """The runs of another place; where it cannot be looked at, one entry that says why."""
+    if isinstance(root, Path):
+        return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
+    try:
+        found = remote_runs.runs_at(root)
+    except RunError as error:
+        return [Entry(name, root, "elsewhere", str(root), "damaged", sentence=str(error))]
+    entries = []
+    for run in found:
+        key = f"{name}/{str(run.path).removeprefix(str(root)).lstrip('/')}"
+        if run.head is None:
+            entries.append(Entry(key, run.path, "elsewhere", run.path.name, "damaged", sentence=run.sentence))
+        else:
+            head = run.head
+            said = head.name or run.path.name
+            entries.append(Entry(key, run.path, "elsewhere", said, run.status, head.created_at, head.config))
+    return entries
+
+
+def preferred(entries: Mapping[str, Entry]) -> str | None:
+    """The key to open when nobody has chosen: a healthy FP16 sample, else any sample, else the newest run."""
+
+    def rank(entry: Entry) -> tuple[bool, bool, bool]:
+        precision = (entry.config or {}).get("precision")
+        return (entry.origin != "sample", precision != "fp16", "healthy" not in entry.key)
+
+    ended = [e for e in entries.values() if e.readable and not e.under_way]
+    return min(ended, key=rank).key if ended else None
+
+
+def folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
+    """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them, and
+    further down in the folder of a search, as `ampscope tune` does. Each with its key and the names beginning with a
+    dot that lie beside it."""
+    names, dotted = _subfolders(root)
+    for name in names:
+        path = root / name
+        if _is_run(path):
+            yield path, f"{prefix}/{name}", dotted
+        elif deeper:
+            below = SEARCH_DEPTH if is_search(path) else deeper - 1
+            yield from folders(path, f"{prefix}/{name}", below)
+
+
+def is_search(path: Path) -> bool:
+    """Whether a folder is that of `ampscope tune`, with the trainings of its search below it."""
+    return (path / SEARCH_FILE).is_file()
+
+
+def _subfolders(path: Path) -> tuple[list[str], set[str]]:
+    """Names of the folders in `path`, and all names in it that begin with a dot."""
+    try:
+        with os.scandir(path) as found:
+            every = list(found)
+    except OSError:  # no such folder yet, or not ours to read: then it holds no runs
+        return [], set()
+    dotted = {e.name for e in every if e.name.startswith(".")}
+    return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MOST], dotted
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        with os.scandir(path) as found:
+            names = {e.name for e in found}
+    except OSError:
+        return False
+    if "run.json" in names:
+        return True
+    return not jobs.makes_runs(path) if "job.json" in names else len(names & TABLES.keys()) > 1
+
+
+def _entry(path: Path, key: str, origin: str, dotted: Collection[str]) -> Entry:
+    """The entry of a folder, `dotted` being what lies beside it: of thousands of runs hardly one has a label."""
+    try:
+        info = (path / "run.json").stat()
+        head = _head(str(path), info.st_mtime_ns, info.st_size)
+        status = load_run(path).status if head.status == "running" else head.status
+    except FileNotFoundError:
+        return _damaged(path, key, origin, "its folder holds no run: run.json is missing")
+    except (RunError, OSError) as error:
+        return _damaged(path, key, origin, str(error).replace(f"{path.parent}{os.sep}", ""))
+    label = label_of(path) if dotted and label_file(path).name in dotted else Label()
+    name = label.name or head.name or path.name
+    return Entry(key, path, origin, name, status, head.created_at, head.config, tags=label.tags, note=label.note)
+
+
+def _damaged(path: Path, key: str, origin: str, sentence: str) -> Entry:
+    return Entry(key, path, origin, path.name, "damaged", sentence=sentence)
+
+
+@lru_cache(maxsize=MOST)
+def _head(path: str, _mtime_ns: int, _size: int) -> Head:
+    return load_run(path).head
+
+
+def size_bytes(path: Path | Address) -> int:
+    """Bytes that the run takes of this machine's disks."""
+    return 0 if isinstance(path, Address) else folder_bytes(path)

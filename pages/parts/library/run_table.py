@@ -1,0 +1,175 @@
+"""The library's table: a row per run, what each row says of it, and the zip of one.
+
+Opening and diagnosing a run takes tens of milliseconds, so a pass does that for as many as `PATIENCE_S` allows and
+`look_on` goes on until every row is full. What a row says of a run that has ended is kept for the session.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from amp_core import Finding, RunError, diagnose
+from amp_core.analysis import overview, sparkline
+from amp_core.library.mutes import muted
+from amp_core.store.packing import pack
+from amp_core.store.urls import Address
+from pages.parts import loaders, picker, tables, words
+from pages.parts.library import run_list
+from pages.parts.library.run_list import Entry, runs_dir
+
+PATIENCE_S = 0.25
+"""So long one pass looks into runs that it has not looked into yet."""
+TICK_S = 0.5
+UNREAD = "…"
+
+COLUMNS = {
+    "Name": st.column_config.TextColumn(pinned=True, width="medium"),
+    "Verdict": st.column_config.TextColumn(
+        width=120, help="Errors and warnings that were found, each with what follows from it"
+    ),
+    "Loss": st.column_config.LineChartColumn(help="From the first step to the last", width="small"),
+    "Last loss": st.column_config.NumberColumn(format="%.4g", help="Last recorded loss"),
+    "Recipe": st.column_config.TextColumn(width=105),
+    "Steps": st.column_config.TextColumn(width=120, help="Steps done of steps planned"),
+    "Samples/s": tables.measured(help_="Median, warm-up left out"),
+    "Skipped": st.column_config.TextColumn(help="Of the steps attempted"),
+    "Tags": st.column_config.ListColumn(),
+    "Created (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+    "Size (MiB)": st.column_config.NumberColumn(format="%.2f", help="Bytes on disk; 1 MiB is 1,048,576 bytes"),
+}
+HEALTHY = "nothing wrong"
+KINDS = {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": "another place"}
+
+
+def matches(entry: Entry, asked: str) -> bool:
+    """Whether every word that was asked for stands in what is known of the run."""
+    config = entry.config or {}
+    facts = [entry.name, entry.key, entry.status, KINDS[entry.origin], entry.note, *entry.tags]
+    facts += [str(config.get(name) or "") for name in ("precision", "workload", "size", "device")]
+    text = " ".join(facts).lower()
+    return all(word in text for word in asked.lower().split())
+
+
+def in_folder(entries: Sequence[Entry], folder: str | None) -> tuple[list[Entry], dict[str, int]]:
+    """The runs of one folder; without a folder all but those of searches, and how many of each are left out."""
+    if folder is not None:
+        return [entry for entry in entries if entry.group == folder], {}
+    searches = {g for g in {e.group for e in entries if e.origin == "run"} if g and run_list.is_search(runs_dir() / g)}
+    folded = Counter(entry.group for entry in entries if entry.origin == "run" and entry.group in searches)
+    return [e for e in entries if e.origin != "run" or e.group not in searches], dict(folded)
+
+
+def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
+    """A row per run, and how many rows still wait for a look into their run."""
+    known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("rows.known", {})
+    began, waiting, rows = time.monotonic(), 0, []
+    for entry in entries:
+        found = _about(entry)
+        if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
+            stamp = _stamp(entry)
+            kept = known.get(entry.key)
+            if (kept is None or kept[0] != stamp) and time.monotonic() - began < PATIENCE_S:
+                kept = known[entry.key] = (stamp, look_into(entry))
+            if kept is None:
+                waiting += 1
+            found |= kept[1] if kept is not None else {"Verdict": UNREAD}
+        rows.append(found)
+    return pd.DataFrame(rows), waiting
+
+
+def chosen(ticked: Sequence[str], before: Sequence[str], current: str) -> str:
+    """The run that a change of ticks chooses: the one that is new, or, where the current one lost its tick, another.
+
+    The current run's tick is there from the start, without anybody having made it.
+    """
+    new = [key for key in ticked if key not in before and key != current]
+    if new:
+        return new[-1]
+    return ticked[-1] if ticked and current not in ticked else current
+
+
+def look_on(waiting: int) -> None:
+    """Where rows wait: run the page again soon."""
+    if waiting:
+        st.session_state["rows.drawn"] = True
+        st.fragment(_look_on, run_every=TICK_S)()
+
+
+def _look_on() -> None:
+    """Run first as a part of the page's own pass, which may hold somebody's click; from then on by the tick alone."""
+    if not st.session_state.pop("rows.drawn", False):
+        st.rerun()
+
+
+def _about(entry: Entry) -> dict[str, Any]:
+    """What the listing alone says of a run; a damaged one gives its sentence."""
+    config: Mapping[str, Any] = entry.config or {}
+    return {
+        "Name": picker.placed(entry),
+        "Verdict": "damaged" if entry.status == "damaged" else None,
+        "Recipe": config.get("precision"),
+        "Loss": None,
+        "Last loss": None,
+        "Samples/s": None,
+        "Skipped": None,
+        "Size (MiB)": None if isinstance(entry.path, Address) else run_list.size_bytes(entry.path) / 2**20,
+        "Status": entry.status,
+        "Tags": list(entry.tags) or None,
+        "Workload": words.workload(config) or None,
+        "Steps": None,
+        "Created (UTC)": pd.to_datetime(entry.created_at, errors="coerce", utc=True),
+        "Sentence": entry.sentence or None,
+        "Kind": KINDS[entry.origin],
+    }
+
+
+def look_into(entry: Entry) -> dict[str, Any]:
+    """What only the run itself says."""
+    try:
+        run = loaders.open_run(entry)
+        view = loaders.analysed(overview, run)
+        found = loaders.analysed(diagnose, run)
+    except RunError as error:
+        return {"Verdict": "damaged", "Status": "damaged", "Sentence": str(error)}
+    said = verdict(found, muted(run.path))
+    little = entry.status in ("failed", "lost") or (entry.status == "stopped" and not view.steps_done)
+    if said == HEALTHY and little:  # nothing was found in what little there is
+        said = entry.status
+    planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    return {
+        "Verdict": said,
+        "Loss": sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for")) or None,
+        "Last loss": view.loss_last,
+        "Samples/s": view.speed.samples_per_s,
+        "Skipped": words.percent(view.scale.skip_frac),
+        "Steps": f"{view.steps_done:,}{planned}",
+    }
+
+
+def verdict(found: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
+    """How many errors and warnings, in words."""
+    grave = [f.severity for f in found if f.severity != "info" and f.code not in silent]
+    parts = [words.plural(n, kind) for kind in ("error", "warning") if (n := grave.count(kind))]
+    return ", ".join(parts) or HEALTHY
+
+
+def _stamp(entry: Entry) -> object:
+    """Changes whenever what a row says of the run may have."""
+    assert isinstance(entry.path, Path)
+    try:
+        head = (entry.path / "run.json").stat().st_mtime_ns
+    except OSError:
+        head = 0
+    return (head, entry.status, run_list.size_bytes(entry.path) if entry.under_way else 0, muted(entry.path))
+
+
+def packed(entry: Entry) -> bytes:
+    """The run as a zip; called when the download is asked for, not before."""
+    with tempfile.TemporaryDirectory(prefix="ampscope-pack-") as aside:
+        return pack(entry.path, Path(aside) / "run.zip").read_bytes()

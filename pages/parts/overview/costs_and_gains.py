@@ -1,0 +1,115 @@
+"""Three answers below the verdict: what mixed precision costs this run, what it buys it, and what to change.
+
+glance.show(run, view, findings.to_tell(diagnose(run), run))
+"""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from amp_core import Finding, Run, RunError
+from amp_core.analysis import Comparison, Overview, compare, lost_gradient, reference
+from amp_core.library.permissions import current
+from pages.parts import loaders, picker, words
+from pages.parts.library.run_list import Entry
+from pages.parts.start import again
+
+COMPARE, START = "pages/compare_runs.py", "pages/start_run.py"
+TITLE = 130
+"""Pixels of the longest title."""
+
+
+def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
+    """Draw the three answers, one under the other."""
+    with st.container(border=True, key="glance"):
+        for title, answer in (
+            ("What it costs", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
+            ("What it buys", lambda: gain(run, view)),
+            ("What to change", lambda: advise(found)),
+        ):
+            row = st.container(horizontal=True, gap="small")
+            row.markdown(f"**{title}**", width=TITLE)  # a share of the width would be two lines on a narrow page
+            with row.container():
+                answer()
+
+
+def cost(run: Run, view: Overview) -> list[str]:
+    """Steps thrown away, gradient lost, time for watching."""
+    said = []
+    if not view.scale.skips_recorded:
+        said.append("Skipped steps were not recorded.")
+    elif view.scale.has_scaler:
+        said.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
+    else:
+        said.append("No step can be skipped: there is no scaler.")
+    lost = loaders.analysed(lost_gradient, run)
+    if lost is not None:
+        said.append(f"{words.percent(lost)} of gradient elements lost, by audit.")
+    elif view.recipe and view.recipe != "fp32":
+        said.append("Gradient lost: not audited.")
+    if view.speed.watch_frac is not None:
+        said.append(f"{words.percent(view.speed.watch_frac)} of the time for watching.")
+    return said
+
+
+def gain(run: Run, view: Overview) -> None:
+    """Speed, memory and learning against the FP32 run of the same task, where the library has one."""
+    entries: dict[str, Entry] = st.session_state["entries"]
+    if view.recipe == "fp32":
+        st.markdown("This is FP32, what the others are held against.")
+        st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
+        return
+    base = baseline(entries, st.session_state["run"])
+    compared = against(base, run) if base is not None else None
+    if compared is None or base is None:
+        st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
+        own = entries[st.session_state["run"]]
+        offered = again.possible(own) and not current().read_only
+        if offered and st.button("Train it in FP32", icon=":material/play_circle:", type="tertiary"):
+            again.fill(own, precision="fp32")
+            st.switch_page(START)
+        return
+    answer = next(iter(compared.answers.values())).partition(": ")[2]
+    st.markdown(f"{words.escape(answer[0].upper())}{words.escape(answer[1:])}, against {words.escape(base.name)}.")
+    if compared.table["speed_verdict"].iloc[-1] == "slower" and on_cpu(run):
+        st.caption("Trained on a CPU, which has no tensor cores: its numbers carry over to a GPU, its times do not.")
+    keys = [base.key, st.session_state["run"]]
+    st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.beside(keys))
+
+
+def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
+    """The FP32 run of the same task and place as the run `key`."""
+    own = entries[key]
+    near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
+    place = reference([e.config or {} for e in near], 0)
+    return near[place] if place is not None else None
+
+
+def against(base: Entry, run: Run) -> Comparison | None:
+    """The run held against that one; None where that cannot be done."""
+    try:
+        compared = loaders.analysed(compare, [loaders.open_run(base), run])
+    except RunError:  # the other run is damaged: Library says so
+        return None
+    return compared if compared.answers else None
+
+
+def on_cpu(run: Run) -> bool:
+    """Whether it says that it was trained on one."""
+    return str(run.head.config.get("device", "")).startswith("cpu")
+
+
+def advise(found: Sequence[Finding]) -> None:
+    """What to write for the gravest of the errors and warnings found and why, or its advice; the rest stands below."""
+    grave = [f for f in found if not f.follows]
+    if not grave:
+        st.markdown("Nothing has to change.")
+        return
+    first, *others = grave
+    lines = first.snippet.splitlines()
+    if lines and "`" not in lines[0]:
+        st.markdown(f"**{words.escape(words.sentence(first.title))}** Write `{lines[0]}`" + (" …" if lines[1:] else ""))
+    else:
+        st.markdown(words.escape(words.raised(first.advice)))
+    if others:
+        st.caption(f"{words.plural(len(others), 'more finding')} below.")

@@ -1,0 +1,172 @@
+"""What is taught of mixed precision, put right, each with what the chosen run shows of it.
+
+taught.show()
+"""
+
+import streamlit as st
+
+from amp_core import Run, RunError
+from amp_core.analysis import (
+    amdahl,
+    memory_breakdown,
+    precision_map,
+    safe_window,
+    safe_window_over_time,
+    scale_summary,
+    step_cost,
+    traced_steps,
+)
+from amp_core.analysis.numerics.myths_in_run import METHOD, VANISHING, in_band
+from amp_core.hardware.gpus import gpu_of
+from pages.parts import glossary, loaders, picker, words
+from pages.parts.hardware import precision
+from pages.parts.numbers import formats
+from pages.parts.overview import findings
+
+
+def show() -> None:
+    """A card for each statement: the verdict, what is so, what the chosen run shows, and the page with its chart."""
+    run = _chosen()
+    with st.container(horizontal=True):
+        for taught in METHOD:
+            with st.container(border=True, width=glossary.WIDTH, height="stretch"):
+                st.markdown(f"{formats.VERDICTS[taught.verdict]} “{taught.said}”")
+                st.markdown(taught.precisely)
+                seen = _SEEN[taught.key](run) if run is not None and taught.key in _SEEN else ""
+                if seen and run is not None:
+                    st.markdown(f"**{words.escape(run.name)}:** {seen}")
+                file, page = findings.PAGES[taught.page]
+                query = {"run": st.session_state["run"]} if st.session_state.get("run") else None
+                st.page_link(file, label=f"See it on {page}", icon=":material/query_stats:", query_params=query)
+
+
+def _chosen() -> Run | None:
+    """The chosen run where it can be read."""
+    entry = picker.chosen()
+    if entry is None or not entry.readable:
+        return None
+    try:
+        return loaders.open_run(entry)
+    except RunError:  # its own pages say why
+        return None
+
+
+def _weights(run: Run) -> str:
+    parts = loaders.analysed(memory_breakdown, run).parts
+    held = parts.set_index("category")["bytes"].dropna().to_dict() if len(parts) else {}
+    if not held.get("parameters"):
+        return ""
+    copies = held.get("autocast", 0.0)
+    return (
+        f"{words.size(held['parameters'])} of parameters, {words.size(copies)} of casts that autocast kept at the peak."
+    )
+
+
+def _operators(run: Run) -> str:
+    if not loaders.analysed(traced_steps, run):
+        return ""
+    return precision.verdict(loaders.analysed(precision_map, run, None))
+
+
+def _scaling(run: Run) -> str:
+    window = loaders.analysed(safe_window_over_time, run)
+    if window.empty:
+        return ""
+    first, last = window.iloc[0], window.iloc[-1]
+    needs = f"FP16 needed at least {words.scale(first['lowest'])} at step {first['step']:,}"
+    if len(window) > 1:
+        needs += f" and {words.scale(last['lowest'])} at step {last['step']:,}"
+    needs += ", predicted"
+    if loaders.analysed(safe_window, run).caveat:
+        needs = "how high a scale FP16 needed, this recording cannot tell"
+    about = loaders.analysed(scale_summary, run)
+    own = f"; its own scale ended at {words.scale(about.last)}" if about.has_scaler else ""
+    return f"{needs}{own}."
+
+
+def _loop(run: Run) -> str:
+    about = loaders.analysed(scale_summary, run)
+    if not about.has_scaler or not about.skips_recorded:
+        return ""
+    skipped = f"{words.plural(about.skips, 'step')} skipped" if about.skips else "no step skipped"
+    return f"{skipped}, its scale grew {about.growths} × and backed off {about.backoffs} ×."
+
+
+def _frameworks(run: Run) -> str:
+    config = run.head.config
+    dtype = config.get("autocast_dtype")
+    cast = f"autocast in {words.escape(dtype)}" if isinstance(dtype, str) else "no autocast"
+    scaler = "a scaler" if loaders.analysed(scale_summary, run).has_scaler else "no scaler"
+    return f"{cast}, {scaler}."
+
+
+def _flags(run: Run) -> str:
+    told = run.head.environment.get("flags")
+    names = {"matmul_precision": "FP32 products", "tf32_matmul": "TF32 in products", "tf32_cudnn": "TF32 in cuDNN"}
+    names |= {"cudnn_benchmark": "cuDNN's benchmark"}
+    flags = told if isinstance(told, dict) else {}  # other programs write heads too
+    said = {True: "on", False: "off", "highest": "in full", "high": "TF32 allowed", "medium": "BF16 allowed"}
+    known = [(label, flags[name]) for name, label in names.items() if isinstance(flags.get(name), bool | str)]
+    return ", ".join(f"{label} {words.escape(said.get(value, value))}" for label, value in known) + "." * bool(known)
+
+
+def _band(run: Run) -> str:
+    found = loaders.analysed(in_band, run)
+    if found is None:
+        return ""
+    low, high = (words.raised(f"2^{end}") for end in VANISHING)
+    return (
+        f"{words.percent(found.elements_frac)} of its {words.KIND_LABELS[found.kind].lower()} lie between {low} and "
+        f"{high} and carry {words.percent(found.mass_frac)} of the mass."
+    )
+
+
+def _speed(run: Run) -> str:
+    bound = amdahl(loaders.analysed(step_cost, run, None))
+    return bound.sentence if bound is not None else ""
+
+
+def _memory(run: Run) -> str:
+    found = loaders.analysed(memory_breakdown, run)
+    held = found.named
+    total = held["bytes"].sum()
+    if not total:
+        return ""
+    activations = held.loc[held["category"] == "activations", "bytes"].sum()
+    return f"at the peak {words.percent(activations / total)} of what its tensors held were activations."
+
+
+def _always(run: Run) -> str:
+    cost = loaders.analysed(step_cost, run, None)
+    if cost.source != "profile" or cost.on_cpu or cost.step_us <= 0:
+        return ""
+    return f"its GPU was idle for {words.percent(cost.us('data', 'gaps') / cost.step_us)} of a step."
+
+
+def _hardware(run: Run) -> str:
+    told = run.head.environment.get("gpus")
+    gpus = [
+        gpu_of(gpu.get("name"), gpu.get("capability"))
+        for gpu in (told if isinstance(told, list) else [])
+        if isinstance(gpu, dict)
+    ]
+    if not gpus:
+        return (
+            f"it ran on {words.escape(run.head.environment['cpu'])}, a CPU." if run.head.environment.get("cpu") else ""
+        )
+    return f"{words.escape(gpus[0].name)}. {words.escape(gpus[0].in_words())}"
+
+
+_SEEN = {
+    "weights": _weights,
+    "operators": _operators,
+    "scaling": _scaling,
+    "loop": _loop,
+    "frameworks": _frameworks,
+    "flags": _flags,
+    "band": _band,
+    "speed": _speed,
+    "memory": _memory,
+    "hardware": _hardware,
+    "always": _always,
+}

@@ -1,0 +1,97 @@
+"""Memory that a pass of a page no longer needs goes back to the system.
+
+    memory_back.at_once()      # as the server starts; only the first call changes anything
+    memory_back.soon()         # after a pass
+    memory_back.now()          # at once
+
+A look at a live run makes some megabytes of tables and arrays and drops them again, in a thread that ends with it.
+Arrow's own pool keeps what a thread freed for that thread: following a run, the app grew by 50 KB a second. And glibc
+raises the size from which it takes blocks from the system one by one to that of the largest block it has ever freed, up
+to 32 MiB (mallopt(3), M_MMAP_THRESHOLD): smaller ones then lie between others in a heap that cannot shrink, of which
+two thirds were holes after an hour. It also gives threads heaps of their own, up to eight for each core, each of which
+keeps its holes from the others: 90 MiB after half an hour. So Arrow uses the system's pool, the size stays where it
+starts, threads share one heap (Python's lock lets only one of them at it mostly), and its holes are given back.
+`ampscope serve` says so to both before there is a thread (`amp_core.library.permissions.HEAP`); trainings that are
+started from here are not to inherit it.
+
+Figures refer to their parts and those to them: only Python's collector takes them apart. Streamlit lets it look through
+everything after each pass of each session (`runner.postScriptGC`), which seventy sessions made two thirds of the
+server's work. One thread does it instead, for all passes since the last time, and never more than a twentieth of the
+time.
+"""
+
+import ctypes
+import functools
+import gc
+import os
+import platform
+import threading
+import time
+
+import pyarrow as pa
+
+from amp_core.library.permissions import HEAP
+
+MMAP_THRESHOLD_BYTES = 128 * 1024
+"""glibc's own first value."""
+
+AFTER_S = 0.1
+"""From a pass to the collection: what the pass drew is sent first."""
+PAUSE_S = 1.0
+"""At least, between two collections."""
+SHARE = 0.05
+"""Of the time, at most, that goes into collecting."""
+
+_asked = threading.Event()
+_starting = threading.Lock()
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+
+
+@functools.cache
+def at_once() -> None:
+    """Set all this for this process; where the C library is not glibc, Arrow's pool alone."""
+    pa.default_memory_pool()  # asks the environment, once
+    pa.set_memory_pool(pa.system_memory_pool())
+    for name, value in HEAP.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    libc = _glibc()
+    if libc is not None:
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            libc.mallopt(option, MMAP_THRESHOLD_BYTES)
+        libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def now() -> None:
+    """Collect garbage and give back the pages of the heap in which nothing is left (malloc_trim(3))."""
+    gc.collect()
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def soon() -> None:
+    """The same in a thread of its own: a pass need not wait for it."""
+    with _starting:
+        _keeper()
+    _asked.set()
+
+
+@functools.cache
+def _keeper() -> None:
+    threading.Thread(target=_keep, name="ampscope-memory", daemon=True).start()
+
+
+def _keep() -> None:
+    while _asked.wait():
+        time.sleep(AFTER_S)
+        _asked.clear()  # whoever asks from here on is served by the next round
+        began = time.perf_counter()
+        now()
+        time.sleep(max(PAUSE_S, (time.perf_counter() - began) / SHARE))
+
+
+@functools.cache
+def _glibc() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None

@@ -1,0 +1,164 @@
+"""What is said of learning: by simulated seeds with a known truth, and over real run folders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import Run, load_run
+from amp_core.analysis import compare
+from amp_core.analysis.comparison.noise_band import gradient_agreement, noise_band
+from amp_core.analysis.comparison.parity import judge, t_quantile
+from tests.synthetic import write_rows
+
+SEEDS = range(6)
+LOOKS = (3, 4, 5, 6, 8, 10, 12)
+
+
+def simulated(repeat: int, bias: float = 0.0, chaos: float = 0.3, seeds: range = SEEDS) -> str:
+    """Losses of 2.0 with a noise of 0.02 from seed to seed; the recipe strays from its pair by `chaos` of that, and is
+    off by `bias` times it."""
+    random = np.random.default_rng(repeat)
+    first = {seed: 2.0 + 0.02 * random.standard_normal() for seed in seeds}
+    this = {seed: value + 0.02 * (bias + chaos * random.standard_normal()) for seed, value in first.items()}
+    return judge(first, this).verdict
+
+
+def test_no_bias_is_within_noise() -> None:
+    said = [simulated(repeat) for repeat in range(200)]
+    assert said.count("within noise") >= 190 and said.count("worse") + said.count("better") <= 2
+
+
+@pytest.mark.parametrize(("bias", "verdict"), [(3.0, "worse"), (-3.0, "better")])
+def test_a_planted_bias_is_found(bias: float, verdict: str) -> None:
+    said = [simulated(repeat, bias) for repeat in range(200)]
+    assert said.count(verdict) >= 190
+
+
+def test_a_recipe_that_strays_as_far_as_another_seed_is_not_called_worse() -> None:
+    said = [simulated(repeat, chaos=1.4) for repeat in range(400)]
+    assert said.count("worse") <= 0.05 * 400 and said.count("better") <= 0.05 * 400
+
+
+def searched(repeat: int, bias: float, alike: float) -> str:
+    """The verdict of a search that adds seeds until it falls. `bias` is in standard deviations from seed to seed,
+    `alike` the correlation of a seed's two trainings."""
+    random = np.random.default_rng([repeat, round(100 * alike)])
+    ours, own = random.standard_normal((2, LOOKS[-1]))
+    theirs = bias + alike * ours + np.sqrt(1 - alike**2) * own
+    for seeds in LOOKS:
+        first, this = (dict(enumerate(2.0 + 0.02 * values[:seeds])) for values in (ours, theirs))
+        verdict = judge(first, this, repeatedly=True).verdict
+        if verdict != "cannot tell":
+            break
+    return verdict
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9, 0.99])
+def test_looking_again_after_each_seed_passes_few_that_are_worse(alike: float) -> None:
+    said = [searched(repeat, 2.0, alike) for repeat in range(1000)]
+    assert said.count("within noise") + said.count("better") <= 0.05 * 1000
+
+
+@pytest.mark.parametrize(("alike", "passes"), [(0.0, 0.85), (0.5, 0.93), (0.9, 0.97), (0.99, 0.99)])
+def test_looking_again_comes_to_the_right_verdict(alike: float, passes: float) -> None:
+    said = [searched(repeat, 0.0, alike) for repeat in range(1000)]
+    assert said.count("within noise") + said.count("better") >= passes * 1000
+    assert said.count("worse") <= (0.065 if alike == 0 else 0.04 if alike == 0.5 else 0.01) * 1000
+
+
+def test_few_seeds_cannot_tell() -> None:
+    assert {simulated(repeat, 3.0, seeds=range(2)) for repeat in range(20)} == {"cannot tell"}
+    first = {seed: 2.0 + 0.01 * seed for seed in range(3)}
+    assert judge(first, {0: 2.0}).verdict == "cannot tell"
+    assert judge(first, {0: 2.5}).verdict == "worse"  # far beyond what a fourth seed of the reference would give
+
+
+def test_seeds_that_no_pair_shares_are_compared_by_their_means() -> None:
+    first = {seed: 2.0 + 0.01 * seed for seed in range(4)}
+    assert judge(first, {9: 2.51, 10: 2.52, 11: 2.5}).verdict == "worse"
+    assert judge(first, {9: 2.01, 10: 2.02}).verdict in ("cannot tell", "within noise")
+
+
+def test_quantiles_of_student() -> None:
+    assert t_quantile(2, 0.975) == 4.303 and t_quantile(10, 0.95) == 1.812
+    assert t_quantile(60, 0.975) == pytest.approx(2.000, abs=0.002)
+    assert t_quantile(1e9, 0.95) == pytest.approx(1.645, abs=1e-3)
+
+
+def trained(folder: Path, precision: str, seed: int, bias: float = 0.0, steps: int = 200, batch: int = 16) -> Run:
+    random = np.random.default_rng(seed)
+    end = 2.0 + 0.02 * random.standard_normal()
+    loss = end + 3 * np.exp(-np.arange(steps) / 30) + 0.05 * random.standard_normal(steps) + bias
+    own = np.random.default_rng([seed, sum(map(ord, precision))])
+    loss += 0.003 * own.standard_normal() if precision != "fp32" else 0.0
+    columns = {"step": range(steps), "loss": loss, "samples": [batch] * steps, "step_ms": [10.0] * steps}
+    config = {"precision": precision, "seed": seed, "workload": "w", "batch_size": batch}
+    return load_run(write_rows(folder / f"{precision}-{seed}-{bias}-{steps}", steps=columns, config=config))
+
+
+def both(folder: Path, bias: float = 0.0, seeds: range = SEEDS, **options: int) -> list[Run]:
+    first = [trained(folder, "fp32", seed) for seed in seeds]
+    return first + [trained(folder, "bf16", seed, bias, **options) for seed in seeds]
+
+
+def test_runs_over_seeds_get_one_verdict_per_recipe(tmp_path: Path) -> None:
+    found = compare(both(tmp_path / "same"))
+    assert found.recipes["recipe"].tolist() == ["fp32", "bf16"] and found.recipes["seeds"].tolist() == [6, 6]
+    assert found.recipes["parity"].iloc[1].startswith("within noise (final loss ")
+    assert found.answers["bf16"].endswith("same loss within noise")
+    assert set(list(found.parity.values())[6:]) == {found.recipes["parity"].iloc[1]}
+    row = found.recipes.iloc[1]
+    assert row["loss_change_low"] < row["loss_change_frac"] < row["loss_change_high"] < 2 * row["noise_frac"]
+    worse = compare(both(tmp_path / "worse", bias=0.1))
+    assert worse.recipes["parity"].iloc[1].startswith("worse (final loss +")
+    assert worse.answers["bf16"].endswith("learns worse")
+
+
+def test_a_loss_that_is_the_same_at_each_step_needs_no_seeds(tmp_path: Path) -> None:
+    columns = {"step": range(50), "loss": np.linspace(3, 2, 50)}
+    runs = [
+        load_run(write_rows(tmp_path / p, steps=columns, config={"precision": p, "seed": 0})) for p in ("fp32", "tf32")
+    ]
+    assert compare(runs).parity["tf32"].startswith("within noise: the loss is the same at each step")
+
+
+def test_batches_of_other_size_are_compared_over_samples(tmp_path: Path) -> None:
+    found = compare(both(tmp_path, seeds=range(3), steps=100, batch=64))
+    assert "3,200 common samples" in found.recipes["parity"].iloc[1]
+    assert any("not of one size" in note for note in found.notes)
+
+
+def test_a_worse_held_out_loss_decides(tmp_path: Path) -> None:
+    runs = both(tmp_path)
+    for run in runs:
+        seed = run.head.config["seed"]
+        run.head.results["eval_loss"] = 2.0 + 0.01 * seed + (0.5 if run.head.config["precision"] == "bf16" else 0.0)
+    verdict = compare(runs).recipes["parity"].iloc[1]
+    assert verdict.startswith("worse (") and "held-out loss +24" in verdict
+
+
+def test_the_band_of_noise_needs_three_seeds(tmp_path: Path) -> None:
+    runs = both(tmp_path, seeds=range(4))
+    band = noise_band(runs, "step")
+    assert (band["low"] < band["middle"]).all() and (band["middle"] < band["high"]).all()
+    assert band["step"].iloc[[0, -1]].tolist() == [0, 199]
+    assert noise_band(both(tmp_path / "few", seeds=range(2)), "step").empty and noise_band([], "step").empty
+
+
+def test_agreement_is_that_of_the_runs_own_recipe_and_loss_scale(tmp_path: Path) -> None:
+    audits = {
+        "step": [0, 0, 0, 10, 10, 10],
+        "name": ["w"] * 6,
+        "loss_scale": [1.0, 1024.0, 65536.0, 1.0, 512.0, 512.0],
+        "precision": ["fp16"] * 5 + ["bf16"],
+        "numel": [8] * 6,
+        "rel_error": [0.9, 0.1, float("nan"), 0.9, 0.3, 0.8],
+        "cosine": [0.5, 0.99, float("nan"), 0.5, 0.97, 0.6],
+        "lost_mass_frac": [0.5, 0.0, 0.0, 0.5, 0.0, 0.0],
+    }
+    steps = {"step": [0, 1, 10, 11], "loss_scale": [1024.0, 1024.0, 1024.0, 512.0]}  # step 10: after the update
+    run = load_run(write_rows(tmp_path / "run", steps=steps, audits=audits, config={"precision": "fp16"}))
+    found = gradient_agreement([run])
+    assert found[["run", "name", "rel_error", "cosine", "audits"]].to_numpy().tolist() == [["run", "w", 0.2, 0.98, 2]]
+    assert gradient_agreement([]).empty

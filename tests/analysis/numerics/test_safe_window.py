@@ -1,0 +1,178 @@
+"""The safe window: its ends in closed form, over time, and for runs that tell little."""
+
+import numpy as np
+import pytest
+
+from amp_core import Run, RunError
+from amp_core.analysis import safe_window, safe_window_over_time
+from amp_core.analysis.numerics.safe_window import COSINE, ERROR_LIMIT, FASTEST_GROWTH
+from amp_core.analysis.numerics.scale_limits import _first_of_each
+from tests.analysis.numerics.test_what_if import row, run_of
+
+MODEL = {
+    "layers": {"emb": "Embedding", "norm": "LayerNorm", "fc": "Linear", "lstm": "LSTM"},
+    "shapes": {"emb.weight": [9, 8], "norm.weight": [8], "fc.weight": [8, 8], "fc.bias": [8]}
+    | {"lstm.weight_ih_l0": [32, 8], "lstm.weight_hh_l0": [32, 8]},
+}
+
+
+SEEN = row("norm", [10], 0, kind="output_grad")
+"""Tells that output gradients were recorded; that of a norm stays in FP32 and does not count."""
+
+
+def window(tmp_path, rows, model=None, **config):
+    return safe_window(run_of(tmp_path / "run", rows, model or MODEL, **config))
+
+
+def test_the_limit_leaves_room_below_the_cosine():
+    assert 1 / np.sqrt(1 + (5 * ERROR_LIMIT) ** 2) == pytest.approx(COSINE, abs=1e-4)
+
+
+def test_both_ends_in_closed_form(tmp_path):
+    # All values in one octave, 2^e … 2^(e+1), rounded to multiples of u = 2^-24: error² = u²/12 / (7/3 · 4^(e+k)).
+    found = window(tmp_path, [SEEN, row("fc.weight", [1000], -20, absmax=1.9 * 2.0**-20)])
+    error = 2.0 ** (-24 - (-20 + np.log2(found.lowest))) / np.sqrt(28)
+    assert error <= ERROR_LIMIT < 2 * error
+    assert found.highest == 2.0 ** np.floor(np.log2(65520 / (1.9 * 2.0**-20)) - 0.5)
+    assert found.recommended == found.highest / 4
+    assert found.exists and (found.lowest_by, found.highest_by) == ("fc.weight", "fc.weight")
+    assert (found.first_step, found.last_step) == (0, 0)
+
+
+@pytest.mark.parametrize("lowest_exponent", [-40, -25, -10])
+def test_rounding_real_values_errs_as_much_as_the_lower_end_says(tmp_path, lowest_exponent):
+    random = np.random.default_rng(1)
+    values = np.exp2(random.normal(lowest_exponent + 5, 2, 100_000))
+    exponents = np.frexp(values)[1] - 1
+    low = int(exponents.min())
+    counts = np.bincount(exponents - low).tolist()
+    found = window(tmp_path, [SEEN, row("fc.weight", counts, low, absmax=values.max())])
+
+    def error(scale):
+        stored = (values * scale).astype(np.float16).astype(np.float64) / scale
+        return np.linalg.norm(stored - values) / np.linalg.norm(values)
+
+    assert error(found.lowest) < 1.1 * ERROR_LIMIT < 2.4 * error(found.lowest)
+    assert error(found.lowest / 16) > 7 * ERROR_LIMIT
+    assert values.max() * found.highest < 65504 < values.max() * found.highest * 4
+
+
+def test_errors_of_output_gradients_add_up_on_the_way_back(tmp_path):
+    def lowest(modules):
+        rows = [row("fc.weight", [10], 0)]
+        rows += [row(f"m{i}", [100], -20, kind="output_grad") for i in range(modules)]
+        found = safe_window(run_of(tmp_path / str(modules), rows))
+        return np.log2(found.lowest)
+
+    assert lowest(16) == lowest(1) + 2  # sixteen times the square, four times the error
+
+
+def test_what_stays_in_fp32_does_not_count(tmp_path):
+    rows = [row("fc.weight", [10], -10), row("fc", [10], -10, kind="output_grad")]
+    plain = window(tmp_path / "a", rows)
+    wide = [row("emb.weight", [10], 12), row("norm.weight", [10], -60), row("norm", [10], 14, kind="output_grad")]
+    found = window(tmp_path / "b", rows + wide)
+    assert (found.lowest, found.highest) == (plain.lowest, plain.highest)
+
+
+def test_biases_and_noise_count_upwards_only(tmp_path):
+    rows = [row("fc.weight", [10], -10)]
+    plain = window(tmp_path / "a", rows)
+    tiny_bias = window(tmp_path / "b", [*rows, row("fc.bias", [8], -60)])
+    noise = window(tmp_path / "c", [*rows, row("lstm.weight_ih_l0", [8], -40)])
+    assert tiny_bias.lowest == noise.lowest == plain.lowest
+    large_bias = window(tmp_path / "d", [*rows, row("fc.bias", [8], 3)])
+    assert large_bias.highest < plain.highest and large_bias.highest_by == "fc.bias"
+
+
+def test_recurrent_layers_hide_gradients_that_are_smaller_by_the_root_of_what_is_summed(tmp_path):
+    hidden = [SEEN, row("lstm.weight_hh_l0", [10], -10)]
+    alone = window(tmp_path / "a", hidden)
+    # 2 sequences of 128 positions and 8 units: the weight gradient is a sum of 256 products.
+    seen = window(tmp_path / "b", [*hidden, row("lstm", [2048], 0, kind="output_grad")])
+    assert np.log2(seen.lowest) == np.log2(alone.lowest) + 4
+
+
+def test_the_window_follows_the_steps(tmp_path):
+    rows = [row("fc.weight", [10], -10 - i, step=100 * i) for i in range(8)]
+    run = run_of(tmp_path / "run", rows)
+    frame = safe_window_over_time(run)
+    assert frame["step"].tolist() == [100 * i for i in range(8)]
+    assert np.log2(frame["lowest"]).diff().iloc[1:].tolist() == [1.0] * 7
+    assert np.log2(frame["highest"]).diff().iloc[1:].tolist() == [1.0] * 7
+    found = safe_window(run)
+    assert (found.first_step, found.last_step) == (400, 700)
+    assert found.highest == frame["highest"][4] and found.lowest == frame["lowest"][7]
+    assert found.growth_interval == FASTEST_GROWTH and "rises by an octave in 100 steps" in found.why
+    early = safe_window(run, step=150)
+    assert (early.first_step, early.lowest) == (100, frame["lowest"][1]) and early.growth_interval == 2000
+
+
+def test_an_audited_run_is_judged_from_its_first_audit_on(tmp_path):
+    rows = [row("fc.weight", [10], -10 - i, step=10 * i) for i in range(8)]
+    audit = {"step": 25, "name": "fc.weight", "loss_scale": 1.0, "precision": "fp16"}
+    found = safe_window(run_of(tmp_path / "run", rows, audits=[audit]))
+    assert (found.first_step, found.last_step) == (20, 70)
+
+
+def test_one_worst_step_of_many_does_not_decide_the_lower_end(tmp_path):
+    rows = [row("fc.weight", [10], -30 if i == 15 else -10, step=i) for i in range(22)]
+    run = run_of(tmp_path / "run", rows)
+    frame = safe_window_over_time(run)
+    assert safe_window(run).lowest == frame["lowest"][0] < frame["lowest"][15]
+
+
+def test_an_overflow_tells_that_the_scale_was_too_high(tmp_path):
+    burst = row("fc", [10], 0, kind="output_grad", dtype="float16", scale=2.0**20, absmax=60000.0, inf=2)
+    assert window(tmp_path / "a", [burst]).highest < 2.0**20
+    # A weight gradient is FP32 under autocast and was FP16 before.
+    burst = row("fc.weight", [10], 0, scale=2.0**20, absmax=100.0, inf=2)
+    assert window(tmp_path / "b", [burst], autocast_dtype="float16").highest < 2.0**20
+    assert window(tmp_path / "c", [burst], autocast_dtype="bfloat16").highest > 2.0**20
+
+
+def test_no_scale_serves_all_where_the_range_is_too_wide(tmp_path):
+    rows = [row("fc.weight", [10], 10), row("fc", [10], -40, kind="output_grad")]
+    found = window(tmp_path, rows)
+    assert not found.exists and found.recommended == found.highest
+    assert "No scale serves all" in found.why
+
+
+def test_wide_formats_need_no_scale(tmp_path):
+    run = run_of(tmp_path / "run", [row("fc.weight", [10], -30)], MODEL)
+    found = safe_window(run, "bf16")
+    assert found.recommended == 1.0 and "needs no loss scale" in found.why
+    narrow = safe_window(run, "fp8-e5m2")
+    assert narrow.lowest > safe_window(run).lowest and narrow.highest <= safe_window(run).highest
+
+
+def test_a_recording_that_had_lost_values_says_so(tmp_path):
+    fine = [row("fc", [1, 5, 100, 100], -20, kind="output_grad", dtype="float16")]
+    assert window(tmp_path / "a", fine).caveat is None
+    bottom = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="float16")]
+    assert "17 % of what was recorded of fc lies at the bottom of FP16" in str(window(tmp_path / "b", bottom).caveat)
+    wide = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="bfloat16")]
+    assert window(tmp_path / "c", wide).caveat is None
+
+
+def test_without_output_gradients_the_lower_end_is_a_guess_that_says_so(tmp_path):
+    weights = [row("fc.weight", [10], -10)]
+    guessed = window(tmp_path / "a", weights)
+    seen = window(tmp_path / "b", [*weights, row("fc", [10], -10, kind="output_grad")])
+    assert np.log2(guessed.lowest) == np.log2(seen.lowest) + 4
+    assert "no output gradients were recorded" in str(guessed.caveat) and seen.caveat is None
+
+
+def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
+    run: Run = run_of(tmp_path / "run", [row("fc", [10], 0, kind="activation")])
+    with pytest.raises(RunError, match="has no recorded gradients; record weight_grad and output_grad"):
+        safe_window(run)
+    assert safe_window_over_time(run).empty
+    with pytest.raises(RunError, match="format='fp12' is unknown"):
+        safe_window_over_time(run, "fp12")
+
+
+def test_where_the_smallest_of_each_step_stands_whatever_is_no_number() -> None:
+    nan, inf = float("nan"), float("inf")
+    values = np.array([3.0, 1.0, 1.0, nan, 2.0, nan, nan, -inf, inf])
+    assert _first_of_each(values, np.array([0, 3, 5, 7])).tolist() == [1, 4, 5, 7]

@@ -1,0 +1,115 @@
+"""`watch` in several processes: every rank's rows, names and shares as they are, and nobody waits because of it."""
+
+import numpy as np
+import pytest
+
+from amp_core import diagnose
+from amp_core.analysis import rank_scales, rank_table
+from amp_core.analysis.numerics.layers import layer_trace
+from amp_core.analysis.ranks import rank_cause, rank_spread
+from amp_core.analysis.steps import attempts
+from tests.distributed.worker import SPOILED, STEPS, Net
+
+NAMES = {name: p.numel() for name, p in Net().named_parameters()}
+SAMPLED = 4
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp-clip", "ddp-no_sync"])
+def test_the_merged_tables_are_complete(trained, how):
+    done = trained(how)
+    assert done.codes == [0, 0]
+    run = done.run
+    run.validate(full=True)
+    assert (run.status, run.head.world_size) == ("finished", 2)
+    steps = run.steps
+    assert steps[["step", "rank"]].to_numpy().tolist() == [[s, r] for s in range(STEPS) for r in (0, 1)]
+    for rank, truth in done.truth.items():
+        mine = steps[steps["rank"] == rank]
+        assert mine.loss_scale.tolist() == truth["scales"]
+        micro = 2 if "no_sync" in how else 1
+        assert (mine.samples == 8 * micro).all()
+        if micro == 1:
+            finite = np.isfinite(truth["losses"])
+            assert np.allclose(mine.loss[finite], np.array(truth["losses"])[finite], rtol=1e-6)
+    assert steps[steps.skipped].step.tolist() == [SPOILED, SPOILED]
+    tensors = run.tensors(kind="weight_grad")
+    assert set(tensors.name) == set(NAMES) and len(tensors) == len(NAMES) * SAMPLED * 2
+    assert len(run.tensors(kind="output_grad")) == 3 * SAMPLED * 2
+    assert run.head.model["class"] == "Net" and set(run.head.model["layers"].values()) >= {"Linear"}
+    assert set(run.events[run.events.kind == "skipped"]["rank"]) == {0, 1}
+    assert not list(run.path.glob("*/*.arrows")) and list(run.path.glob("steps/*.r1.parquet"))
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp-clip"])
+def test_watching_asks_nothing_of_other_processes(trained, how):
+    """The process group counts its collectives: as many with and without."""
+    watched, bare = trained(how), trained(f"{how}-unwatched")
+    for rank in (0, 1):
+        assert watched.truth[rank]["collectives"] == bare.truth[rank]["collectives"] > 0
+        assert watched.truth[rank]["losses"] == bare.truth[rank]["losses"]
+
+
+def test_shards_are_measured_where_they_are_and_add_up(trained):
+    run = trained("fsdp-clip").run
+    assert (run.head.config["parallel"], run.head.config["shards"]) == ("fsdp", 2)
+    first = run.tensors(kind="weight_grad", steps=(0, 0))
+    assert first.groupby("name")["numel"].sum().to_dict() == NAMES
+    assert (first.groupby("name")["rank"].nunique() == 2).all()
+    assert (layer_trace(run, "weight_grad", "head.weight")["numel"] == NAMES["head.weight"]).all()
+    truth = np.array(trained("fsdp-clip").truth[0]["norms"])
+    finite = np.isfinite(truth)
+    assert np.allclose(attempts(run)["grad_norm"][finite], truth[finite], rtol=1e-5), "the whole gradient's norm"
+
+
+def test_replicas_have_the_whole_gradient_each(trained):
+    run = trained("ddp").run
+    assert (run.head.config["parallel"], run.head.config["shards"]) == ("ddp", 1)
+    first = run.tensors(kind="weight_grad", steps=(0, 0))
+    assert first.groupby(["name", "rank"])["numel"].sum().to_dict() == {(n, r): NAMES[n] for n in NAMES for r in (0, 1)}
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp-clip", "ddp-no_sync"])
+def test_ranks_agree_on_the_scale_where_gradients_are_shared(trained, how):
+    assert rank_scales(trained(how).run).empty
+    assert "rank-scale-desync" not in {f.code for f in diagnose(trained(how).run)}
+
+
+def test_ranks_whose_gradients_are_their_own_come_to_scales_of_their_own(trained):
+    apart = trained("ddp-local").run
+    found = rank_scales(apart)
+    assert found["step"].iloc[0] == SPOILED and found[found.step == SPOILED].skipped.tolist() == [False, True]
+    desync = next(f for f in diagnose(apart) if f.code == "rank-scale-desync")
+    assert (desync.severity, desync.where, desync.steps[0]) == ("error", "rank 1", SPOILED)
+
+
+def test_a_rank_that_fails_is_named_with_its_reason(trained):
+    done = trained("ddp-raise", 4)
+    assert all(done.codes), "none goes on alone"
+    cause = rank_cause(done.run)
+    assert (cause.rank, cause.status, cause.reason) == (1, "failed", "ValueError: boom in the data")
+    found = next(f for f in diagnose(done.run) if f.code == "rank-ended")
+    assert found.where == "rank 1" and "boom" in found.title and found.steps[0] in (3, 4)
+    table = rank_table(done.run)
+    assert (table["steps"] >= 4).all() and table["status"].iloc[1] == "failed"
+
+
+def test_a_rank_that_is_killed_is_named_too(trained):
+    done = trained("ddp-kill")
+    assert done.codes[1] == -9 and done.codes[0] != 0
+    cause = rank_cause(done.run)
+    assert (cause.rank, cause.status) == (1, "gone") and "killed" in cause.reason
+    assert len(done.run.steps) >= 8, "what both had recorded is there"
+
+
+def test_a_healthy_run_has_no_cause_and_a_spread(trained):
+    run = trained("ddp").run
+    assert rank_cause(run) is None
+    spread = rank_spread(run)
+    assert spread.slowest in (0, 1) and spread.frac >= 0 and set(spread.phases) == {"data", "forward", "optimizer"}
+
+
+def test_of_four_processes_each_has_all_of_its_rows(trained):
+    done = trained("ddp", 4)
+    assert len(done.truth) == 4
+    assert done.run.steps.groupby("step")["rank"].apply(list).tolist() == [[0, 1, 2, 3]] * STEPS
+    assert len(done.run.tensors(kind="weight_grad")) == len(NAMES) * SAMPLED * 4

@@ -1,0 +1,117 @@
+"""One process of trainings of several: `python -m tests.distributed.worker FOLDER HOW…`, with the place that torchrun
+gives.
+
+`HOW` names how the model is shared and what goes wrong, e.g. `ddp`, `fsdp-clip`, `ddp-no_sync`, `ddp-unwatched`; it is
+the name of the run in `FOLDER` too. What each process saw for itself is left beside the run, `ddp.r1.json`, for the
+tests to hold the run against.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from amp_core.record import watch
+
+STEPS = 12
+SPOILED = 6
+"""The step at which rank 1 alone has a loss that overflows."""
+
+
+class Block(nn.Module):
+    """A class of one's own, whose name FSDP changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def shared(how: str) -> nn.Module:
+    model = Net()
+    if how.startswith("fsdp"):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        return model
+    return DistributedDataParallel(model)
+
+
+def train(how: str, folder: Path) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = shared(how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    data = torch.Generator().manual_seed(rank)
+    truth: dict[str, Any] = {"losses": [], "scales": []}
+    group = dist.group.WORLD
+    before = group._get_sequence_number_for_group()
+    watching: Any = contextlib.nullcontext()
+    if "unwatched" not in how:
+        watching = watch(model, optimizer, scaler=scaler, into=folder / how, every=3)
+    with watching:
+        for step in range(STEPS):
+            fail(how, rank, step)
+            micro = 2 if "no_sync" in how else 1
+            for i in range(micro):
+                x, y = torch.randn(8, 24, generator=data), torch.randint(0, 5, (8,), generator=data)
+                apart = "local" in how or i < micro - 1
+                with model.no_sync() if apart else contextlib.nullcontext():
+                    with torch.autocast("cpu", dtype=torch.float16):
+                        loss = nn.functional.cross_entropy(model(x), y)
+                    if step == SPOILED and rank == 1:
+                        loss = loss * 1e38
+                    scaler.scale(loss).backward()
+            truth["losses"].append(loss.item())
+            truth["scales"].append(scaler.get_scale())
+            if "clip" in how:
+                scaler.unscale_(optimizer)
+                norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+                truth.setdefault("norms", []).append(float(norm))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    truth["collectives"] = group._get_sequence_number_for_group() - before
+    (folder / f"{how}.r{rank}.json").write_text(json.dumps(truth))
+
+
+def fail(how: str, rank: int, step: int) -> None:
+    """Rank 1 dies at step 5, where that is asked for."""
+    if rank == 1 and step == 5:
+        if "raise" in how:
+            raise ValueError("boom in the data")
+        if "kill" in how:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for given in sys.argv[2:]:
+        train(given, Path(sys.argv[1]))
+    dist.destroy_process_group()

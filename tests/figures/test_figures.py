@@ -1,0 +1,216 @@
+"""What figures of a run, of its steps and of runs beside each other show: the numbers that go to the browser."""
+
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from amp_core import Run, RunError
+from amp_core.analysis import (
+    compare,
+    loss_curves,
+    memory_trace,
+    phase_times,
+    rank_table,
+    scale_trace,
+    shares_over_steps,
+    skip_episodes,
+    step_marks,
+)
+from amp_core.analysis.format_lab.rounding import accumulated, format_ranges
+from amp_core.figures import (
+    accumulation_figure,
+    compare_bars,
+    device_figure,
+    format_range_figure,
+    grad_norm_figure,
+    loss_figure,
+    memory_figure,
+    phase_figure,
+    rank_figure,
+    recipe_colour,
+    scale_figure,
+    step_heatmap,
+)
+from amp_core.figures.marks import with_marks
+from amp_core.figures.step_time import CUT, PEAK
+from amp_core.formats import FORMATS
+from tests.figures.rendered import limits, texts, trace
+
+# loss ----------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_have_the_colour_of_their_recipe_and_dashes_of_their_own(runs: dict[str, Run]) -> None:
+    figure = loss_figure(loss_curves([runs["fp32"], runs["healthy"], runs["static"]]))
+    thick = {t.name: t for t in figure.data if t.showlegend is None}
+    assert list(thick) == ["fp32", "healthy", "static"]
+    assert thick["fp32"].line.color == recipe_colour("fp32")
+    assert thick["healthy"].line.color == thick["static"].line.color == recipe_colour("fp16")
+    assert [t.line.dash for t in thick.values()] == ["solid", "solid", "dash"]
+
+
+def test_a_loss_that_stops_being_finite_is_marked_where_it_does(runs: dict[str, Run]) -> None:
+    figure = loss_figure(loss_curves([runs["collapsing"]]))
+    assert limits(figure) == [50]
+    assert texts(figure) == ["collapsing: not finite"]
+    assert "not finite from step 50" in figure.layout.meta["alt"]
+    assert not limits(loss_figure(loss_curves([runs["healthy"]])))
+
+
+def test_figures_over_the_steps_of_a_run_stand_below_each_other(runs: dict[str, Run]) -> None:
+    run = runs["overflowing"]
+    figures = [loss_figure(loss_curves([run])), phase_figure(phase_times(run)), grad_norm_figure(scale_trace(run))]
+    assert len({with_marks(figure, step_marks(run)).layout.xaxis.range for figure in figures}) == 1
+    for figure in figures:
+        assert figure.layout.xaxis.range == pytest.approx((-1.19, 120.19))
+
+
+def test_phases_of_a_step_are_called_the_same_on_all_figures(runs: dict[str, Run]) -> None:
+    steps = {t.name for t in phase_figure(phase_times(runs["two-ranks"])).data}
+    ranks = [t.name for t in rank_figure(rank_table(runs["two-ranks"])).data]
+    assert ranks[0] == "waiting for data" and set(ranks) == steps - {"other"}
+
+
+def test_a_share_of_the_device_that_is_told_alone_is_named() -> None:
+    alone = device_figure(pd.DataFrame({"time_s": [0.0, 1.0], "gpu_util_frac": [0.5, 0.9]}))
+    assert len(alone.data) == 1 and alone.layout.showlegend
+
+
+def test_rows_of_tensors_have_room_beside_three_lines_of_legend(runs: dict[str, Run]) -> None:
+    shares = shares_over_steps(runs["collapsing"], "output_grad")
+    room = step_heatmap(shares).layout.height - 52 - 60 - 3 * 22  # title, axis, legend
+    assert room >= 14 * shares["name"].nunique()
+
+
+def test_axes_name_what_they_count(runs: dict[str, Run]) -> None:
+    titles = {x: loss_figure(loss_curves([runs["healthy"]], x)).layout.xaxis.title.text for x in ("step", "samples")}  # type: ignore[arg-type]
+    assert titles == {"step": "step", "samples": "samples seen"}
+    assert loss_figure(loss_curves([runs["healthy"]]), log=True).layout.yaxis.type == "log"
+
+
+# loss scale ----------------------------------------------------------------------------------------------------------
+
+
+def test_skipped_steps_are_crosses_at_their_scale(runs: dict[str, Run]) -> None:
+    run = runs["overflowing"]
+    steps = scale_trace(run)
+    figure = scale_figure(steps, skip_episodes(run))
+    crosses = trace(figure, "skipped step")
+    assert crosses.x.tolist() == steps["step"][steps["skipped"]].tolist()
+    assert crosses.y.tolist() == steps["loss_scale"][steps["skipped"]].tolist()
+    assert crosses.marker.symbol == "x"
+    told = dict(zip(crosses.x.tolist(), crosses.customdata.tolist(), strict=True))
+    assert "steps 60 to 63 skipped in a row, loss scale from 2<sup>16</sup> to 2<sup>12</sup>" in told[62]
+    assert "not finite: head.weight" in told[0]
+
+
+def test_the_scale_is_a_stair_on_powers_of_two(runs: dict[str, Run]) -> None:
+    figure = scale_figure(scale_trace(runs["healthy"]), skip_episodes(runs["healthy"]))
+    line = trace(figure, "loss scale")
+    assert line.line.shape == "hv" and set(line.y) == {2.0**16, 2.0**17, 2.0**18}
+    axis = figure.layout.yaxis
+    assert axis.type == "log" and "2<sup>17</sup>" in axis.ticktext
+    low, high = (10**v for v in axis.range)
+    assert low < 2**16 and high > 2**18
+
+
+# gradient norm -------------------------------------------------------------------------------------------------------
+
+
+def test_a_norm_that_is_not_finite_is_a_cross_at_the_edge(runs: dict[str, Run]) -> None:
+    steps = scale_trace(runs["overflowing"])
+    figure = grad_norm_figure(steps)
+    crosses = trace(figure, "not finite: step skipped")
+    assert crosses.x.tolist() == steps["step"][steps["skipped"]].tolist()
+    assert crosses.y.min() > steps["grad_norm"][np.isfinite(steps["grad_norm"])].max()
+    assert np.isnan(trace(figure, "gradient norm").y[0])
+
+
+# speed and comparison ------------------------------------------------------------------------------------------------
+
+
+def test_phases_stack_to_the_step(runs: dict[str, Run]) -> None:
+    times = phase_times(runs["healthy"])
+    figure = phase_figure(times)
+    assert {t.stackgroup for t in figure.data} == {"phases"}
+    total = np.sum([t.y for t in figure.data], axis=0)
+    assert total == pytest.approx(times["step_ms"].to_numpy(), rel=0.05)  # medians of parts, not parts of the median
+
+
+def test_a_legend_of_many_phases_keeps_clear_of_the_title(runs: dict[str, Run]) -> None:
+    legend = phase_figure(phase_times(runs["healthy"])).layout.legend
+    assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
+
+
+def test_long_run_names_leave_room_for_bars_and_title(runs: dict[str, Run]) -> None:
+    table = compare([runs["fp32"], runs["healthy"]]).table
+    table["run"] = ["a-run-with-a-name-as-long-as-they-come", "another-run-with-a-long-name-for-a-bar"]
+    figure = compare_bars(table, "loss_ratio")
+    assert figure.layout.title.xref == "container"
+    assert max(map(len, figure.layout.yaxis.ticktext)) <= 20 and len(figure.layout.xaxis.title.text) <= 35
+
+
+def test_a_peak_is_cut_off_and_told() -> None:
+    times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
+    figure = phase_figure(times)
+    assert figure.layout.yaxis.range == (0, CUT * 10.0)
+    assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
+    assert phase_figure(times[1:]).layout.yaxis.range is None
+    times.loc[0, "forward_ms"] = PEAK * 10.0
+    assert phase_figure(times).layout.yaxis.range is None  # up to there every step is whole
+
+
+def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
+    figure = memory_figure(memory_trace(runs["healthy"]), what="resident set of the process")
+    assert trace(figure, "at the step").y[-1] == pytest.approx(300, rel=0.01)
+    assert figure.layout.yaxis.title.text == "memory (MiB)"
+    assert figure.layout.title.text == "Memory: resident set of the process"
+
+
+def test_compared_runs_carry_value_spread_and_recipe(runs: dict[str, Run]) -> None:
+    table = compare([runs["fp32"], runs["bf16"], runs["healthy"], runs["empty"]]).table
+    figure = compare_bars(table, "speed_ratio")
+    bar = figure.data[0]
+    assert list(bar.y) == ["fp32", "bf16", "healthy"]  # the empty run has no speed
+    assert bar.x == pytest.approx(table["speed_ratio"].to_numpy()[:3])
+    assert list(bar.marker.color) == [recipe_colour(r) for r in ("fp32", "bf16", "fp16")]
+    assert bar.x + bar.error_x.array == pytest.approx(table["speed_ratio_high"].to_numpy()[:3])
+    assert limits(figure) == [1.0]
+    assert figure.layout.xaxis.title.text == "times as fast as fp32"
+
+
+@pytest.mark.parametrize("column", ["memory_ratio", "loss_ratio", "step_ms", "samples_per_s", "memory_peak_bytes"])
+def test_every_column_of_a_comparison_can_be_drawn(column: str, runs: dict[str, Run]) -> None:
+    table = compare([runs["fp32"], runs["healthy"]]).table
+    figure = compare_bars(table, column)
+    assert len(figure.data[0].x) == 2 and figure.layout.xaxis.range[1] >= max(figure.data[0].x)
+
+
+def test_a_column_that_cannot_be_drawn_is_refused(runs: dict[str, Run]) -> None:
+    with pytest.raises(RunError, match="column='parity' cannot be drawn; choose one of speed_ratio"):
+        compare_bars(compare([runs["fp32"]]).table, "parity")
+
+
+# formats -------------------------------------------------------------------------------------------------------------
+
+
+def test_formats_reach_from_their_smallest_to_their_largest() -> None:
+    ranges = format_ranges()
+    figure = format_range_figure(ranges, [("0.1", -3.3), ("2^200", 200.0)])
+    subnormal, normal = figure.data[:2]
+    row = list(subnormal.y).index("FP16")
+    assert (subnormal.base[row], subnormal.base[row] + subnormal.x[row]) == (
+        -24,
+        -14,
+    ) and subnormal.marker.pattern.shape
+    assert normal.base[row] == -14 and normal.base[row] + normal.x[row] == pytest.approx(np.log2(65504))
+    assert "40 powers of two, 11 bits" in figure.data[2].text[row]
+    assert texts(figure) == ["0.1", "2^200 (beyond the axis)"]
+    assert limits(figure)[0] == -3.3 and limits(figure)[1] < 140
+
+
+def test_a_sum_is_drawn_beside_the_exact_one() -> None:
+    figure = accumulation_figure(accumulated(Fraction(0), Fraction(1), 300, FORMATS["bf16"]), "BF16")
+    assert trace(figure, "in BF16").y.max() == 256 and trace(figure, "exact").y[-1] == 300
+    assert "256 in BF16, exactly 300" in figure.layout.meta["alt"]

@@ -1,0 +1,120 @@
+"""What the figures of kernels and of a step's cost show: asserted on the numbers that go to the browser."""
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from amp_core import Run
+from amp_core.analysis import answer_shares, compare_step_cost, kernel_table, step_cost
+from amp_core.analysis.performance.step_cost import PARTS, PHASE_LABELS
+from amp_core.figures import agreement_figure, answer_figure, kernel_figure, step_cost_figure, style
+from amp_core.figures.kernels import MOST, short_kernel
+from tests.figures.test_style import contrast
+
+
+def bar(figure: go.Figure, name: str) -> go.Bar:
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run]) -> None:
+    shares = answer_shares(runs["profiled"])
+    figure = answer_figure(shares)
+    assert [trace.name for trace in figure.data] == [
+        "on tensor cores", "unknown by name", "matrix work not on tensor cores", "no matrix work",
+    ]  # fmt: skip
+    assert np.sum([trace.x for trace in figure.data], axis=0) == pytest.approx([1.0, 1.0], rel=1e-6)
+    assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in figure.data}) == 4
+    assert [bar(figure, n).marker.pattern.shape for n in ("on tensor cores", "unknown by name")] == ["", "/"]
+    yes = shares.set_index(["answer", "of"]).loc["yes", "frac"]
+    assert bar(figure, "on tensor cores").x.tolist() == pytest.approx(yes.tolist(), rel=1e-6)
+    assert figure.layout.meta["alt"].startswith(
+        "Time on tensor cores. all kernels: 61.9 % on tensor cores, 1.85 % unknown"
+    )
+
+
+def test_kernels_are_drawn_longest_first_with_their_answer(runs: dict[str, Run]) -> None:
+    table = kernel_table(runs["profiled"])
+    figure = kernel_figure(table)
+    assert figure.layout.yaxis.categoryarray[-1] == "0"  # drawn from the bottom up
+    assert figure.layout.yaxis.ticktext[0] == short_kernel(table["name"].iloc[0], 36)
+    drawn = {
+        row: float(x) for trace in figure.data if trace.type == "bar" for row, x in zip(trace.y, trace.x, strict=True)
+    }
+    assert [drawn[str(i)] for i in range(len(table))] == pytest.approx(table["time_frac"].tolist(), rel=1e-6)
+    at = {trace.name: set(trace.y) for trace in figure.data if trace.type == "bar"}
+    for name, answer in (("on tensor cores", "yes"), ("unknown by name", "unknown")):
+        assert at[name] == {str(i) for i in table.index[table["tensor_core"] == answer]}
+    assert at["matrix work not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
+
+
+def test_a_cpu_has_matrix_work_and_other_work(runs: dict[str, Run]) -> None:
+    figure = kernel_figure(kernel_table(runs["profiled-cpu"]))
+    assert {trace.name for trace in figure.data if trace.type == "bar"} == {"matrix work", "no matrix work"}
+
+
+def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
+    table = pd.concat([kernel_table(runs["profiled"])] * 3, ignore_index=True)
+    figure = kernel_figure(table.sort_values("total_us", ascending=False))
+    assert len(figure.layout.yaxis.tickvals) == MOST
+    assert f"the {MOST} of {len(table)} with the most time" in figure.layout.meta["alt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)",
+         "vectorized_element…<4, CUDAFunctor_add<float>>"),
+        ("void (anonymous namespace)::softmax_warp_forward<float>(float*, int)", "softmax_warp_forward<float>"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        ("void ", "void "),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
+    ],
+)  # fmt: skip
+def test_kernel_names_lose_what_all_of_their_kind_share(name: str, shown: str) -> None:
+    assert short_kernel(name).strip() == shown.strip()
+
+
+def test_parts_of_a_step_stack_to_its_time(runs: dict[str, Run]) -> None:
+    for name in ("profiled", "profiled-cpu", "healthy"):
+        cost = step_cost(runs[name])
+        figure = step_cost_figure(cost.parts)
+        assert sum(float(trace.x[0]) for trace in figure.data) == pytest.approx(cost.step_us / 1e3, rel=1e-5)
+        assert all(trace.x[0] > 0 for trace in figure.data)
+        assert figure.layout.xaxis.title.text == "time of a step (ms)"
+
+
+def test_only_parts_with_room_have_their_label_on_them(runs: dict[str, Run]) -> None:
+    figure = step_cost_figure(step_cost(runs["profiled"]).parts)
+    assert bar(figure, "matrix, on tensor cores").text[0] == "matrix, on tensor cores<br>48.8 %"
+    assert bar(figure, "waiting for data").text[0] == "6 %"
+    assert bar(figure, "copies and fills").text[0] == ""
+
+
+def test_two_runs_are_two_bars_on_one_axis(runs: dict[str, Run]) -> None:
+    table = compare_step_cost([runs["profiled-fp32"], runs["profiled"]])
+    figure = step_cost_figure(table)
+    casts = bar(figure, "casts")
+    assert list(casts.y) == list(dict.fromkeys(table["run"])) and casts.x[0] == 0.0 and casts.x[1] > 0
+    lengths = np.sum([trace.x for trace in figure.data], axis=0)
+    assert lengths == pytest.approx((table.groupby("run", sort=False)["us"].sum() / 1e3).tolist(), rel=1e-5)
+
+
+def test_every_part_has_a_colour_and_a_label_that_can_be_read_on_it() -> None:
+    assert set(style.PARTS) == set(PARTS) | set(PHASE_LABELS)
+    for part, (light, dark, ink, _) in style.PARTS.items():
+        assert contrast(light, ink[0]) >= 3.0 and contrast(dark, ink[1]) >= 3.0, part
+
+
+def test_a_part_that_only_a_later_run_has_stands_in_its_place_among_the_others():
+    rows = [("a", "data", 1.0), ("a", "optimizer", 1.0), ("a", "watch", 1.0), ("b", "data", 1.0), ("b", "tensor", 2.0)]
+    parts = pd.DataFrame(rows, columns=["run", "part", "us"]).assign(frac=0.5)
+    figure = step_cost_figure(parts.assign(label=parts["part"], per="step"))
+    assert [bar.name for bar in figure.data] == ["data", "tensor", "optimizer", "watch"]
+
+
+def test_the_error_of_gradients_has_ticks_at_powers_of_ten_alone():
+    errors = [3e-4, 2e-2]
+    found = pd.DataFrame({"run": "a", "precision": "fp16", "name": ["x", "y"], "rel_error": errors, "cosine": 1.0})
+    axis = agreement_figure(found).layout.xaxis
+    assert axis.range == (-4, -1) and axis.dtick == 1

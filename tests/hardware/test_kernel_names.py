@@ -1,0 +1,101 @@
+"""What the names of kernels say: a table of names from profiles of Volta to Blackwell and of AMD's GPUs."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_core.analysis import KernelClass, classify_kernel
+from amp_core.hardware.kernel_names import CATEGORIES, RULES
+
+NAMES = [
+    (name, tensor_core, None if precision == "-" else precision)
+    for line in (Path(__file__).parent / "kernel_names.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+    for tensor_core, precision, name in [line.split(maxsplit=2)]
+]
+CUDA_CORES = [name for name, tensor_core, _ in NAMES if tensor_core == "no"]
+
+
+@pytest.mark.parametrize(("name", "tensor_core", "precision"), NAMES)
+def test_a_kernel_is_what_it_is_known_to_be(name: str, tensor_core: str, precision: str | None) -> None:
+    found = classify_kernel(name)
+    assert (found.tensor_core, found.precision) == (tensor_core, precision)
+    assert found.category in CATEGORIES and found.why
+
+
+def test_what_is_compared_is_what_people_read() -> None:
+    found = classify_kernel("ampere_sgemm_128x64_tn")
+    assert found == KernelClass("no", "fp32") != KernelClass("yes", "fp32")
+    assert (found.category, found.why) == ("gemm", "cuBLAS without an instruction shape: CUDA cores")
+
+
+def test_a_name_cut_off_anywhere_never_turns_a_cuda_core_kernel_into_a_tensor_core_one() -> None:
+    wrong = [
+        name[:end]
+        for name in CUDA_CORES
+        for end in range(len(name))
+        if classify_kernel(name[:end]).tensor_core == "yes"
+    ]
+    # Helpers of attention whose names begin as the kernel itself does.
+    assert [w for w in wrong if "flash" not in w and "Flash" not in w] == []
+
+
+def test_every_rule_decides_about_a_name_of_the_table() -> None:
+    idle = set(range(len(RULES)))
+    for name, _, _ in NAMES:
+        name = name.removeprefix("void ")
+        idle.discard(next((i for i, rule in enumerate(RULES) if rule.pattern.search(name)), -1))
+    assert [RULES[i].why for i in sorted(idle)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("volta_sgemm_128x64_nn", "gemm"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_TNT", "gemm"),
+        ("sm80_xmma_wgrad_implicit_gemm_indexed_f16f16_f16f32_f32_nhwckrsc_nhwc", "conv"),
+        ("volta_scudnn_128x64_relu_interior_nn_v1", "conv"),
+        ("void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>", "conv"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
+        ("fmha_cutlassB_f16_aligned_64x64_k64_sm80", "attention"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<__half, float, 512, true, 1>", "norm"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::Half, float>", "norm"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>", "reduction"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", "reduction"),
+        ("void splitKreduce_kernel<float, float, float, float>(cublasSplitKParams<float>)", "reduction"),
+        ("void at::native::vectorized_elementwise_kernel<4, neg_kernel_cuda()::{lambda()#1}>", "elementwise"),
+        ("void at::native::unrolled_elementwise_kernel<MulFunctor, LoadWithoutCast, StoreWithoutCast>", "elementwise"),
+        (
+            "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda()::{lambda()}, LoadWithCast<1>>",
+            "cast",
+        ),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda()>", "cast"),
+        ("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", "layout"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 2, 128, 1>", "layout"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>", "optimizer"),
+        ("void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>", "embedding"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+        ("Memcpy DtoH (Device -> Pinned)", "memcpy"),
+        ("Memset (Device)", "memset"),
+        ("my_kernel", "other"),
+    ],
+)
+def test_sorts_of_work(name: str, category: str) -> None:
+    assert classify_kernel(name).category == category
+
+
+@given(st.lists(st.sampled_from(["gemm_f16", "sm80_xmma_", "tensorop_", "s16816", "flash", "_", "f16f16_", "<", "a"])))
+def test_any_name_gets_an_answer(parts: list[str]) -> None:
+    found = classify_kernel("".join(parts))
+    assert found.tensor_core in ("yes", "no", "unknown") and found.category in CATEGORIES
+
+
+@pytest.mark.parametrize("part", ["gemm_f16", "flash", "cutlass_tensorop_", "simt_s", "f16f16_", "h884", "(", "xmma_"])
+@pytest.mark.parametrize("start", ["", "cutlass_80_tensorop_", "sm80_xmma_", "x_simt_"])
+def test_a_name_made_to_be_slow_is_not(start: str, part: str) -> None:
+    began = time.process_time()
+    classify_kernel(start + part * 20_000)
+    assert time.process_time() - began < 30  # backtracking would take hours; a moment is not what is measured

@@ -1,0 +1,137 @@
+"""Jobs found again by another program, and processes that are not what their files say."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from amp_core import RunError, load_run
+from amp_core.hardware.child_environment import python_path
+from amp_core.jobs import find, job_file, listing, queue, start
+from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.waiting import wait_for
+
+HERE = os.environ | python_path()
+"""The environment of a program of its own that finds this amp_core."""
+
+
+def test_job_is_one_whatever_way_leads_to_it(runs: Path, stand_in: Callable[[str], list[str]], tmp_path: Path) -> None:
+    job = start(CPU, runs, command=stand_in("aborts"))
+    (tmp_path / "link").symlink_to(runs)
+    wait_for(lambda: gone(job.pid))
+    found = find(tmp_path / "link" / ".." / "runs" / job.name)  # the child is known by this name too
+    assert found.folder == job.folder and found.reason is not None and "exit code 7" in found.reason
+
+
+def test_jobs_are_found_again_by_another_program(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    running = start(CPU, runs, command=stand_in("with-child"))
+    until(running.folder, "running")
+    waiting = start(CPU, runs, command=stand_in("short"))
+    look = (
+        "import sys; from amp_core.jobs import listing\n"
+        "for j in listing(sys.argv[1]): print(j.name, j.state, j.queue_position)\n"
+        "print(listing(sys.argv[1])[-1].stop().state)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", look, str(runs)], env=HERE, capture_output=True, text=True, check=True
+    ).stdout
+    assert out.split("\n")[:3] == [f"{waiting.name} queued 1", f"{running.name} running None", "stopped"]
+    until(waiting.folder, "finished")
+
+
+def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    begin = (
+        "import json, sys; from amp_core.jobs import start; from amp_core.settings.training import TrainConfig\n"
+        "start(TrainConfig(workload='digits-cnn', device='cpu'), sys.argv[1], command=json.loads(sys.argv[2]))"
+    )
+    for mode in ("endless", "dies"):
+        subprocess.run([sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))], env=HERE, check=True)
+    dies, endless = listing(runs)
+    until(endless.folder, "running")
+    assert find(dies.folder).state == "queued"
+    assert endless.stop().state == "stopped"
+    job = until(dies.folder, "lost", "failed")
+    assert job.state == "lost" and job.reason is not None and "step 2" in job.reason  # nobody saw how it ended
+    assert steps_recorded(job.folder) == 3
+
+
+def test_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    job = start(CPU, runs, command=stand_in("short"))
+    child = queue._children.pop(job.folder)  # as after a restart of the app: nobody waits for it now
+    until(job.folder, "finished")
+    assert job.pid is not None
+    wait_for(lambda: psutil.Process(job.pid).status() == psutil.STATUS_ZOMBIE)
+    os.kill(job.pid, 0)  # the system calls it alive
+    assert job_file.is_alive(job_file.read(job.folder)) is False
+    child.wait()
+
+
+def test_recycled_pid_is_neither_believed_nor_signalled(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    job = start(CPU, runs, command=stand_in("endless"))
+    until(job.folder, "running")
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        record = job_file.read(job.folder)
+        assert record.process is not None
+        stale = dict(record.process) | {"pid": innocent.pid, "started_s": record.process["started_s"] - 3600}
+        copy = runs / "stale"
+        copy.mkdir()
+        job_file.write(copy, dataclasses.replace(record, process=stale))
+        head = dataclasses.replace(load_run(job.folder).head, process=stale)
+        (copy / "run.json").write_text(head.to_json())
+        assert find(copy).state == "lost"
+        assert find(copy).stop(grace_s=0).state == "lost"
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_job_of_another_machine_is_left_alone(runs: Path) -> None:
+    folder = runs / "far"
+    folder.mkdir(parents=True)
+    process = {"machine": "elsewhere", "pid": os.getpid(), "started_s": psutil.Process().create_time()}
+    record = job_file.Record(argv=("x",), device="cpu", created_ns=time.time_ns(), process=process)
+    job_file.write(folder, record)
+    assert find(folder).state == "starting"
+    with pytest.raises(RunError, match="another machine"):
+        find(folder).stop()
+    assert not find(folder).stop_requested
+    job_file.write(folder, dataclasses.replace(record, created_ns=1))
+    assert find(folder).state == "lost"
+    assert job_file.ahead_of(runs / "mine", job_file.Record(("x",), "cpu", time.time_ns())) == []
+
+
+def test_job_whose_starter_died_records_itself(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+    folder = runs / "orphan"
+    folder.mkdir(parents=True)
+    record = job_file.Record((*stand_in("short"), "--config", "-", "--out", str(folder)), "cpu", time.time_ns())
+    job_file.write(folder, record)
+    assert find(folder).state == "starting"  # alive for a while without a process in the record
+    child = subprocess.Popen([sys.executable, "-m", "amp_core.jobs.launcher", str(folder)], env=HERE)
+    assert child.wait() == 0
+    assert job_file.read(folder).pid == child.pid
+    assert find(folder).state == "finished"
+    job_file.write(folder, dataclasses.replace(record, created_ns=time.time_ns() - 11 * 10**9))
+    (folder / "run.json").unlink()
+    assert find(folder).state == "failed"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"process": {"pid": 1}}, {"process": {"pid": -1}}, {"process": {}}, {"created_ns": "now"}, {"device": None}],
+)
+def test_hostile_job_file_is_refused(runs: Path, damage: dict[str, object]) -> None:
+    folder = runs / "x"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"argv": ["x"], "device": "cpu", "created_ns": 1} | damage))
+    with pytest.raises(RunError, match="damaged"):
+        find(folder)
+    assert listing(runs) == []

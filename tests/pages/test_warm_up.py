@@ -1,0 +1,104 @@
+"""What is ready before a newcomer asks for it."""
+
+import shutil
+import socket
+import sys
+import threading
+
+import pytest
+
+from amp_core import diagnose, load_run
+from amp_core.analysis import overview
+from amp_core.store.writer import RunWriter
+from pages.parts import loaders, warm_up
+from pages.parts.library import run_list
+from tests.pages.conftest import ROOT
+from tests.synthetic import write
+
+
+def asked_by(monkeypatch, work):
+    """What `work` has analysed: names of the functions, of which runs, with what else."""
+    asked, analysed = set(), loaders.analysed
+
+    def remember(function, of, *args, **options):
+        runs = of if isinstance(of, list) else [of]
+        asked.add((function.__qualname__, tuple(run.path for run in runs), args, tuple(options.items())))
+        return analysed(function, of, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loaders, "analysed", remember)
+        work()
+    return asked
+
+
+def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeypatch, open_app):
+    monkeypatch.setattr(run_list, "SAMPLES", ROOT / "sample_runs")
+    monkeypatch.setattr(warm_up, "PAUSE_S", 0.0)
+    monkeypatch.setattr(warm_up, "further", lambda run: None)  # what other pages ask
+    interval = sys.getswitchinterval()
+    ahead = asked_by(monkeypatch, lambda: warm_up.ahead().join())
+    assert sys.getswitchinterval() == pytest.approx(interval)
+    assert not [thread for thread in threading.enumerate() if thread.name == "ampscope-ahead"]
+    page = asked_by(monkeypatch, open_app)
+    assert page and page <= ahead
+    samples = [entry.path for entry in run_list.listing().values() if entry.origin == "sample"]
+    for function in (overview, diagnose):
+        assert {(function.__qualname__, (path,), (), ()) for path in samples} <= ahead
+
+
+def test_while_overview_is_read_other_pages_are_made_ready(home, monkeypatch, open_app):
+    write(home.runs / "a", "healthy")
+    ready, started, further = set(), [], warm_up.further
+
+    def begin(run):
+        ready.update(asked_by(monkeypatch, lambda: started.append(further(run)) or started[-1].join()))
+
+    monkeypatch.setattr(warm_up, "further", begin)
+    open_app(run="run/a")
+    assert {name for name, *_ in ready} >= {function.__qualname__ for function in warm_up.FURTHER}
+    asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
+    assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
+    asked = asked_by(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
+    assert {name for name, *_ in ready & asked} >= {"exponent_shares", "class_shares", "shares_over_steps", "what_if"}
+
+
+PAGES = ("loss_scale", "number_ranges", "layer_detail", "memory_use", "step_cost")
+
+
+@pytest.mark.parametrize("scenario", ["overflowing", "profiled"])
+def test_a_page_made_ready_asks_nothing_that_takes_long(home, monkeypatch, open_app, scenario):
+    run = load_run(write(home.runs / "a", scenario))
+    ready = asked_by(monkeypatch, lambda: warm_up.further(run).join())
+    asked = asked_by(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
+    overview = asked_by(monkeypatch, lambda: open_app(run="run/a"))
+    assert {name for name, *_ in asked - ready - overview} <= {"kinds_present"}
+
+
+def test_a_run_that_goes_away_meanwhile_is_no_fault_of_the_server(home):
+    path = write(home.runs / "a", "healthy")
+    run = load_run(path)
+    shutil.rmtree(path)
+    warm_up.further(run).join()  # pytest fails a test in whose threads something was raised
+    assert not warm_up._at_it.locked()
+
+
+def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):
+    write(home.runs / "a", "healthy")
+    run = load_run(home.runs / "a")
+    with warm_up._at_it:
+        assert warm_up.further(run) is None
+    with RunWriter(home.runs / "b"):
+        assert warm_up.further(load_run(home.runs / "b")) is None
+    empty = warm_up.further(load_run(home.runs / "b"))  # without gradients
+    assert empty is not None
+    empty.join()
+    assert not warm_up._at_it.locked()
+
+
+def test_small_answers_do_not_wait_for_the_browser_to_acknowledge():
+    with socket.socket(family=socket.AF_INET) as bound:  # as Streamlit makes it
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        warm_up.send_at_once()
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,0 +1,92 @@
+"""The recorder finds a step's forward wherever the loop enters the model, and autocast wherever it is switched on."""
+
+import torch
+from torch import nn
+
+from amp_core import diagnose, load_run
+from amp_core.record import watch
+from amp_core.record.loop.autocast_regions import RegionSeen
+from amp_core.record.loop.entry_points import EntryPoints
+from amp_core.record.torch_internals.module_calls import listeners
+from tests.record.loops import small_model
+
+
+def entered(model, calls):
+    """Names of the modules that were told of, and how many hooks stay after the first step."""
+    names = {id(m): n for n, m in model.named_modules()}
+    seen = []
+    entries = EntryPoints(
+        model, lambda m, a, k: seen.append(names[id(m)]), lambda m, a, o: seen.append(names[id(m)] + ".")
+    )
+    calls()
+    entries.settle()
+    stay = len(entries)
+    entries.remove()
+    assert not any(listeners(m) or m._forward_hooks for m in model.modules())
+    return seen, stay
+
+
+def test_the_model_itself_is_the_entry_where_it_is_called():
+    model = small_model()
+    assert entered(model, lambda: model(torch.randn(2, 24))) == (["", "."], 2)
+
+
+def test_parts_are_entries_where_the_loop_calls_them():
+    model = nn.ModuleDict({"body": small_model(), "heads": nn.ModuleList([nn.Linear(10, 2), nn.Linear(10, 3)])})
+
+    def calls():
+        h = model["body"][:2](torch.randn(2, 24))  # a new Sequential: its parts are the model's
+        model["heads"][1](model["body"][2:](h))
+
+    seen, stay = entered(model, calls)
+    assert seen[:4] == ["body.0", "body.0.", "body.1", "body.1."] and seen[-2:] == ["heads.1", "heads.1."]
+    assert stay == 2 * (1 + 6 + 3), "the model, what was entered, the outermost"
+
+
+def test_an_exception_in_a_forward_does_not_hide_the_next_entry():
+    model = nn.ModuleDict({"a": small_model()})
+
+    def calls():
+        try:
+            model["a"](torch.randn(2, 23))
+        except RuntimeError:
+            model["a"](torch.randn(2, 24))
+
+    assert entered(model, calls)[0] == ["a", "a.", "a", "a."]
+
+
+class Inside(nn.Module):
+    """Opens its region itself, as Accelerate does around a forward."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.body = small_model()
+        self.dtype = dtype
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            x = x * 1
+        with torch.autocast("cpu", dtype=self.dtype):
+            return self.body(x)
+
+
+def test_autocast_inside_of_forward_is_seen(tmp_path):
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16-unscaled")):
+        model = Inside(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watch(model, optimizer, into=tmp_path / name):
+            for _ in range(2):
+                model(torch.randn(4, 24)).float().square().mean().backward()
+                optimizer.step()
+        run = load_run(tmp_path / name)
+        assert run.head.config["precision"] == name
+    assert [f.code for f in diagnose(run) if f.severity == "error"] == ["fp16-without-scaler"]
+
+
+def test_looking_for_regions_leaves_autocast_as_it_was():
+    enter = torch.autocast.__enter__
+    seen = RegionSeen("cpu")
+    with torch.autocast("cpu", dtype=torch.float16):
+        pass
+    assert seen.stop() == torch.float16
+    assert torch.autocast.__enter__ is enter

@@ -1,0 +1,96 @@
+"""The list of an optimizer's parameters is made once, and again whenever its groups are others."""
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core import load_run
+from amp_core.record import watch
+from amp_core.record.loop.parameter_plan import ParameterPlan
+
+
+def planned():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    names = {id(p): n for n, p in model.named_parameters()}
+    return model, optimizer, ParameterPlan(optimizer, names, "optimizer0")
+
+
+def found(plan):
+    """Names of gradients, with the address of each."""
+    names, grads = plan.gradients()
+    return dict(zip(names, [g.data_ptr() for g in grads], strict=True))
+
+
+def test_gradients_have_the_names_of_their_parameters():
+    model, _, plan = planned()
+    assert found(plan) == {n: p.grad.data_ptr() for n, p in model.named_parameters()}
+
+
+def test_a_gradient_that_is_not_there_is_left_out_while_it_is_not():
+    model, _, plan = planned()
+    kept, model[0].weight.grad = model[0].weight.grad, None
+    assert list(found(plan)) == ["0.bias", "1.weight", "1.bias"]
+    model[0].weight.grad = kept
+    assert list(found(plan)) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_gradients_are_those_of_now():
+    model, optimizer, plan = planned()
+    before = found(plan)
+    optimizer.zero_grad()
+    assert found(plan) == {}
+    model(torch.ones(1, 2)).sum().backward()
+    assert found(plan).keys() == before.keys()
+
+
+def test_groups_added_in_mid_run_are_found():
+    _, optimizer, plan = planned()
+    found(plan)
+    extra = nn.Parameter(torch.ones(2))
+    extra.grad = torch.ones(2)
+    optimizer.add_param_group({"params": [extra]})
+    assert found(plan)["optimizer0.group1.0"] == extra.grad.data_ptr()
+
+
+def test_a_parameter_put_in_the_place_of_another_is_found():
+    _, optimizer, plan = planned()
+    found(plan)
+    other = nn.Parameter(torch.ones(3, 2))
+    other.grad = torch.ones(3, 2)
+    optimizer.param_groups[0]["params"][0] = other
+    assert list(found(plan)) == ["optimizer0.group0.0", "0.bias", "1.weight", "1.bias"]
+    assert found(plan)["optimizer0.group0.0"] == other.grad.data_ptr()
+
+
+def test_a_parameter_taken_out_is_missed():
+    _, optimizer, plan = planned()
+    found(plan)
+    del optimizer.param_groups[0]["params"][1]
+    assert list(found(plan)) == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_a_run_tells_of_groups_that_came_and_gradients_that_went(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.0)
+    norms = []
+    with watch(model, optimizer, into=tmp_path / "run", every=2, kinds=("weight_grad",)):
+        for step in range(6):
+            if step == 2:
+                optimizer.add_param_group({"params": list(model[0].parameters())})
+            model(torch.ones(1, 2)).sum().backward()
+            if step >= 4:
+                model[1].bias.grad = None
+            given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.stack([g.norm() for g in given]).norm()))
+            optimizer.step()
+            model.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert run.steps.grad_norm.to_numpy() == pytest.approx(norms, rel=1e-6)
+    names = run.tensors(kind="weight_grad").groupby("step")["name"].apply(set).to_dict()
+    assert names == {
+        0: {"1.weight", "1.bias"},
+        2: {"0.weight", "0.bias", "1.weight", "1.bias"},
+        4: {"0.weight", "0.bias", "1.weight"},
+    }

@@ -1,0 +1,218 @@
+"""What the notices see, and that they leave no trace: neither in the training nor in torch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
+
+from amp_core import Run, load_run
+from amp_core.record import watch
+from amp_core.record.observers.signals import nonfinite_outputs
+from amp_core.record.torch_internals.module_calls import listeners
+from tests.findings.zoo.case import Net, batches, fp16
+from tests.findings.zoo.numbers import Loud, Poisoned
+
+
+def events(folder: Path, kind: str):
+    found = load_run(folder).events
+    return found[found["kind"] == kind].reset_index(drop=True)
+
+
+def test_the_order_of_calls_is_written_where_it_changes(tmp_path):
+    loop = fp16(tmp_path / "run")
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(6)):
+            loop.backward(loop.loss(x, y))
+            loop.scaler.unscale_(loop.optimizer)
+            if i >= 4:
+                nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            loop.step()
+    found = events(tmp_path / "run", "calls")
+    assert found["step"].tolist() == [0, 1, 4]
+    assert found["name"].tolist() == [
+        "scale backward unscale_ scaler.step update",
+        "zero_grad scale backward unscale_ scaler.step update",
+        "zero_grad scale backward unscale_ clip scaler.step update",
+    ]
+
+
+def test_torch_is_as_it_was_once_the_run_is_closed(tmp_path):
+    places = [
+        (torch.autograd, "backward"),
+        (torch.autograd, "grad"),
+        (lr_scheduler.LRScheduler, "step"),
+        (lr_scheduler.ReduceLROnPlateau, "step"),
+        (clip_grad, "_group_tensors_by_device_and_dtype"),
+    ]
+    before = [vars(owner)[name] for owner, name in places]
+    loop = fp16(tmp_path / "run", Net(Poisoned(1.0)))
+    untouched = dict(vars(loop.optimizer)), dict(vars(loop.scaler))
+    loop.run()
+    assert [vars(owner)[name] for owner, name in places] == before
+    assert vars(loop.optimizer).keys() == untouched[0].keys()
+    assert {k for k, v in vars(loop.scaler).items() if callable(v)} == {
+        k for k, v in untouched[1].items() if callable(v)
+    }
+    for module in loop.model.modules():
+        assert not listeners(module) and not module._forward_hooks
+
+
+@pytest.mark.parametrize("level", ["standard", "full"])
+def test_training_is_the_same_bit_for_bit(tmp_path, level):
+    weights = []
+    for watched in (False, True):
+        loop = fp16(tmp_path / "run", Net(Poisoned(1.0)))
+        if watched:
+            loop.options = {"level": level}
+            loop.run()
+        else:
+            for x, y in batches(loop.steps):
+                loop.backward(loop.loss(x, y))
+                loop.step()
+        weights.append([t.clone() for t in loop.model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_the_first_non_finite_output_is_named_in_its_own_step(tmp_path):
+    loop = fp16(tmp_path / "run", Net(Loud(1.0)), dtype=torch.bfloat16)
+    with loop.watched():
+        for i, (x, y) in enumerate(batches(9)):
+            if i == 7:  # no sampled step, nor the one after one
+                with torch.no_grad():
+                    loop.model.middle.up.bias[3] = float("inf")
+            loop.backward(loop.loss(x, y))
+            loop.step()
+    first = events(tmp_path / "run", "non-finite output").iloc[0]
+    assert (first["step"], first["name"], first["op"], first["detail"]) == (7, "middle.up", "Linear", "weights")
+    assert first["dtype"] == "bfloat16" and first["count"] >= 3
+
+
+def test_of_a_large_model_the_module_is_named_in_the_step_after(tmp_path):
+    """Some of its modules alone have a hook, until something is not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4 * nonfinite_outputs.MOST)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    hooked = []
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for step in range(14):
+            if step == 12:
+                with torch.no_grad():
+                    model[101].bias[0] = float("inf")
+            model(torch.ones(1, 2)).sum().backward()
+            hooked.append(sum(bool(listeners(m)) for m in model))
+            optimizer.zero_grad()
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+    found = events(tmp_path / "run", "non-finite output").set_index("step")
+    assert 0 < hooked[11] <= nonfinite_outputs.MOST < hooked[13] == len(model)
+    near = int(found.name[12])
+    assert 101 <= near <= 105 and found.detail[12] == ("weights" if near == 101 else "input")
+    assert (found.name[13], found.detail[13]) == ("101", "weights")
+
+
+def test_modules_of_a_large_model_have_hooks_by_turns():
+    seen = [nonfinite_outputs._some_of(1001, turn) for turn in range(16)]
+    assert all(len(some) <= nonfinite_outputs.MOST + 1 and 0 in some for some in seen)
+    assert frozenset().union(*seen) == frozenset(range(1001))
+    assert nonfinite_outputs._some_of(20, 3) == frozenset(range(20))
+
+
+def test_input_range_of_the_module_that_overflows(tmp_path):
+    fp16(tmp_path / "run", Net(Loud(1e6)), steps=2).run()
+    first = events(tmp_path / "run", "non-finite output").iloc[0]
+    assert first["name"] == "middle.up" and first["limit"] == 65504.0 and 0 < first["value"] < 100
+
+
+def test_facts_of_the_start_are_in_the_head(tmp_path):
+    torch.manual_seed(0)
+    model = Net(nn.BatchNorm1d(32))
+    model.first.half()
+    optimizer = torch.optim.Adam(model.parameters(), eps=1e-8)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        loss = model.head(model.norm(model.middle(torch.randn(4, 32)))).sum()
+        loss.backward()
+        with torch.no_grad():
+            model.zero_grad()
+        model.forward = lambda x: model.head(x)
+        model(torch.randn(2, 32)).sum().backward()
+        optimizer.step()
+    run: Run = load_run(tmp_path / "run")
+    assert run.head.model["dtypes"] == {"first.weight": "float16", "first.bias": "float16"}
+    assert run.head.model["eps"]["middle"] == 1e-5
+    (settings,) = run.head.config["optimizer_settings"]
+    assert settings["eps"] == 1e-8 and settings["dtypes"] == ["float16", "float32"]
+    assert run.head.config["resumed"] == {"optimizer": False, "scaler": None}
+    assert run.head.model["weight_absmax"]["value"] > 0
+
+
+class Inside(Net):
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return super().forward(x)
+
+
+def test_autocast_inside_of_forward_is_seen_too(tmp_path):
+    fp16(tmp_path / "run", Inside(), dtype=None, steps=2).run()
+    config = load_run(tmp_path / "run").head.config
+    assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
+
+
+def test_autocast_is_seen_in_loops_that_call_only_parts_of_the_model(tmp_path):
+    parts = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Linear(32, 8)})
+    loop = fp16(tmp_path / "run", parts, scaler=None)
+    with loop.watched():
+        for x, y in batches(3):
+            with loop.autocast():
+                loss = F.cross_entropy(parts["b"](parts["a"](x)), y)
+            loss.backward()
+            loop.step()
+    config = load_run(tmp_path / "run").head.config
+    assert (config["autocast_dtype"], config["precision"]) == ("float16", "fp16-unscaled")
+
+
+def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkeypatch):
+    from amp_core.record.observers.signals.call_order import CallOrder
+
+    monkeypatch.setattr(CallOrder, "called", lambda *_: 1 / 0)
+    fp16(tmp_path / "run", steps=4).run()
+    run = load_run(tmp_path / "run")
+    assert run.status == "finished" and len(run.steps) == 4
+    assert run.events["detail"].str.contains("CallOrder stopped").any()
+
+
+def test_two_recorders_share_the_wrapped_functions(tmp_path):
+    first, second = fp16(tmp_path / "a"), fp16(tmp_path / "b")
+    with first.watched():
+        with second.watched():
+            for x, y in batches(2):
+                second.backward(second.loss(x, y))
+                second.step()
+        for x, y in batches(2):
+            first.backward(F.cross_entropy(first.model(x), y))
+            first.step()
+    assert "backward" in events(tmp_path / "b", "calls")["name"].iloc[0]
+    assert not hasattr(torch.autograd.backward, "__wrapped__")
+
+
+@pytest.mark.parametrize("variance", [60000.0, float("nan"), float("inf")])
+def test_large_statistics_in_float16_are_finite_until_one_of_them_is_not(tmp_path, variance):
+    """The sum of their squares does not fit float16. Their names are the user's, whatever wraps a part of the model."""
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean, norm.running_var = norm.running_mean.half(), norm.running_var.half()
+    model = nn.Sequential(nn.Linear(4, 8), checkpoint_wrapper(norm), nn.Linear(8, 2))
+    norm.eval()
+    norm.running_var.fill_(60000.0)
+    norm.running_var[3] = variance
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(2):
+            model[0](torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+    assert events(tmp_path / "run", "statistics")["name"].tolist() == (["1.running_var"] if variance != 60000 else [])
+    assert load_run(tmp_path / "run").head.model["buffer_dtypes"].keys() == {"1.running_mean", "1.running_var"}

@@ -1,0 +1,180 @@
+"""What a step's memory is made of, measured by the storages."""
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from amp_core import load_run
+from amp_core.record.observers import memory as watching
+from amp_core.record.observers.memory import MemoryWatch
+from amp_core.record.stats import process_memory
+from amp_core.store.writer import RunWriter
+from tests.record.memory_loop import (
+    BATCH,
+    BF16,
+    BUFFERS,
+    CLASSES,
+    CPU,
+    FP32,
+    HIDDEN,
+    PARAMETERS,
+    WIDTH,
+    model,
+    recorded,
+)
+
+
+def at(run, moment, step=1, last=True):
+    rows = run.memory[(run.memory.step == step) & (run.memory.moment == moment)]
+    return rows.iloc[-1 if last else 0]
+
+
+def test_what_is_held_is_what_the_tensors_say(tmp_path):
+    run, _, _ = recorded(tmp_path)
+    begin, loss, end = at(run, "step begins"), at(run, "loss computed"), at(run, "step ends")
+    assert begin.parameters_bytes == PARAMETERS * FP32 and begin.buffers_bytes == BUFFERS
+    assert begin.gradients_bytes == 0 and end.gradients_bytes == PARAMETERS * FP32
+    assert begin.optimizer_bytes == 2 * PARAMETERS * FP32 + 4 * 6  # two moments each, and a count of steps
+    # kept: input and ReLU's output, BatchNorm's mean and deviation and output, log-softmax, targets and their weight
+    activations = (
+        FP32 * (BATCH * WIDTH + BATCH * HIDDEN + 2 * HIDDEN + BATCH * HIDDEN + BATCH * CLASSES + 1) + 8 * BATCH
+    )
+    assert begin.activations_bytes == 0 and loss.activations_bytes == activations
+    of_the_loss = FP32 * (BATCH * CLASSES + 1) + 8 * BATCH  # gone when the first gradient of the output is seen
+    assert at(run, "backward begins").activations_bytes == activations - of_the_loss
+    assert at(run, "backward ends").activations_bytes == 0 == end.autocast_bytes
+    assert (run.memory.allocated_bytes > 50 * 2**20).all() and run.memory.peak_bytes.isna().all()
+    assert run.memory.device.unique().tolist() == ["cpu"]
+
+
+def test_autocast_halves_activations_and_adds_copies_of_weights(tmp_path):
+    run, _, _ = recorded(tmp_path, dtype=torch.bfloat16)
+    plain, _, _ = recorded(tmp_path / "fp32")
+    backward = at(run, "backward begins")
+    assert backward.autocast_bytes == HIDDEN * CLASSES * BF16  # the first layer's input needs no gradient
+    assert backward.activations_bytes < 0.75 * at(plain, "backward begins").activations_bytes
+    assert backward.parameters_bytes == PARAMETERS * FP32
+    assert at(plain, "backward begins").autocast_bytes == 0
+
+
+def test_moments_follow_one_another_and_memory_grows_and_falls(tmp_path):
+    run, _, _ = recorded(tmp_path)
+    rows = run.memory
+    assert rows.number.tolist() == list(range(len(rows)))
+    assert rows.moment.tolist() == [
+        "step begins",
+        *["module"] * 4,
+        "forward ends",
+        "loss computed",
+        "backward begins",
+        *["gradient"] * 6,
+        "backward ends",
+        "optimizer begins",
+        "step ends",
+    ]
+    assert rows[rows.moment == "module"].name.tolist() == ["0", "1", "2", "3"]
+    assert rows[rows.moment == "gradient"].name.tolist()[0] in ("3.weight", "3.bias")
+    assert rows.phase.tolist() == ["forward"] * 8 + ["backward"] * 7 + ["optimizer"] * 2
+    forward, backward = rows[rows.phase == "forward"], rows[rows.phase == "backward"]
+    assert forward.activations_bytes[:-1].is_monotonic_increasing
+    assert backward.activations_bytes.is_monotonic_decreasing and backward.gradients_bytes.is_monotonic_increasing
+
+
+def test_micro_batches_add_up_gradients_under_activations(tmp_path):
+    run, _, _ = recorded(tmp_path, micro=3)
+    first, last = at(run, "backward begins", last=False), at(run, "backward begins")
+    assert first.gradients_bytes == 0 and last.gradients_bytes == PARAMETERS * FP32
+    assert first.activations_bytes == last.activations_bytes > 0
+    assert (run.memory.moment == "backward begins").sum() == 3
+    assert (run.memory[run.memory.moment == "module"].phase == "forward").all()
+
+
+def test_checkpointed_activations_are_not_kept(tmp_path):
+    net = model()
+    run, _, _ = recorded(tmp_path, net=net, forward=lambda x: checkpoint(net, x, use_reentrant=False))
+    whole, _, _ = recorded(tmp_path / "whole")
+    kept = at(run, "backward begins").activations_bytes
+    assert 0 < kept < 0.6 * at(whole, "backward begins").activations_bytes
+
+
+def test_a_step_without_a_forward_of_ours_says_null_not_zero(tmp_path):
+    net, optimizer = model(), None
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with RunWriter(tmp_path / "run") as writer:
+        observer = MemoryWatch(writer, net, [optimizer], CPU, lambda step: True)
+        loss = net(torch.randn(BATCH, WIDTH)).sum()
+        observer.step_began(0)
+        observer.backward_began()
+        loss.backward()
+        observer.called("optimizer.step", 0)
+        observer.step_ended(0)
+    rows = load_run(tmp_path / "run").memory
+    assert rows[rows.moment == "backward begins"].activations_bytes.isna().all()
+
+
+def test_very_deep_and_wide_models_have_few_moments(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "MAX_MODULES", 3)
+    monkeypatch.setattr(watching, "MAX_GRADIENTS", 2)
+    net = nn.Sequential(
+        *[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)], nn.Linear(WIDTH, CLASSES)
+    )
+    run, _, _ = recorded(tmp_path, net=net)
+    assert (run.memory.moment == "module").sum() <= 3
+    assert (run.memory.moment == "gradient").sum() <= 4
+    everything = sum(p.numel() for p in net.parameters()) * FP32
+    assert at(run, "backward ends").gradients_bytes == everything
+    last = run.memory[run.memory.moment == "gradient"].iloc[-1]
+    assert last.gradients_bytes >= 0.9 * everything  # all arrive, noted or not
+
+
+class Allocator:
+    """torch's CUDA allocator as far as it is read: a list of (now, peak since it was begun anew)."""
+
+    def __init__(self, readings):
+        self.readings, self.resets = list(readings), 0
+
+    def stats(self, device):
+        now, peak = self.readings[0] if len(self.readings) == 1 else self.readings.pop(0)
+        return {
+            "allocated_bytes": {"all": {"current": now, "peak": peak}},
+            "reserved_bytes": {"all": {"current": 2 * peak}},
+        }
+
+    def reset(self, device):
+        self.resets += 1
+
+
+def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(tmp_path, monkeypatch):
+    device = torch.device("cuda:0")
+    allocator = Allocator([(100, 900), (100, 120), (300, 450), (310, 310), (150, 500), (150, 150), (150, 200)])
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", allocator.stats)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", allocator.reset)
+    net = model()
+    with RunWriter(tmp_path / "run") as writer:
+        observer = MemoryWatch(writer, net, [], device, lambda step: True)
+        monkeypatch.setattr(observer, "_attach", lambda: None)  # the model itself is on the CPU
+        observer.step_began(0)
+        observer.forward_ended(None)
+        observer.backward_began()
+        observer.backward_ended()
+        observer.called("optimizer.step", 0)
+        from amp_core.record.stats.process_memory import earlier_peaks
+
+        assert earlier_peaks[device] == 900  # before the step: what the run's own peak must not forget
+        observer.step_ended(0)
+        observer.close()
+        assert device not in earlier_peaks
+    rows = load_run(tmp_path / "run").memory
+    assert rows.allocated_bytes.tolist() == [100, 300, 310, 150, 150, 150]
+    assert rows.peak_bytes.tolist() == [120, 450, 310, 500, 150, 200]
+    assert rows.reserved_bytes.tolist() == [240, 900, 620, 1000, 300, 400]
+    assert allocator.resets == len(rows) + 1
+
+
+def test_cuda_memory_is_the_allocators_and_keeps_a_peak_that_was_begun_anew(monkeypatch):
+    device = torch.device("cuda:0")
+    held = {"allocated_bytes": {"all": {"current": 5, "peak": 7}}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda of: held if of == device else {})
+    assert process_memory.memory_bytes(device) == (5, 7)
+    monkeypatch.setitem(process_memory.earlier_peaks, device, 9)
+    assert process_memory.memory_bytes(device) == (5, 9)

@@ -1,0 +1,109 @@
+"""The largest value of each channel, and measuring with it as a cap, against what torch itself makes of both."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_core.record.stats import channels
+from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.channels import cap_for, channel_largest
+from amp_core.record.stats.layout import Cap
+from amp_core.record.stats.numba import measure
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+SPECIAL = [0.0, -0.0, 1e-45, 2.0**-24, -(2.0**-130), 1.0, -3.0, 65504.0, math.inf, -math.inf, math.nan]
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr(channels, "_kernels", {"cpu": None})
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (2, 3, 4), (3, 5, 6, 2), (300, 9), (4, 700)])
+def test_the_largest_of_each_channel_is_what_torch_finds(path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(shape).to(dtype)
+    values.view(-1)[:: max(1, values.numel() // 5)] = torch.tensor(SPECIAL[2:4] * 9, dtype=dtype)[
+        : len(values.view(-1)[:: max(1, values.numel() // 5)])
+    ]
+    for channel in range(len(shape)):
+        wanted = values.abs().amax([d for d in range(len(shape)) if d != channel])
+        assert torch.equal(channel_largest(values, channel), wanted)
+        turned = values.transpose(0, -1)
+        wanted = turned.abs().amax([d for d in range(len(shape)) if d != channel])
+        assert torch.equal(channel_largest(turned, channel), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinities_and_nans_are_larger_than_anything(path: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([[1.0, math.inf, math.nan], [-2.0, math.nan, -math.inf]], dtype=dtype)
+    found = channel_largest(values, 1)
+    assert found[0] == 2 and found[1].isnan() and found[2].isnan()
+
+
+def flat(packed: torch.Tensor) -> list[float]:
+    return [*packed[:5].tolist(), *packed[7:].tolist()]
+
+
+@settings(deadline=None)  # the kernel compiles in the first example
+@given(st.data())
+def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    outer, count, inner = (data.draw(st.integers(1, most)) for most in (5, 9, 6))
+    numbers = st.sampled_from(SPECIAL) | st.floats(width=16)
+    size = outer * count * inner
+    values = torch.tensor(data.draw(st.lists(numbers, min_size=size, max_size=size)), dtype=dtype)
+    most = torch.tensor(data.draw(st.lists(numbers.map(abs), min_size=count, max_size=count)), dtype=dtype)
+    cap = Cap(most, inner)
+    got = measuring.measure_together([values.view(outer, count, inner)], [cap])
+    wide = most.repeat_interleave(inner).repeat(outer)
+    wanted = [
+        min(abs(v), c) if not math.isnan(c) and not math.isnan(v) else abs(v)
+        for v, c in zip(values.tolist(), wide.tolist(), strict=True)
+    ]
+    assert flat(got) == flat(measuring._measure_plain(torch.tensor(wanted, dtype=dtype)))
+    assert flat(got) == flat(measuring._measure_plain(measuring._capped(values, cap)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "row"), [((300, 700), 0), ((300, 700), 1), ((40, 30, 3, 3), 0), ((5000, 41), 1)])
+def test_tensors_cut_between_threads_keep_their_caps(
+    dtype: torch.dtype, shape: tuple[int, ...], row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SHARE", 1 << 13)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    torch.manual_seed(0)
+    grad = torch.randn(shape).to(dtype)
+    cap = cap_for(grad, torch.rand(shape[row]).to(dtype), row)
+    assert cap is not None
+    other = torch.randn(3, 20_000).to(dtype)
+    unbounded = Cap(torch.full((3,), math.inf, dtype=dtype), 20_000)
+    got = measuring.measure_together([other, grad], [unbounded, cap])
+    first, second = got.split([measuring.packed_size(dtype)] * 2)
+    view = [1] * len(shape)
+    view[row] = -1
+    assert flat(first) == flat(measuring._measure_plain(other))
+    assert flat(second) == flat(measuring._measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
+
+
+def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:
+    grad = torch.ones(2, 3, dtype=torch.float16)
+    cap = cap_for(grad, torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0)
+    assert cap is not None
+    assert measuring.measure_together([grad], [cap])[0] == 3
+
+
+@pytest.mark.parametrize(
+    "largest", [torch.ones(4), torch.ones(3, device="meta")], ids=["another length", "another device"]
+)
+def test_what_does_not_fit_is_no_cap(largest: Any) -> None:
+    assert cap_for(torch.ones(3, 5), largest, 0) is None
+    assert cap_for(torch.ones(3), torch.ones(3), 1) is None
+    assert cap_for(torch.ones(3, 2).to(torch.float8_e5m2), torch.ones(3), 0) is None

@@ -1,0 +1,50 @@
+"""What a step measured arrives as it was put in, wherever it was."""
+
+import pytest
+import torch
+
+from amp_core.record.stats.host_transfer import HostTransfer
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a device."""
+
+    is_cpu = False
+
+
+@pytest.fixture(params=[torch.Tensor, Elsewhere])
+def given(request):
+    """Makes tensors on the host, or such as have to be sent there."""
+    return lambda values, dtype=torch.float64: torch.tensor(values, dtype=dtype).as_subclass(request.param)
+
+
+def test_numbers_and_tensors_arrive_by_their_names(given):
+    transfer = HostTransfer()
+    transfer.put("loss", given(2.5, torch.bfloat16))
+    transfer.put("flag", given([True], torch.bool))
+    transfer.put("grads", given([[1.0, float("inf")], [-0.0, float("nan")]], torch.float32))
+    transfer.put("scale", 65536.0)
+    transfer.send()
+    assert transfer.ready()
+    assert (transfer.value("loss"), transfer.value("flag"), transfer.value("scale")) == (2.5, 1.0, 65536.0)
+    assert [str(v) for v in transfer.values("grads")] == ["1.0", "inf", "-0.0", "nan"]
+    assert transfer.values("scale").tolist() == [65536.0] and transfer.values("loss").dtype == "float64"
+    assert transfer.value("norm") is None and not transfer.has("norm") and transfer.has("flag")
+
+
+def test_tensors_are_joined_in_the_order_asked_for(given):
+    transfer = HostTransfer()
+    for name, values in (("a", [1.0, 2.0]), ("b", [3.0]), ("c", [4.0, 5.0])):
+        transfer.put(name, given(values))
+    transfer.send()
+    assert transfer.joined(["a", "b"]).tolist() == [1, 2, 3]
+    assert transfer.joined(["c", "a"]).tolist() == [4, 5, 1, 2]
+    assert transfer.joined(["b"]).tolist() == [3]
+
+
+def test_a_number_may_be_one_that_backward_needs():
+    transfer = HostTransfer()
+    transfer.put("loss", torch.ones((), requires_grad=True) * 3)
+    transfer.put("row", torch.ones(2, requires_grad=True))
+    transfer.send()
+    assert transfer.value("loss") == 3 and transfer.values("row").tolist() == [1, 1]

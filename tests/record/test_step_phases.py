@@ -1,0 +1,58 @@
+"""Phases with a fake clock: exact numbers."""
+
+from amp_core.record.step_phases import HostClock, Phases
+
+
+class FakeTime:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_ms(self, ms):
+        self.now += ms / 1e3
+
+
+def test_phases_take_all_the_time_and_no_more():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    for phase, ms in (("forward", 1), ("backward", 5), ("after_backward", 9)):
+        time.pass_ms(ms)
+        phases.enter(phase)
+    time.pass_ms(2)
+    phases.enter("forward")  # another micro-batch: the time after backward went into loading it
+    time.pass_ms(5)
+    phases.enter("backward")
+    time.pass_ms(9)
+    phases.enter("after_backward")
+    time.pass_ms(3)
+    phases.enter("optimizer")  # no further micro-batch: it belongs to the optimizer
+    time.pass_ms(4)
+    totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
+    assert totals == {"data": 3.0, "forward": 10.0, "backward": 18.0, "optimizer": 7.0, "watch": 0.0}
+
+
+def test_watching_is_taken_out_of_the_phase_it_interrupts():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    phases.enter("forward")
+    time.pass_ms(4)
+    with phases.watching():
+        time.pass_ms(1)
+        with phases.watching():
+            time.pass_ms(1)
+        time.pass_ms(1)
+    time.pass_ms(6)
+    totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
+    assert totals["forward"] == 10.0 and totals["watch"] == 3.0
+    assert phases.present == "forward"
+
+
+def test_take_begins_anew():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    time.pass_ms(1)
+    phases.take()
+    time.pass_ms(2)
+    assert round(phases.totals(phases.take())["data"], 9) == 2.0

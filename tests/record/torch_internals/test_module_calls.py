@@ -1,0 +1,125 @@
+"""Modules are listened to from outside: what listeners hear, in which order, and what is left afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core.record.torch_internals.module_calls import _listened, after_call, before_call, listeners
+
+
+class Add(nn.Module):
+    def forward(self, x, by=1):
+        if by is None:
+            raise ValueError("nothing to add")
+        return x + by
+
+
+@pytest.fixture
+def heard():
+    yield (told := [])
+    assert not _listened and torch.nn.Module._compiled_call_impl is None, "nothing is left"
+    assert told is not None
+
+
+def test_listeners_hear_arguments_and_output_and_are_not_in_the_module(heard):
+    module, other = Add(), Add()
+    before = dict(vars(module))
+    handles = [
+        before_call(module, lambda *call: heard.append(("second", *call))),
+        before_call(module, lambda *call: heard.append(("first", *call)), first=True),
+        after_call(module, lambda *call: heard.append(("after", *call))),
+    ]
+    assert vars(module) == before and len(listeners(module)) == 3 and listeners(other) == []
+    assert module(1, by=2) == 3 and other(1) == 2
+    call = (module, (1,), {"by": 2})
+    assert heard == [("first", *call), ("second", *call), ("after", *call, 3)]
+    for handle in (*handles, *handles):
+        handle.remove()
+    assert module(1) == 2 and len(heard) == 3
+
+
+def test_only_who_asks_for_it_hears_of_a_call_that_raised(heard):
+    module = Add()
+    handles = [
+        after_call(module, lambda *call: heard.append("mostly")),
+        after_call(module, lambda *call: heard.append(call[-1]), always=True),
+    ]
+    with pytest.raises(ValueError, match="nothing to add"):
+        module(1, by=None)
+    assert heard == [None]
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_listener_that_raises_is_dropped_and_the_call_goes_on(heard):
+    module = Add()
+
+    def fail(*_):
+        raise ZeroDivisionError("a mistake of ours")
+
+    handles = [
+        before_call(module, fail),
+        after_call(module, lambda *call: heard.append(call[-1])),
+        after_call(module, fail),
+    ]
+    with pytest.warns(RuntimeWarning, match="a mistake of ours"):
+        assert module(1) == 2
+    assert module(2) == 3 and heard == [2, 3] and len(listeners(module)) == 1
+    for handle in handles:
+        handle.remove()
+
+
+def test_one_who_begins_to_listen_within_a_call_hears_its_end(heard):
+    """As those that a step begins with: the model's own call is under way then."""
+    module, handles = Add(), []
+
+    def begin(*_):
+        handles.append(before_call(module, lambda *call: heard.append("before")))
+        handles.append(after_call(module, lambda *call: heard.append("after")))
+
+    handles.append(before_call(module, begin))
+    assert module(1) == 2 and heard == ["after"]
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_module_compiled_in_place_stays_compiled(heard):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    module = Add()
+    handle = after_call(module, lambda *call: heard.append(call[-1]))
+    module.compile(backend=backend)
+    assert module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
+    handle.remove()
+    assert module._compiled_call_impl is not None and module(torch.ones(2)).tolist() == [2, 2] and len(graphs) == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_graph_through_a_module_is_whole_and_hears_nothing(hooked, heard):
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    outer = nn.Sequential(Add(), Add())
+    if hooked:  # then dynamo traces the call itself
+        outer[0].register_forward_hook(lambda module, args, output: output * 2)
+    compiled = torch.compile(lambda x: outer(x) + 1, backend=backend, fullgraph=True)
+    bare = compiled(torch.ones(2)).tolist()
+    handles = [after_call(module, lambda *call: heard.append(call[-1])) for module in outer.modules()]
+    assert compiled(torch.ones(2)).tolist() == bare
+    torch._dynamo.reset()
+    assert compiled(torch.ones(2)).tolist() == bare and heard == []
+    for handle in handles:
+        handle.remove()
+    assert compiled(torch.ones(2)).tolist() == bare
+    assert hooked or len(graphs) == 2, "no more than without listeners, before and after the reset"
+    torch._dynamo.reset()

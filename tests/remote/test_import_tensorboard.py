@@ -1,0 +1,221 @@
+"""TensorBoard logs become runs, and say no more than they know."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import RunError, diagnose, load_run
+from amp_core.__main__ import main
+from amp_core.interop import import_tensorboard
+from amp_core.interop.event_files import Histogram
+from amp_core.interop.import_tensorboard import tensor_facts
+from amp_core.interop.tags import column_of, tensor_of
+
+pytest.importorskip("tensorboard", reason="needs TensorBoard's package: pip install '.[tensorboard]'")
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log as a loop with torch's SummaryWriter leaves it, of 20 steps."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = tmp_path_factory.mktemp("tb") / "log"
+    generator = torch.Generator().manual_seed(0)
+    with SummaryWriter(str(folder)) as writer:
+        for step in range(20):
+            writer.add_scalar("train/loss", 2.0 / (step + 1), step)
+            writer.add_scalar("train/learning_rate", 1e-3, step)
+            writer.add_scalar("amp/scale", 65536.0, step)
+            if step % 2 == 0:
+                writer.add_scalar("grad_norm", math.nan if step == 4 else 1.5, step)
+            writer.add_scalar("val/loss", 3.0, step)
+            writer.add_scalar("accuracy", 0.5, step)
+            if step % 10 == 0:
+                grad = torch.randn(1000, generator=generator) * 1e-3
+                writer.add_histogram("gradients/head.weight", grad, step)
+                writer.add_histogram("head.weight", grad * 100, step)
+                writer.add_histogram("mystery", grad, step)
+        writer.add_text("notes", "hello")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tag", "column"),
+    [
+        ("loss", "loss"), ("Loss/train", "loss"), ("train/loss", "loss"), ("train_loss_step", "loss"),
+        ("train_loss_epoch", None), ("epoch_loss", None), ("val/loss", None), ("Loss/val", None), ("eval_loss", None),
+        ("test_loss", None), ("validation/epoch_loss", None), ("lm loss", "loss"), ("aux_loss", None),
+        ("train/grad_norm", "grad_norm"), ("grad-norm", "grad_norm"), ("grad-norm vs samples", None),
+        ("lr", "lr"), ("train/learning_rate", "lr"), ("learning-rate", "lr"), ("lr-AdamW", "lr"),
+        ("lr-AdamW/pg1", "lr"),
+        ("loss-scale", "loss_scale"), ("amp/scale", "loss_scale"), ("scale", None), ("image/scale", None),
+        ("amp/step_ms", "step_ms"), ("amp/skipped", "skipped"), ("accuracy", None), ("", None),
+    ],
+)  # fmt: skip
+def test_tags_are_taken_only_where_they_are_certain(tag: str, column: str | None) -> None:
+    assert column_of(tag) == column
+
+
+@pytest.mark.parametrize(
+    ("tag", "tensor"),
+    [
+        ("gradients/head.weight", ("weight_grad", "head.weight")),
+        ("train/grads/blocks.0.fc.bias", ("weight_grad", "blocks.0.fc.bias")),
+        ("head.weight.grad", ("weight_grad", "head.weight")),
+        ("head.weight", ("weight", "head.weight")),
+        ("parameters/head.weight", ("weight", "head.weight")),
+        ("dense/kernel/histogram", ("weight", "dense/kernel")),
+        ("activations/relu", ("activation", "relu")),
+        ("mystery", None),
+    ],
+)
+def test_histograms_are_taken_only_where_their_tensor_is_certain(tag: str, tensor: tuple[str, str] | None) -> None:
+    assert tensor_of(tag) == tensor
+
+
+def test_a_log_becomes_a_run(log: Path, tmp_path: Path) -> None:
+    made = import_tensorboard(log, tmp_path / "run")
+    assert made.understood == {
+        "grad_norm": "grad_norm",
+        "loss": "train/loss",
+        "loss_scale": "amp/scale",
+        "lr": "train/learning_rate",
+    }
+    assert made.tensors == {"weight_grad": ["gradients/head.weight"], "weight": ["head.weight"]}
+    assert made.not_understood == ["accuracy", "mystery", "notes/text_summary", "val/loss"]
+    run = load_run(tmp_path / "run")
+    run.validate(full=True)
+    steps = run.table("steps").to_pylist()
+    assert [row["step"] for row in steps] == list(range(20)) and steps[0]["loss"] == 2.0
+    assert steps[1]["grad_norm"] is None and math.isnan(steps[4]["grad_norm"])  # not logged, and logged as NaN
+    assert all(row["skipped"] is None and row["step_ms"] is None for row in steps)
+    assert steps[-1]["loss_scale"] == 65536.0 and steps[-1]["lr"] == pytest.approx(1e-3)
+    assert steps[0]["time_s"] >= 0 and run.head.created_at.startswith("20")
+    assert run.head.config["source"] == "import" and run.head.config["tags"]["loss"] == "train/loss"
+    grad, weight = sorted(run.table("tensors").to_pylist()[:2], key=lambda row: row["kind"], reverse=True)
+    assert (grad["kind"], grad["name"], grad["step"]) == ("weight_grad", "head.weight", 0)
+    assert grad["numel"] == 1000 and grad["rms"] == pytest.approx(1e-3, rel=0.1)
+    assert weight["absmax"] == pytest.approx(100 * grad["absmax"], rel=1e-5)
+    for unknown in ("dtype", "loss_scale", "subnormal", "normal", "exp_min", "exp_counts", "absmin", "abs_sum"):
+        assert grad[unknown] is None, unknown  # torch's buckets span powers of two
+    assert (grad["zero"], grad["inf"], grad["nan"]) == (0, 0, 0)  # those around 0 are empty, and the extremes finite
+
+
+def test_a_run_of_a_log_can_be_analysed(log: Path, tmp_path: Path) -> None:
+    import_tensorboard(log, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert not [f for f in diagnose(run) if f.severity == "error" and f.code != "loss-nonfinite"]
+    from amp_core.analysis import compare, loss_curves, overview, scale_summary
+
+    assert overview(run).loss_last == pytest.approx(0.1)
+    assert scale_summary(run).last == 65536.0
+    assert len(loss_curves([run])) == 20 and len(compare([run, run]).table) == 2
+
+
+def test_scalars_and_histograms_of_tensorflow_2(tmp_path: Path) -> None:
+    writer = EventFileWriter(str(tmp_path / "tf" / "train"))
+    for step in range(3):
+        summary = scalar_pb("loss", 1.0 + step)
+        summary.value.extend(histogram_pb("dense/kernel/histogram", np.linspace(-1.0, 3.0, 100)).value)
+        if step:  # TensorFlow says what a tag is with its first value alone
+            for value in summary.value:
+                value.ClearField("metadata")
+        writer.add_event(Event(step=step, wall_time=1.7e9 + step, summary=summary))
+    writer.close()
+    made = import_tensorboard(tmp_path / "tf", tmp_path / "run")
+    assert made.understood == {"loss": "train/loss"}
+    run = load_run(tmp_path / "run")
+    assert run.steps.loss.tolist() == [1.0, 2.0, 3.0] and run.steps.time_s.tolist() == [0.0, 1.0, 2.0]
+    rows = run.table("tensors").to_pylist()
+    assert [row["numel"] for row in rows] == [100] * 3
+    assert rows[0]["absmax"] == 3.0 and rows[0]["rms"] is None and rows[0]["name"] == "train/dense/kernel"
+
+
+def test_a_step_without_a_time_has_none(tmp_path: Path) -> None:
+    writer = EventFileWriter(str(tmp_path / "log"))
+    for step, wall_s in enumerate((1.7e9, math.nan, 1.7e9 + 2)):
+        writer.add_event(Event(step=step, wall_time=wall_s, summary=scalar_pb("loss", 1.0)))
+    writer.close()
+    import_tensorboard(tmp_path / "log", tmp_path / "run")
+    assert load_run(tmp_path / "run").table("steps").column("time_s").to_pylist() == [0.0, None, 2.0]
+
+
+def histogram(edges: list[tuple[float, float]], counts: list[float], numel: int | None = None) -> Histogram:
+    return Histogram(
+        0, 0.0, np.array(edges), np.array(counts), int(sum(counts)) if numel is None else numel, None,
+        edges[0][0], edges[-1][1],
+    )  # fmt: skip
+
+
+def test_exponents_and_zeros_are_told_only_where_buckets_do() -> None:
+    exact = tensor_facts(histogram([(-2.5, -2.0), (0.0, 0.0), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)], [1, 7, 2, 3, 4]))
+    assert (exact["zero"], exact["exp_min"], exact["exp_counts"]) == (7, -1, [2, 3, 5])
+    assert exact["numel"] == 17 and exact["absmax"] == 3.0
+    spanning = tensor_facts(histogram([(0.9, 1.1), (1.1, 1.3)], [5, 5]))
+    assert spanning["zero"] == 0 and spanning["exp_counts"] is None
+    around_zero = tensor_facts(histogram([(-1e-12, 1e-12), (0.5, 0.6)], [5, 5]))
+    assert around_zero["zero"] is None and around_zero["exp_counts"] is None
+    lost = tensor_facts(histogram([(0.5, 0.6)], [5], numel=8))  # three values are in no bucket: NaNs, perhaps
+    assert lost["zero"] is None and lost["numel"] == 8
+    infinite = tensor_facts(histogram([(0.5, math.inf)], [5]))
+    assert infinite["absmax"] is None and infinite["inf"] is None and infinite["nan"] is None
+
+
+def test_a_restarted_training_counts_each_step_once(tmp_path: Path) -> None:
+    for name, first, value in (("a", 0, 1.0), ("b", 5, 9.0)):
+        writer = EventFileWriter(str(tmp_path / "log"), filename_suffix=f".{name}")
+        for step in range(first, first + 8):
+            writer.add_event(Event(step=step, wall_time=1.7e9 + step, summary=scalar_pb("loss", value)))
+        writer.close()
+    import_tensorboard(tmp_path / "log", tmp_path / "run")
+    assert load_run(tmp_path / "run").steps.loss.tolist() == [1.0] * 5 + [9.0] * 8
+
+
+def test_a_torn_log_is_read_as_far_as_it_goes(log: Path, tmp_path: Path) -> None:
+    (source,) = log.glob("*tfevents*")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / source.name).write_bytes(source.read_bytes()[:900])
+    import_tensorboard(tmp_path / "torn", tmp_path / "run")
+    assert 0 < len(load_run(tmp_path / "run").steps) < 20
+
+
+def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunError, match=r"^logdir='.*none' does not exist"):
+        import_tensorboard(tmp_path / "none", tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="holds no event files"):
+        import_tensorboard(tmp_path / "empty", tmp_path / "run")
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "events.out.tfevents.1").write_bytes(b"junk" * 1000)
+    with pytest.raises(RunError, match=r"holds nothing that a run has a place for|is damaged"):
+        import_tensorboard(tmp_path / "junk", tmp_path / "run")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(RunError, match="exists already"):
+        import_tensorboard(log, tmp_path / "taken")
+    assert main(["import-tensorboard", str(log), "--out", "s3://bucket/run"]) == 2
+    assert "is an address; give a folder" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "junk", "taken"]
+
+
+def test_the_command_says_what_it_understood(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # the limit is for a process of its own
+    assert main(["import-tensorboard", str(log), "--out", str(tmp_path / "run"), "--name", "old one"]) == 0
+    said = capsys.readouterr().out
+    assert "loss: train/loss, 20 values" in said and "weight_grad: 1 histograms, gradients/head.weight" in said
+    assert "not understood, and left out: accuracy, mystery, notes/text_summary, val/loss" in said
+    assert load_run(tmp_path / "run").name == "old one"

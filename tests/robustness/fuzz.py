@@ -1,0 +1,194 @@
+"""Feed hostile inputs to everything that reads a stranger's files, and count what goes wrong.
+
+    python -m tests.robustness.fuzz --inputs 100000            # the long form; the suite has 400, with --whole 3,400
+    python -m tests.robustness.fuzz --only 4711                # one again, with its traceback
+
+Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, checked
+in full and unpacked or imported, as an upload is, or tasted, as a folder of another machine is; of some that pass,
+findings are looked for too. Allowed is success, or a `RunError` of one line. A worker process reads one after another;
+its parent sees when it dies or hangs. Memory is bounded to `MAX_MEMORY`, and nothing may appear outside of the target.
+"""
+
+import argparse
+import collections
+import faulthandler
+import json
+import os
+import resource
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from amp_core import RunError, diagnose, load_run
+from amp_core.store.long_runs.extract import Extract
+from amp_core.store.packing import unpack
+from amp_core.store.untrusted.sandbox import Sandbox, SandboxedReads
+from amp_core.traces import import_traces
+from tests.robustness.inputs import hostile
+
+LONGEST_S = 5.0
+"""Of processor time, the taster's included: other programs make the clock's go by."""
+MAX_MEMORY = 4 * 2**30
+"""Of address space, in bytes; a quarter of it is libraries."""
+TASTER = Sandbox()
+ROOM = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # where a file costs no disk
+
+
+@dataclass
+class Found:
+    """What became of the inputs."""
+
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    """How many were refused, and how many passed, by kind."""
+    wrong: list[str] = field(default_factory=list)
+    """What must not happen: crashes, hangs, other exceptions, files outside of the target."""
+    longest_s: float = 0.0
+    memory_bytes: int = 0
+    """Most that a worker held."""
+
+
+def read(path: Path, number: int) -> str:
+    """Read one input as the app and the commands do; says what became of it. Raises what must not be raised."""
+    out = path.parent / "out"
+    try:
+        if path.suffix == ".json":
+            import_traces([path], out)
+        elif path.suffix == ".zip":
+            unpack(path, out)
+        else:
+            out = path
+            run = Extract(path, most_rows=4)
+            run._source.sandboxed = SandboxedReads(TASTER, path)  # as a folder of another machine
+            run.fingerprint(), run.status, run.end_reason, run.console(5)
+            run.validate(full=True)
+            run.of_tensor("weight_grad", "w", ["step", "absmax"])
+        run = load_run(out)
+        run.validate(full=True)
+        if number % 3 == 0:
+            diagnose(run)
+    except RunError as error:
+        if "\n" in str(error) or len(str(error)) > 1000:
+            raise ValueError(f"a refusal of more than one line: {str(error)[:300]!r}") from error
+        return "refused"
+    return "passed"
+
+
+def try_one(number: int, parent: Path) -> tuple[str, str, str | None]:
+    """Kind of the input, what became of it, and what went wrong."""
+    room = parent / "room"
+    room.mkdir()
+    kind, write = hostile(number)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path = write(room)
+            before = {p.name for p in room.iterdir()} | {"out"}
+            became, wrong = read(path, number), None
+    except Exception:
+        became, wrong = "failed", traceback.format_exc().strip().replace("\n", " | ")[-900:]
+    outside = {p.name for p in parent.iterdir()} - {"room"} | ({p.name for p in room.iterdir()} - before)
+    if outside:
+        wrong = f"appeared outside of the target: {sorted(outside)}"
+    shutil.rmtree(room)
+    return kind, became, wrong
+
+
+def work(first: int, stop: int) -> None:
+    """In the worker: tell the parent of each input once it was read."""
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    with tempfile.TemporaryDirectory(dir=ROOM) as parent:
+        for number in range(first, stop):
+            began = _spent_s()
+            kind, became, wrong = try_one(number, Path(parent))
+            took = _spent_s() - began
+            held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps([number, kind, became, wrong, took, held]), flush=True)
+
+
+def _spent_s() -> float:
+    """Processor time of this process and of those that it has begun."""
+    children = sum(sum(c.cpu_times()[:2]) for c in psutil.Process().children())
+    return sum(os.times()[:4]) + children
+
+
+def fuzz(first: int, inputs: int, every: int = 0) -> Found:
+    """Read `inputs` inputs from number `first` on; with `every`, say how it goes after so many."""
+    found, number, stop = Found(), first, first + inputs
+    while number < stop:
+        line = [sys.executable, "-m", "tests.robustness.fuzz", "--work", str(number), str(stop)]
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed where the worker is done with
+        worker = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert worker.stdout is not None
+        while number < stop:
+            patience = 300  # seconds of the clock, which go by while other programs run; only what hangs takes as long
+            if not select.select([worker.stdout], [], [], patience)[0]:
+                found.wrong.append(f"input {number}: hangs")
+                break
+            said = worker.stdout.readline()
+            if not said:
+                found.wrong.append(f"input {number}: its reader died with {worker.wait()}: {_last_words(errors)}")
+                break
+            number, kind, became, wrong, took, held = json.loads(said)
+            found.kinds[f"{kind} {became}"] += 1
+            found.longest_s, found.memory_bytes = max(found.longest_s, took), max(found.memory_bytes, held)
+            if wrong or took > LONGEST_S:
+                found.wrong.append(f"input {number} ({kind}): {wrong or f'took {took:.1f} s'}")
+            number += 1
+            if every and (wrong or took > LONGEST_S):
+                print(found.wrong[-1], flush=True)
+            if every and (number - first) % every == 0:
+                print(f"{number - first} inputs, {len(found.wrong)} went wrong", flush=True)
+        if number < stop:  # it died or hangs: the next one goes on behind that input
+            number += 1
+            worker.kill()
+            if every:
+                print(found.wrong[-1], flush=True)
+        worker.communicate()
+        errors.close()
+    return found
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """What a worker that died left behind: its stack, as `faulthandler` writes it, or what `std::terminate` said."""
+    errors.seek(0)
+    return " | ".join(errors.read().decode("utf-8", "replace").strip().splitlines()[:12])[:900]
+
+
+def main() -> int:
+    """Run the long form; the exit code is 1 where anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="read this one here, with its traceback")
+    parser.add_argument("--work", type=int, nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(*given.work)
+        return 0
+    if given.only is not None:
+        with tempfile.TemporaryDirectory(dir=ROOM) as parent:
+            print(*try_one(given.only, Path(parent)), sep="\n")
+        return 0
+    found = fuzz(given.first, given.inputs, every=1_000)
+    for kind, count in sorted(found.kinds.items()):
+        print(f"{count:8,} {kind}")
+    print(*found.wrong, sep="\n")
+    print(
+        f"{sum(found.kinds.values()):,} inputs, {len(found.wrong)} went wrong; "
+        f"the longest took {found.longest_s:.2f} s, most memory {found.memory_bytes / 2**20:.0f} MiB"
+    )
+    return 1 if found.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

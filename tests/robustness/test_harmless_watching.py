@@ -1,0 +1,214 @@
+"""Whatever fails in the watching or around the training, it goes on with the same losses, and the run says so once."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amp_core import load_run
+from amp_core.record import watching
+from amp_core.record.loop import error_budget, sampled_tensors
+from amp_core.record.loop.autocast_regions import PrecisionSeen
+from amp_core.record.loop.hooks import Hooks
+from amp_core.record.loop.steps import Steps
+from amp_core.record.observer import MOMENTS, Observer
+from amp_core.record.observers import profile
+from amp_core.record.observers.device import DeviceSampler
+from amp_core.record.stats import measure, module_outputs
+from amp_core.store import shutdown
+from amp_core.store.resilient_writer import TrainingWriter
+from tests.record import fake_nvml
+from tests.robustness.trained import STEPS, Disk, program_said, said, trained
+from tests.waiting import wait_for
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:115] DefaultCPUAllocator: can't allocate memory"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("where", [sampled_tensors, module_outputs], ids=lambda m: m.__name__.rsplit(".")[-1])
+def test_statistic_without_memory_is_left_out_and_tried_again_later(
+    error: Exception, where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def sometimes(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise error
+        return measure.measure_together(*args)
+
+    monkeypatch.setattr(where, "measure_together", sometimes)
+    run = trained(tmp_path / "a", steps=60)
+    assert run.status == "finished" and run.steps["step"].tolist() == list(range(60))
+    (detail,) = [d for d in said(run, "not recorded") if "watching failed" in d]
+    assert type(error).__name__ in detail and caplog.text.count("watching failed") == 1
+    assert 57 in set(run.tensors()["step"])
+
+
+def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("a mistake in AMPscope")
+
+    monkeypatch.setattr(error_budget, "PAUSE_STEPS", 0)
+    monkeypatch.setattr(sampled_tensors, "measure_together", fail)
+    attach: list[Hooks] = []
+    install = Hooks._install
+
+    def noted(hooks: Hooks, model: Any) -> None:
+        attach.append(hooks)
+        install(hooks, model)
+
+    monkeypatch.setattr(Hooks, "_install", noted)
+    counts = []
+    run = trained(tmp_path / "a", lambda step, _: counts.append(len(attach[0])), every=1)
+    assert counts[0] > 0 and counts[-1] == 0
+    assert run.status == "finished" and len(run.steps) < STEPS
+    assert "and nothing is recorded" in said(run, "not recorded")[-1]
+
+
+CALLED = [(Steps, m) for m in ("finish_pending", "observe", "_due", "may_be_sampled", "begin")]
+CALLED += [(PrecisionSeen, "forward_began"), (PrecisionSeen, "_tell")]
+
+
+@pytest.mark.parametrize(("owner", "method"), CALLED)
+def test_mistake_in_any_hook_stays_in_it(
+    owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, calls = getattr(owner, method), 0
+
+    def sometimes(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (1, 20):
+            raise KeyError("a mistake in AMPscope")
+        return works(*args)
+
+    monkeypatch.setattr(owner, method, sometimes)
+    run = trained(tmp_path / "a", clip=None)
+    assert run.status == "finished" and len(run.steps) >= STEPS - 2
+
+
+# `scaler_found` is in tests/record/observers/signals/test_unknown_scaler.py: here the scaler is given.
+@pytest.mark.parametrize("moment", [m for m in MOMENTS if m != "scaler_found"])
+def test_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, *_: Any) -> None:
+        raise MemoryError
+
+    kind = type("Failing", (Observer,), {moment: fail})
+    monkeypatch.setattr(watching, "default_signals", lambda *_: [kind()])
+    run = trained(tmp_path / "a")
+    assert run.status == "finished" and len(run.steps) == STEPS
+    assert [d for d in said(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
+
+
+@pytest.mark.parametrize("broken", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
+def test_profiler_that_fails(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = getattr(torch.profiler.profile, broken)
+
+    def fail(self: Any, *args: Any) -> None:
+        if broken == "stop_trace":
+            works(self, *args)  # or torch would go on profiling
+        raise RuntimeError("Kineto is not available")
+
+    monkeypatch.setattr(profile.profile, broken, fail)
+    run = trained(tmp_path / "a", profile=(5, 8))
+    assert run.status == "finished" and len(run.kernels) == 0
+    assert [d for d in said(run, "not recorded") if "Kineto is not available" in d] != []
+
+
+def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = fake_nvml.FakeNvml(fake_nvml.HOPPER)
+
+    def sampler(writer: Any, device: Any) -> DeviceSampler:
+        uuids = [fake_nvml.HOPPER.uuid]
+        return DeviceSampler(writer, torch.device("cuda:0"), 0.2, library=nvml, uuids=uuids, retry_s=0.05)
+
+    def between(step: int, folder: Path) -> None:
+        if step == 5:
+            wait_for(lambda: len(load_run(folder).device) > 0)
+            nvml.lose()
+        elif step == 15:
+            wait_for(lambda: len(said(load_run(folder), "not recorded")) > 0)
+            nvml.find_again()
+        elif step == 25:
+            wait_for(lambda: len(said(load_run(folder), "device samples")) > 0)
+
+    monkeypatch.setattr(watching, "DeviceSampler", sampler)
+    run = trained(tmp_path / "a", between)
+    assert run.status == "finished" and "the GPU is lost" in said(run, "not recorded")[0]
+
+
+def test_kernel_cache_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def twice(x):\n    return 2 * x\n")
+    program = """
+        import pathlib, resource, sys
+        sys.path.insert(0, sys.argv[1])
+        from amp_core.record.stats.numba.compiled import kept
+        import mine
+        for most in (100, 1_000_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            print(kept(mine.twice)(21), len(list(pathlib.Path(sys.argv[1]).rglob("*.nb?"))))
+        for file in pathlib.Path(sys.argv[1]).rglob("*.nb?"):
+            file.write_bytes(b"")                            # a power cut
+        print(kept(mine.twice)(21))
+    """
+    assert program_said(program, str(tmp_path)).split() == ["42", "0", "42", "2", "42"]
+
+
+# ---- around the training --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_data_workers_leave_the_run_alone(tmp_path: Path) -> None:
+    program = """
+        import sys, torch
+        from amp_core.record import watch
+        for how in ("bare", "direct", "thread"):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            data = torch.utils.data.TensorDataset(torch.randn(24, 4))
+            if how != "bare":
+                recorder = watch(model, optimizer, into=f"{sys.argv[1]}/{how}", every=2)
+                recorder.writer._direct = how == "direct"
+            losses = []
+            for _ in range(2):
+                for (x,) in torch.utils.data.DataLoader(data, 4, num_workers=2, multiprocessing_context="fork"):
+                    loss = model(x).square().sum()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item())
+            print(losses)
+            if how != "bare":
+                recorder.close()
+    """
+    bare, direct, thread = program_said(program, str(tmp_path)).strip().splitlines()
+    assert bare == direct == thread
+    for how in ("direct", "thread"):
+        run = load_run(tmp_path / how)
+        assert run.status == "finished" and run.steps["step"].tolist() == list(range(12))
+
+
+def test_interrupt_in_the_middle_of_a_write_ends_the_training_as_without(disk: Disk, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        disk.works()
+        raise KeyboardInterrupt
+
+    def between(step: int, folder: Path) -> None:
+        if step == 10:
+            disk.befall = interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "a", between)
+    (writer,) = [w for w in shutdown._open if isinstance(w, TrainingWriter)]
+    writer.close("stopped", "interrupted from the keyboard")
+    run = load_run(tmp_path / "a")
+    assert run.status == "stopped" and run.steps["step"].tolist()[:9] == list(range(9))

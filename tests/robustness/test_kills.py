@@ -1,0 +1,38 @@
+"""However a writer ends, what it reported as written is read back: the quick form of `kills`."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from amp_core import RunError
+from amp_core.store.writer import RunWriter
+from tests.robustness.kills import ENDS, KINDS, end_all
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ends forked children")
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_every_writer_ends_in_every_way_and_nothing_is_lost() -> None:
+    times = len(KINDS) * len(ENDS)
+    ended = end_all(times)
+    firsts = [how for how in ended if "resumed" not in how and how != "steps"]
+    assert len(firsts) == times and ended.total() - ended["steps"] == 2 * times and ended["steps"] > 10 * times
+
+
+def test_of_two_that_open_a_folder_at_a_time_one_is_refused(tmp_path: Path) -> None:
+    """Both have looked and found nothing; the head is created by one alone."""
+
+    class Late(RunWriter):
+        def _refuse_foreign(self, present: set[str]) -> None:
+            RunWriter(tmp_path / "a", name="first").close()
+
+    with pytest.raises(RunError, match=r"into='.*a' already holds a run; give a folder that does not exist yet"):
+        Late(tmp_path / "a")
+
+
+def test_second_writer_of_a_rank_is_refused(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "a", world_size=2), RunWriter(tmp_path / "a", rank=1, world_size=2) as writer:
+        writer.append("steps", {"step": [0]})
+        with pytest.raises(RunError, match="holds rows of rank 1 already; give a folder that does not exist yet"):
+            RunWriter(tmp_path / "a", rank=1, world_size=2)

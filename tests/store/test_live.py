@@ -1,0 +1,76 @@
+"""A run that is read while another process writes it: no look fails, and what was there once stays."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from amp_core import load_run
+from amp_core.store.writer import RunWriter
+from tests.places import ROOT
+from tests.waiting import wait_for
+
+LIVE = """
+import pathlib, sys, time
+from amp_core.store.writer import RunWriter
+enough = pathlib.Path(sys.argv[2])
+with RunWriter(sys.argv[1], seal_bytes=20_000) as writer:
+    step = 0
+    while step < 1500 or not enough.exists():
+        writer.append("steps", {"step": [step], "loss": [step / 8]})
+        writer.append("tensors", {"step": [step], "name": ["a"], "exp_counts": [[step]]})
+        step += 1
+        if step % 10 == 0:
+            time.sleep(0.02)  # a reader on a busy machine is to keep up
+print(step)
+"""
+
+
+def test_reader_never_fails_while_the_run_is_written_and_sealed(tmp_path: Path) -> None:
+    folder, enough = tmp_path / "a", tmp_path / "enough"
+    command = [sys.executable, "-c", LIVE, str(folder), str(enough)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for((folder / "run.json").exists)
+        followed = load_run(folder)
+        rows: list[int] = [0]
+        while child.poll() is None:
+            followed.fingerprint()
+            followed.refresh()
+            for run in (followed, load_run(folder)):
+                steps = run.table("steps").column("step").to_numpy()
+                assert (steps == np.arange(len(steps))).all()
+                tensors = run.table("tensors").column("exp_counts").combine_chunks().flatten().to_numpy()
+                assert (tensors == np.arange(len(tensors))).all()
+            rows.append(len(steps))
+            if len(set(rows)) > 5:
+                enough.touch()
+        assert rows == sorted(rows) and enough.exists()  # it grew under our eyes, and never shrank
+        followed.refresh()
+        assert len(followed.steps) == int(child.communicate()[0]) and followed.status == "finished"
+        assert child.returncode == 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "a", seal_bytes=1) as writer:
+        for step in range(5):
+            writer.append("steps", {"step": [step]})
+    scan, missed = os.scandir, []
+
+    def listing(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scan(folder))
+        if folder.name != "steps" or missed:
+            return found
+        missed.extend(entry for entry in found if entry.name.startswith("00001."))  # the stream was gone, the file late
+        return [entry for entry in found if entry not in missed]
+
+    monkeypatch.setattr(os, "scandir", listing)
+    assert load_run(tmp_path / "a").steps["step"].tolist() == list(range(5)) and missed

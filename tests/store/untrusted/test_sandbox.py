@@ -1,0 +1,191 @@
+"""A stranger's folder is read by a process that may die of it, before this one reads it."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from amp_core import RunError
+from amp_core.hardware.host import this_machine
+from amp_core.schema import TABLES
+from amp_core.store.long_runs.extract import Extract, open_extract
+from amp_core.store.run import Run
+from amp_core.store.untrusted import sandbox
+from amp_core.store.untrusted.sandbox import Sandbox
+from amp_core.store.writer import RunWriter
+from tests.robustness.inputs import honest
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Sandbox]:
+    made = Sandbox()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def asked(running: Sandbox, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the segments that the process is asked about."""
+    names: list[str] = []
+    works = running._asked
+
+    def noted(where: str, file: Any, *more: Any) -> Any:
+        names.append(file.name)
+        return works(where, file, *more)
+
+    monkeypatch.setattr(running, "_asked", noted)
+    return names
+
+
+def strangers(folder: Path, files: dict[str, bytes]) -> Path:
+    """The files as a run folder of another machine."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    head = json.loads((folder / "run.json").read_text())
+    head["process"] = {"machine": "elsewhere", "pid": 1, "started_s": 0.0}
+    (folder / "run.json").write_text(json.dumps(head))
+    return folder
+
+
+def all_of(run: Run) -> dict[str, pa.Table]:
+    return {name: run.table(name) for name in TABLES}
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["sealed", "streams"])
+def test_sound_strangers_run_is_read_as_it_is_and_tasted_once(
+    form: int, running: Sandbox, asked: list[str], tmp_path: Path
+) -> None:
+    folder = strangers(tmp_path / "a", honest()[form])
+    assert all_of(open_extract(folder, running=running)) == all_of(open_extract(folder))
+    assert set(asked) == {n for n in honest()[form] if n.endswith((".parquet", ".arrows"))}
+    first = len(asked)
+    again = open_extract(folder, running=running)
+    all_of(again)
+    again.refresh()
+    assert len(asked) == (first if form == 0 else 2 * first)  # a stream is tasted for each who reads it
+
+
+def test_runs_of_this_machine_are_not_tasted(running: Sandbox, asked: list[str], tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a")
+    run = open_extract(tmp_path / "a", running=running)
+    for step in range(3):
+        writer.append("steps", {"step": [step]})
+        run.refresh()
+        assert run.table("steps").num_rows == step + 1
+    writer.close()
+    run.refresh()
+    assert run.table("steps").num_rows == 3 and asked == []
+    assert this_machine().startswith(socket.gethostname()) and this_machine() != socket.gethostname()
+
+
+def test_of_a_growing_stream_only_what_is_new_is_tasted(running: Sandbox, tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a")
+    writer.append("steps", {"step": [0], "loss": [0.5]})
+    strangers(tmp_path / "a", {})
+    sent = []
+    stream = running.stream
+
+    class Noting(Sandbox):
+        def stream(self, file: Any, table: str, data: bytes, before: Any) -> int:
+            sent.append(len(data))
+            return stream(file, table, data, before)
+
+    run = open_extract(tmp_path / "a", running=Noting())
+    assert run.table("steps").num_rows == 1
+    writer.append("steps", {"step": [1], "loss": [0.25]})
+    run.refresh()
+    assert run.steps["loss"].tolist() == [0.5, 0.25] and sent[0] > sent[1] > 0
+    writer._let_go()
+
+
+def test_file_that_ends_its_reader_does_not_end_the_app(running: Sandbox, tmp_path: Path) -> None:
+    """A column whose chunk is of another type than the schema says: asked for its statistics, as an extract asks,
+    pyarrow 26 ends the process."""
+    files = honest()[0]
+    chunk_of_int64 = b"\x1c\x15\x04\x19"  # Thrift: the struct of a chunk's metadata, its type, its list of encodings
+    sound = files["tensors/00000.parquet"]
+    at = sound.rindex(chunk_of_int64)
+    damaged = sound[:at] + b"\x1c\x15\x02\x19" + sound[at + 4 :]
+    folder = strangers(tmp_path / "a", files | {"tensors/00000.parquet": damaged})
+    with pytest.raises(RunError, match=r"tensors/00000.parquet is damaged"):
+        open_extract(folder, running=running).table("tensors")
+    folder = strangers(tmp_path / "sound", files)
+    assert open_extract(folder, running=running).table("tensors").num_rows == 8  # another taster is at work
+
+
+@pytest.mark.parametrize("program", ["input()", "import time; time.sleep(600)"], ids=["dies", "hangs"])
+def test_segment_whose_taster_gives_no_answer_is_refused(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun() -> "subprocess.Popen[bytes]":
+        line = [sys.executable, "-c", program]
+        return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(sandbox, "_begun", begun)
+    running = Sandbox(longest_s=60.0 if program == "input()" else 0.2)
+    folder = strangers(tmp_path / "a", honest()[0])
+    for _ in range(2):  # the verdict is remembered
+        with pytest.raises(RunError, match=r"steps/00000.parquet is damaged in a way that stopped its reader"):
+            open_extract(folder, running=running).table("steps")
+        assert running._child is None
+        monkeypatch.setattr(sandbox, "_begun", None)
+
+
+def test_taster_that_had_nothing_to_do_and_left_is_replaced(tmp_path: Path) -> None:
+    running = Sandbox()
+    for number in range(2):
+        folder = strangers(tmp_path / f"{number}", honest()[0])
+        assert open_extract(folder, running=running).table("steps").num_rows == 4
+        child = running._child
+        assert child is not None
+        child.kill()
+        child.wait()
+    running.close()
+    assert running._child is None
+
+
+def test_strangers_run_of_many_small_files_is_bounded(
+    running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MAX_HELD", 100_000)
+    folder = strangers(tmp_path / "a", honest()[0])
+    rows = pa.table({"step": pa.repeat(0, 1_000)})
+    for number in range(1, 9):
+        pq.write_table(rows, folder / "steps" / f"{number:05d}.parquet")
+    with pytest.raises(RunError, match=r"holds more than 9.31e-05 GiB of rows"):
+        open_extract(folder, running=running).table("steps")
+
+
+def test_extract_is_tasted_in_each_of_its_parts(running: Sandbox, tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "a", seal_bytes=2_000)
+    for step in range(40):
+        writer.append("tensors", {"step": [step] * 4, "name": list("abcd"), "absmax": [float(step)] * 4})
+    writer.close()
+    strangers(tmp_path / "a", {})
+    run = open_extract(tmp_path / "a", most_rows=40, running=running)
+    assert isinstance(run, Extract)
+    steps = run.of_tensor("weight_grad", "a", ["step", "absmax"])
+    assert steps.num_rows == 40 and run.sampled_steps == 40
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrows"])
+def test_row_of_no_step_is_refused_however_it_is_read(form: str, running: Sandbox, tmp_path: Path) -> None:
+    rows = pa.table({"step": [0, None, 2], "name": ["w"] * 3, "inf": [0, 1, 0]})
+    folder = strangers(tmp_path / "a", honest()[0])
+    file = folder / "tensors" / f"00001.{form}"
+    if form == "parquet":
+        pq.write_table(rows, file)
+    else:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+    for most_rows in (2, 100):
+        with pytest.raises(RunError, match="tensors has rows without 'step'; every row needs it"):
+            open_extract(folder, most_rows, running).validate(full=True)

@@ -1,0 +1,63 @@
+"""The layers of the house: a package imports only from packages below it, and nobody's private names."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import amp_core
+
+PACKAGE = Path(amp_core.__file__).parent
+LAYERS = (
+    "_version", "formats", "phases",
+    "schema", "text", "hardware", "store", "settings", "library", "jobs",
+    "traces", "interop", "record", "analysis", "findings", "forecast", "train", "tune",
+    "figures", "views", "report", "notebook", "cli", "__main__",
+)  # fmt: skip
+"""Bottom to top."""
+
+SHOWN_IN_A_NOTEBOOK = {"store.run", "findings.model", "analysis.comparison.compare"}
+"""Their `_repr_html_` asks `notebook` for the HTML, once Jupyter asks them: the one way back up."""
+
+MAX_MODULES_AT_THE_TOP = 12
+
+
+def modules() -> list[tuple[str, Path]]:
+    """Dotted names below `amp_core`, and files."""
+    found = ((".".join(f.relative_to(PACKAGE).with_suffix("").parts), f) for f in sorted(PACKAGE.rglob("*.py")))
+    return [(name.removesuffix(".__init__"), file) for name, file in found if name != "__init__"]
+
+
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """Modules of AMPscope that a file imports from, below `amp_core`, and the names that it takes."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("amp_core."):
+            yield from ((node.module.removeprefix("amp_core."), alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "amp_core":
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((a.name.removeprefix("amp_core."), "") for a in node.names if a.name.startswith("amp_core."))
+
+
+def layer(module: str) -> int:
+    return LAYERS.index(module.partition(".")[0])
+
+
+@pytest.mark.parametrize(("module", "file"), modules(), ids=[name for name, _ in modules()])
+def test_a_module_imports_only_from_layers_below_and_no_private_name(module: str, file: Path) -> None:
+    for source, name in imported(file):
+        if source == "__version__" or (source == "notebook" and module in SHOWN_IN_A_NOTEBOOK):
+            continue
+        assert layer(source) <= layer(module), f"{module} imports {source}, which lies above it"
+        assert not name.startswith("_") or name == "__version__", f"{module} imports the private name {source}.{name}"
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MAX_MODULES_AT_THE_TOP
+
+
+def test_every_package_says_what_lives_there() -> None:
+    for init in sorted(PACKAGE.rglob("__init__.py")):
+        documentation = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8")))
+        assert documentation is not None and len(documentation) > 40, init

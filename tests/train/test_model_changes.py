@@ -1,0 +1,100 @@
+"""What a recipe changes of a model: what it computes in, never what its parameters are called or hold."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from amp_core.schema import RunError
+from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.model_changes import changed, keep_in_fp32, pad_linears
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(13, 30), nn.ReLU(), nn.Linear(30, 10, bias=False))
+
+
+def test_an_island_computes_in_fp32_inside_autocast():
+    made, x = model(), torch.randn(4, 13)
+    seen = {}
+    for name, module in made.named_children():
+        module.register_forward_hook(lambda m, i, out, name=name: seen.update({name: out.dtype}))
+    keep_in_fp32(made, ["0"])
+    with torch.autocast("cpu", dtype=torch.float16):
+        made(x)
+    assert seen == {"0": torch.float32, "1": torch.float32, "2": torch.float16}
+
+
+def test_an_island_holds_what_fp16_cannot():
+    made, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.full((2, 4), 6e4)
+    with torch.no_grad():
+        made[0].weight.fill_(1.0)
+        made[1].weight.fill_(1e-6)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not torch.isfinite(made(x)).all()
+    keep_in_fp32(made, ["0", "1"])
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.isfinite(made(x)).all()
+
+
+def test_padding_changes_no_number_and_no_gradient_beyond_rounding():
+    plain, padded, x = model(), model(), torch.randn(4, 13)
+    pad_linears(padded, 8)
+    out = padded(x)
+    torch.testing.assert_close(out, plain(x))
+    out.square().sum().backward()
+    plain(x).square().sum().backward()
+    for (name, one), (other_name, other) in zip(plain.named_parameters(), padded.named_parameters(), strict=True):
+        assert name == other_name and one.shape == other.shape
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_sizes_that_fit_already_are_left_alone():
+    made = nn.Linear(16, 8)
+    pad_linears(made, 8)
+    assert "forward" not in vars(made)
+
+
+def test_fp8_goes_through_torchao_for_the_layers_that_fit(monkeypatch):
+    asked = {}
+
+    def convert(module, *, module_filter_fn):
+        asked.update({name: module_filter_fn(part, name) for name, part in module.named_modules() if name})
+        return module
+
+    torchao, float8 = ModuleType("torchao"), ModuleType("torchao.float8")
+    float8.convert_to_float8_training = convert
+    monkeypatch.setitem(sys.modules, "torchao", torchao)
+    monkeypatch.setitem(sys.modules, "torchao.float8", float8)
+    made = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    changed(made, TrainConfig(precision="bf16", fp8=True))
+    assert asked == {"0": True, "1": False, "2": False}
+
+
+def test_fp8_without_torchao_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(RunError, match="fp8=True needs torchao, which is not installed"):
+        changed(model(), TrainConfig(precision="bf16", fp8=True))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"islands": "a", "precision": "fp32"}, "islands has no effect with precision='fp32'"),
+        ({"islands": 3}, "islands=3 names no modules"),
+        ({"pad_to": 0}, "pad_to=0 is not possible"),
+        ({"fp8": True, "precision": "fp16"}, "fp8=True goes with precision='bf16', not 'fp16'"),
+    ],
+)
+def test_what_has_no_effect_is_refused(wrong, said):
+    with pytest.raises(RunError) as error:
+        TrainConfig(**wrong)
+    assert said in str(error.value)
+
+
+def test_an_island_that_is_no_module_is_refused_by_name():
+    with pytest.raises(RunError, match=r"islands='nine' is no module of the model; its first ones are 0, 1, 2"):
+        changed(model(), TrainConfig(islands="0,nine"))

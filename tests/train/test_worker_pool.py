@@ -1,0 +1,95 @@
+"""One process trains a recipe's seeds one after another: what it trains is what a process of its own would have."""
+
+import numpy as np
+import pytest
+import torch
+
+from amp_core import load_run
+from amp_core.record.stats import process_memory
+from amp_core.train import TrainConfig, train
+from amp_core.train.turns.interleave import Member, interleave
+from amp_core.train.turns.worker_pool import WorkerPool
+
+OWN = """
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.full((8,), float(i)), torch.zeros(1)
+
+def task():
+    if torch.initial_seed() == 2:
+        raise ValueError("no third seed")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    batches = torch.utils.data.DataLoader(Data(), batch_size=2, shuffle=True)
+    return model, batches, lambda m, b: torch.nn.functional.mse_loss(m(b[0]), b[1])
+"""
+
+
+def member(folder, name, seed):
+    settings = TrainConfig(
+        workload=f"{folder / 'own_task.py'}:task", precision=name, device="cpu", steps=6, every=10**6, seed=seed
+    )
+    return Member(settings, folder / f"{name}-{seed}")
+
+
+def run_of(folder, name, seed):
+    return load_run(folder / f"{name}-{seed}")
+
+
+def pid(run):
+    return run.head.process["pid"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """One crew that trains two seeds of two recipes, a seed that is refused, one that is stopped, and one more: the
+    folder of the runs, the exit codes, and the crew's processes after the first two seeds and at the end."""
+    folder = tmp_path_factory.mktemp("crew")
+    (folder / "own_task.py").write_text(OWN)
+    rounds = [(("fp32", "bf16"), 0), (("fp32", "bf16"), 1), (("bf16",), 2), (("fp32",), 3), (("fp32",), 4)]
+    codes, kept = [], []
+    with WorkerPool() as crew:
+        for names, seed in rounds:
+            members = [member(folder, name, seed) for name in names]
+            leave = (lambda done: []) if seed == 3 else None
+            codes.append(interleave(members, 2, lambda done: None, leave, crew=crew))
+            kept.append([worker.process for worker in crew._idle.values()])
+            assert all(process.poll() is None for process in kept[-1])
+    return folder, codes, kept
+
+
+def test_seeds_of_a_recipe_share_a_process_and_no_number(trained):
+    folder, codes, _ = trained
+    assert codes[:2] == [[0, 0], [0, 0]]
+    runs = {(name, seed): run_of(folder, name, seed) for name in ("fp32", "bf16") for seed in (0, 1)}
+    assert {run.status for run in runs.values()} == {"finished"}
+    assert pid(runs["fp32", 0]) == pid(runs["fp32", 1]) != pid(runs["bf16", 0]) == pid(runs["bf16", 1])
+    alone = member(folder, "bf16", 1).config
+    train(alone, folder / "alone")
+    losses = {key: run.steps["loss"].to_numpy() for key, run in runs.items()}
+    # Weights, order of data and dropout are those of a training by itself.
+    np.testing.assert_array_equal(losses["bf16", 1], load_run(folder / "alone").steps["loss"].to_numpy())
+    assert (losses["bf16", 0] != losses["bf16", 1]).all()
+
+
+def test_a_process_is_kept_only_where_its_training_came_to_its_end(trained):
+    folder, codes, kept = trained
+    assert codes[2:] == [[2], [130], [0]]
+    assert [len(processes) for processes in kept] == [2, 2, 1, 0, 1]
+    assert all(process.poll() == 0 for process in kept[-1])  # the crew has ended what it kept
+    stopped, last = run_of(folder, "fp32", 3), run_of(folder, "fp32", 4)
+    assert stopped.status == "stopped" and len(stopped.steps) == 2 and last.status == "finished"
+    assert pid(stopped) == pid(run_of(folder, "fp32", 0)) != pid(last)
+
+
+def test_what_was_measured_before_is_no_peak_of_the_next(monkeypatch):
+    sizes = iter([900, 100])
+    monkeypatch.setattr(process_memory, "resident_bytes", lambda: next(sizes))
+    process_memory.forget_peaks()
+    assert process_memory.memory_bytes(torch.device("cpu")) == (900, 900)
+    process_memory.forget_peaks()
+    assert process_memory.memory_bytes(torch.device("cpu")) == (100, 100)
+    process_memory.forget_peaks()

@@ -1,0 +1,170 @@
+"""The code that is written for a recipe trains as the engine does: each framework's program is executed.
+
+The losses of a training are those of the engine, at each step, within the rounding of the precision: the same weights,
+batches and operators, but a framework may sum and cast in another place. Accelerate and the Trainer train in FP32 on a
+CPU when they are asked for FP16, without a word; their programs say so instead, and with a scaler and autocast put in
+as they have them on a GPU, train like the engine too.
+"""
+
+import shutil
+import subprocess
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from amp_core import load_run
+from amp_core.schema import RunError
+from amp_core.train import TrainConfig, train
+from amp_core.train.workloads import build
+from amp_core.tune.codegen import FRAMEWORKS, WRITTEN, code_for
+
+NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
+NEEDS |= {"lightning": ("lightning",)}
+RECIPES = {
+    "fp32": {"precision": "fp32"},
+    "bf16": {"precision": "bf16", "fused": True},
+    "fp16": {"precision": "fp16", "init_scale": 2.0**22, "growth_interval": 10},
+    "fp16-static": {"precision": "fp16", "loss_scale": 2.0**22},
+    "fp16-islands": {"precision": "fp16", "islands": ("head",), "pad_to": 16, "clip_norm": 0.5},
+    "bf16-all": {"precision": "bf16", "channels_last": True, "accumulate": 2, "optimizer": "sgd", "lr": 0.05},
+}
+CLOSE = {"float16": 2e-3, "bfloat16": 2e-2, None: 1e-5}
+"""Relative difference that losses may have: some units of the format's rounding (2^-11, 2^-8, 2^-24)."""
+STEPS = 16
+
+
+def recipe(name):
+    workload = "text-gpt" if "islands" in name else "digits-cnn"
+    return TrainConfig(workload=workload, steps=STEPS, device="cpu", evaluate=False, seed=3, **RECIPES[name])
+
+
+def program(config, framework):
+    """The program's names, without its main part."""
+    for package in NEEDS[framework]:
+        pytest.importorskip(package)
+    names = {"__name__": "emitted"}
+    exec(compile(code_for(config, framework), f"train_{framework}.py", "exec"), names)
+    return names
+
+
+def run(config, framework, names=None):
+    names = names or program(config, framework)
+    task = build(config.resolved())
+    return np.array(names["train"](task.model, task.batches, task.loss_fn, config.steps))
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path, monkeypatch):
+    """Frameworks write where they stand, and Accelerate keeps its settings for the life of a process."""
+    monkeypatch.chdir(tmp_path)
+    if find_spec("accelerate") is None:
+        yield
+        return
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """Losses of the engine, each recipe trained once."""
+    made = {}
+
+    def losses(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("engine") / name
+            train(recipe(name), folder)
+            made[name] = load_run(folder).steps
+        return made[name]
+
+    return losses
+
+
+def half_on_cpu(framework, names, monkeypatch):
+    """Give the framework on the CPU what it has on a GPU for FP16: autocast and a scaler."""
+    import accelerate
+
+    class Half(accelerate.Accelerator):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.native_amp = True
+            handler = self.scaler_handler
+            self.scaler = torch.amp.GradScaler("cpu", **(handler.to_kwargs() if handler is not None else {}))
+
+    if framework == "accelerate":
+        names["Accelerator"] = Half
+    else:
+        monkeypatch.setattr("transformers.trainer.Accelerator", Half)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_program_reaches_the_engines_losses(framework, name, engine, monkeypatch):
+    config = recipe(name)
+    names = program(config, framework)
+    if config.recipe.scaler and framework in ("accelerate", "transformers"):
+        half_on_cpu(framework, names, monkeypatch)
+    expected = engine(name)
+    losses = run(config, framework, names)
+    assert len(losses) == STEPS and (losses[-1] < losses[0] or name == "fp16-static")
+    np.testing.assert_allclose(losses, expected["loss"], rtol=CLOSE[config.recipe.autocast])
+    if name in ("fp16", "fp16-static"):
+        assert expected["skipped"].sum() >= 2  # the scale that was asked for is at work: these steps changed nothing
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "transformers"])
+def test_fp16_where_the_framework_would_train_in_fp32_is_said(framework):
+    with pytest.raises(RuntimeError, match="trains in FP32 on a CPU when it is asked for FP16"):
+        run(recipe("fp16"), framework)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
+    """That the losses above agree says something: a program that forgot its precision would differ from the engine."""
+    config = recipe("bf16")
+    assert np.abs(run(config, framework) / engine("fp32")["loss"] - 1).max() > 1e-4
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("precision", WRITTEN)
+def test_each_program_is_tidy(framework, precision, tmp_path):
+    every = {"channels_last": True, "compile": True, "pad_to": 8, "clip_norm": 1.0, "accumulate": 4, "optimizer": "sgd"}
+    islands = {"islands": ("a.b", "c")} if precision in ("fp16", "bf16") else {}
+    scale = {"loss_scale": 65536.0} if precision == "fp16" else {}
+    config = TrainConfig(precision=precision, fused=True, workload="my task.py:build", **every, **islands, **scale)
+    text = code_for(config, framework, "2 × faster")
+    compile(text, "emitted", "exec")
+    assert "2 × faster" in text and "model.compile()" in text and '"my task.py"' in text
+    if shutil.which("ruff"):
+        (tmp_path / "emitted.py").write_text(text)
+        chosen = ["ruff", "check", "--isolated", "--select", "E,F,I,W,B,UP", "--line-length", "120", "emitted.py"]
+        done = subprocess.run(chosen, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        done = subprocess.run(
+            ["ruff", "format", "--isolated", "--line-length", "120", "--check", "emitted.py"], check=False
+        )
+        assert done.returncode == 0
+
+
+def test_a_program_runs_as_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef task():\n    batches = [(torch.ones(4, 8), torch.zeros(4, 2))] * 3\n"
+        "    return torch.nn.Linear(8, 2), batches, lambda m, b: torch.nn.functional.mse_loss(m(b[0]), b[1])\n"
+    )
+    config = TrainConfig(workload="mine.py:task", precision="bf16", steps=5, device="cpu")
+    names = {"__name__": "__main__"}
+    exec(compile(code_for(config, "plain"), "emitted", "exec"), names)
+    assert len(names["losses"]) == 5 and names["losses"][-1] < names["losses"][0]
+
+
+def test_what_no_code_is_written_for_is_refused():
+    with pytest.raises(
+        RunError, match="precision='fp16-pure' has no code to ship; choose one of fp32, tf32, bf16, fp16"
+    ):
+        code_for(TrainConfig(precision="fp16-pure"), "plain")
+    with pytest.raises(RunError, match="framework='jax' is unknown; choose one of plain"):
+        code_for(TrainConfig(), "jax")
