@@ -117,7 +117,7 @@ def test_kernel_names_are_read_with_it(tmp_path):
         'kernel_tokens=("e5m6",)),'
     )
     code = (
-        "from amp_core import _kernel_types as types\n"
+        "from amp_core.hardware.kernel_names import dtypes as types\n"
         "print(types.of_xmma('sm90_xmma_gemm_e5m6e5m6_e5m6f32_f32_tn_n'), types.of_template('gemm<fp12_t, 4>'))\n"
     )
     end = "    )\n}  # fmt: skip"

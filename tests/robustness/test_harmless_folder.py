@@ -49,9 +49,10 @@ def test_half_a_row_is_cut_off_when_the_disk_fills_in_its_middle(tmp_path: Path)
     """`RLIMIT_FSIZE` lets a write put down a part; every new segment has room again."""
     program = """
         import resource, sys, torch
-        from amp_core.record import _guard, measure
+        from amp_core.record.stats import measure
+        from amp_core.store import resilient_writer
         from tests.record.loops import train
-        _guard.RETRY_S = 0.01
+        resilient_writer.RETRY_S = 0.01
         torch.set_num_threads(int(sys.argv[2]))  # sums come out otherwise with another number
         measure.measure([torch.zeros(1)])  # numba keeps what it compiles, which is longer
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))

@@ -324,7 +324,7 @@ def test_stream_that_a_crash_left_beside_its_parquet_counts_once(tmp_path: Path)
     for listed in (both, both[::-1]):  # folders are listed in any order
         found: dict[str, File] = {}
         for file in listed:
-            sources._keep_better(found, file)
+            sources.keep_sealed(found, file)
         assert found == {"steps/00000": both[0]}
 
 

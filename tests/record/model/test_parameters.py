@@ -41,7 +41,7 @@ def test_tensors_cut_between_threads(monkeypatch, plain_threads):
 def test_norms_of_gradients_of_every_kind(monkeypatch, kernel):
     """Of several dtypes they come in groups; what is not dense is as large as what it shows."""
     if not kernel:
-        monkeypatch.setattr(parameters, "_kernel", lambda: None)
+        monkeypatch.setattr(norms_module, "_kernel", lambda: None)
     single = torch.randn(5, 7)
     for grads in ([single], [single, single.t()], [single.half(), single.double(), single], [torch.zeros(0), single]):
         found, order = norms(grads)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_core.record.stats import channels
+from amp_core.record.stats import layout, plain
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.channels import cap_for, channel_largest
 from amp_core.record.stats.layout import Cap
@@ -68,8 +69,8 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
         min(abs(v), c) if not math.isnan(c) and not math.isnan(v) else abs(v)
         for v, c in zip(values.tolist(), wide.tolist(), strict=True)
     ]
-    assert flat(got) == flat(measuring._measure_plain(torch.tensor(wanted, dtype=dtype)))
-    assert flat(got) == flat(measuring._measure_plain(measuring._capped(values, cap)))
+    assert flat(got) == flat(plain.measure_plain(torch.tensor(wanted, dtype=dtype)))
+    assert flat(got) == flat(plain.measure_plain(plain.capped(values, cap)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,11 +87,11 @@ def test_tensors_cut_between_threads_keep_their_caps(
     other = torch.randn(3, 20_000).to(dtype)
     unbounded = Cap(torch.full((3,), math.inf, dtype=dtype), 20_000)
     got = measuring.measure_together([other, grad], [unbounded, cap])
-    first, second = got.split([measuring.packed_size(dtype)] * 2)
+    first, second = got.split([layout.packed_size(dtype)] * 2)
     view = [1] * len(shape)
     view[row] = -1
-    assert flat(first) == flat(measuring._measure_plain(other))
-    assert flat(second) == flat(measuring._measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
+    assert flat(first) == flat(plain.measure_plain(other))
+    assert flat(second) == flat(plain.measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
 
 
 def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.stats import layout, plain
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.numba import measure, thread_team
 
@@ -24,12 +25,12 @@ DTYPES = {
 }  # fmt: skip
 BITS = {"float32": 32, "float64": 64, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-PATHS = {"plain": lambda t: [measuring._measure_plain(t)], "kernel": lambda t: measuring.measure([t])}
+PATHS = {"plain": lambda t: [plain.measure_plain(t)], "kernel": lambda t: measuring.measure([t])}
 
 
 def reference(tensor: torch.Tensor) -> dict:
     """Value by value in Python, where floats are exact."""
-    form = FORMAT_OF_DTYPE[measuring.dtype_name(tensor.dtype)]
+    form = FORMAT_OF_DTYPE[layout.dtype_name(tensor.dtype)]
     found = {"zero": 0, "subnormal": 0, "normal": 0, "inf": 0, "nan": 0, "exponents": {}}
     finite = []
     for value in tensor.reshape(-1).to(torch.float64).tolist():
@@ -54,7 +55,7 @@ def reference(tensor: torch.Tensor) -> dict:
 
 
 def assert_same(tensor: torch.Tensor, path: str) -> None:
-    got = measuring.unpack(PATHS[path](tensor)[0].numpy(), measuring.dtype_name(tensor.dtype))
+    got = layout.unpack(PATHS[path](tensor)[0].numpy(), layout.dtype_name(tensor.dtype))
     expected = reference(tensor)
     for key in ("zero", "subnormal", "normal", "inf", "nan", "absmax", "absmin"):
         assert getattr(got, key) == expected[key], key
@@ -127,7 +128,7 @@ def test_large_tensors_are_shared_between_threads_without_losing_any(small_share
     tensors[0][7] = float("inf")
     together = measuring.measure(tensors)
     for tensor, packed in zip(tensors, together, strict=True):
-        plain = measuring._measure_plain(tensor)
+        plain = plain.measure_plain(tensor)
         assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
@@ -143,7 +144,7 @@ def test_tensors_of_many_blocks_cut_between_threads(dtype, small_shares):
     if dtype == "float64":  # whose squares are finite, so that sums can be compared
         tensor = torch.where(tensor.isfinite() & (tensor.abs() > 1e150), tensor.sign(), tensor)
     for few in (tensor, tensor[:4096], tensor[1:8194]):
-        packed, plain = measuring.measure([few])[0], measuring._measure_plain(few)
+        packed, plain = measuring.measure([few])[0], plain.measure_plain(few)
         assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
@@ -154,7 +155,7 @@ def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch, small_share
     tensors = [
         torch.randn(n).to(kinds[i % len(kinds)]) for i, n in enumerate([5, 0, 4096, 9000, 40_000, 1, 90_001, 77] * 5)
     ]
-    expected = [measuring._measure_plain(t) for t in tensors]
+    expected = [plain.measure_plain(t) for t in tensors]
     for threads in (1, 2, 3, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         for packed, plain in zip(measuring.measure(tensors), expected, strict=True):
@@ -172,7 +173,7 @@ def test_the_kernel_counts_subnormals_where_arithmetic_flushes_them(dtype):
         packed = measuring.measure([tensor])[0]
     finally:
         torch.set_flush_denormal(False)
-    got = measuring.unpack(packed.numpy(), dtype)
+    got = layout.unpack(packed.numpy(), dtype)
     assert got.subnormal == mantissa and list(got.exp_counts) == [1] * mantissa
 
 
@@ -180,8 +181,8 @@ def test_a_dense_tensor_is_read_where_it_lies():
     """A transposed or channels-last one too: a copy would cost more than the measuring."""
     image = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
     for tensor in (image, image.permute(3, 0, 2, 1), torch.randn(5, 7).t()):
-        assert measuring.in_one_row(tensor).data_ptr() == tensor.data_ptr()
-    assert measuring.in_one_row(image[:, :2]).data_ptr() != image.data_ptr()
+        assert layout.in_one_row(tensor).data_ptr() == tensor.data_ptr()
+    assert layout.in_one_row(image[:, :2]).data_ptr() != image.data_ptr()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -226,7 +227,7 @@ def test_a_kernel_that_cannot_run_is_done_without(monkeypatch):
 
 def test_the_five_counts_add_up_and_zero_is_not_subnormal():
     tensor = torch.tensor([0.0, -0.0, 2.0**-149, 1.0, float("inf"), -float("inf"), float("nan")])
-    got = measuring.unpack(measuring.measure([tensor])[0].numpy(), "float32")
+    got = layout.unpack(measuring.measure([tensor])[0].numpy(), "float32")
     assert (got.zero, got.subnormal, got.normal, got.inf, got.nan) == (2, 1, 1, 2, 1)
     assert got.exp_min == -149 and got.exp_counts[0] == 1 and got.exp_counts[149] == 1
     assert got.rms == pytest.approx(0.5)
@@ -235,13 +236,13 @@ def test_the_five_counts_add_up_and_zero_is_not_subnormal():
 def test_packed_size_is_what_measure_returns():
     for dtype in DTYPES.values():
         tensor = torch.zeros(3, dtype=dtype)
-        assert len(measuring.measure([tensor])[0]) == measuring.packed_size(dtype)
-        assert len(measuring._measure_plain(tensor)) == measuring.packed_size(dtype)
+        assert len(measuring.measure([tensor])[0]) == layout.packed_size(dtype)
+        assert len(plain.measure_plain(tensor)) == layout.packed_size(dtype)
 
 
 def test_what_cannot_be_measured_is_known():
-    assert measuring.measurable(torch.ones(1)) and not measuring.measurable(torch.ones(1, dtype=torch.int64))
-    assert not measuring.measurable(torch.ones(1, dtype=torch.complex64))
+    assert layout.measurable(torch.ones(1)) and not layout.measurable(torch.ones(1, dtype=torch.int64))
+    assert not layout.measurable(torch.ones(1, dtype=torch.complex64))
 
 
 def test_a_forked_worker_can_measure_too(small_shares):
@@ -250,7 +251,7 @@ def test_a_forked_worker_can_measure_too(small_shares):
 
     tensor = torch.randn(600_000)
     expected = measuring.measure([tensor])[0]
-    with multiprocessing.get_context("fork").LiveSteps(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         got = pool.apply_async(_in_worker, (tensor.numpy(),)).get(timeout=300)
     assert np.array_equal(expected.numpy(), got)
 

@@ -24,7 +24,7 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
 def test_compiled_code_is_found_again(tmp_path):
     """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
     code = (
-        "import torch; from amp_core.record import _measure_cpu as m; torch.set_num_threads(2); m.SHARE = 2048;"
+        "import torch; from amp_core.record.stats.numba import measure as m; torch.set_num_threads(2); m.SHARE = 2048;"
         "assert m.measure_cpu([torch.ones(9000)])[7 + 149] == 9000;"
         "print(sum(m.measure_singles.stats.cache_hits.values()))"
     )
@@ -42,17 +42,18 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
     (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
     (tmp_path / "home").write_text("")
     code = (
-        "import torch; from amp_core.record import _measure_cpu as m; from amp_core.record import measure as p;"
+        "import torch; from amp_core.record.stats.numba import measure as m; from amp_core.record.stats import measure as p;"
         "assert m.measure_cpu([torch.ones(3)])[7 + 149] == 3; print(p.__file__)"
     )
     home = str(tmp_path / "home" / "none")
     printed = fresh_process(code, package, HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
-    assert Path(printed) == package / "record" / "measure.py"
+    assert Path(printed) == package / "record" / "stats" / "measure.py"
 
 
 TRITON = """
 import math, torch
-from amp_core.record import measure as measuring
+from amp_core.record.stats import plain as plainly
+from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.triton.channels import channels_cuda
 from amp_core.record.stats.channels import Cap
 from amp_core.record.stats.triton.measure import measure_cuda
@@ -71,7 +72,7 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch
     for group in groups:
         packed = measure_cuda(group).split([measuring.packed_size(t.dtype) for t in group])
         for i, (tensor, got) in enumerate(zip(group, packed)):
-            plain = measuring._measure_plain(tensor)
+            plain = plainly.measure_plain(tensor)
             assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), (dtype, i)
             assert torch.allclose(got[5:7], plain[5:7], rtol=1e-12), (dtype, i)
 
@@ -85,7 +86,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
     for tensors in ([bits], [bits, many, many]):
         packed = measure_cuda(tensors, caps[: len(tensors)]).split([measuring.packed_size(dtype)] * len(tensors))
         for tensor, cap, got in zip(tensors, caps, packed):
-            plain = measuring._measure_plain(measuring._capped(tensor, cap))
+            plain = plainly.measure_plain(plainly.capped(tensor, cap))
             assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), dtype
     if dtype != torch.float64:
         # Each program is interpreted: the last three are large in one dimension alone, so that a program reads its
@@ -114,8 +115,8 @@ import time
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from amp_core.record import _channels_cuda as channels
-from amp_core.record import _measure_cuda as kernel
+from amp_core.record.stats.triton import channels
+from amp_core.record.stats.triton import measure as kernel
 
 FORMATS = ("fp32", "fp16", "bf16", "fp64", "fp8-e4m3", "fp8-e5m2")
 for form, capped in [(form, False) for form in FORMATS] + [("fp32", True), ("fp16", True)]:

@@ -64,10 +64,10 @@ def test_sound_strangers_run_is_read_as_it_is_and_tasted_once(
     form: int, running: Sandbox, asked: list[str], tmp_path: Path
 ) -> None:
     folder = strangers(tmp_path / "a", honest()[form])
-    assert all_of(open_extract(folder, running=running)) == all_of(open_extract(folder))
+    assert all_of(open_extract(folder, sandbox=running)) == all_of(open_extract(folder))
     assert set(asked) == {n for n in honest()[form] if n.endswith((".parquet", ".arrows"))}
     first = len(asked)
-    again = open_extract(folder, running=running)
+    again = open_extract(folder, sandbox=running)
     all_of(again)
     again.refresh()
     assert len(asked) == (first if form == 0 else 2 * first)  # a stream is tasted for each who reads it
@@ -75,7 +75,7 @@ def test_sound_strangers_run_is_read_as_it_is_and_tasted_once(
 
 def test_runs_of_this_machine_are_not_tasted(running: Sandbox, asked: list[str], tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
-    run = open_extract(tmp_path / "a", running=running)
+    run = open_extract(tmp_path / "a", sandbox=running)
     for step in range(3):
         writer.append("steps", {"step": [step]})
         run.refresh()
@@ -116,9 +116,9 @@ def test_file_that_ends_its_reader_does_not_end_the_app(running: Sandbox, tmp_pa
     damaged = sound[:at] + b"\x1c\x15\x02\x19" + sound[at + 4 :]
     folder = strangers(tmp_path / "a", files | {"tensors/00000.parquet": damaged})
     with pytest.raises(RunError, match=r"tensors/00000.parquet is damaged"):
-        open_extract(folder, running=running).table("tensors")
+        open_extract(folder, sandbox=running).table("tensors")
     folder = strangers(tmp_path / "sound", files)
-    assert open_extract(folder, running=running).table("tensors").num_rows == 8  # another taster is at work
+    assert open_extract(folder, sandbox=running).table("tensors").num_rows == 8  # another taster is at work
 
 
 @pytest.mark.parametrize("program", ["input()", "import time; time.sleep(600)"], ids=["dies", "hangs"])
@@ -134,7 +134,7 @@ def test_segment_whose_taster_gives_no_answer_is_refused(
     folder = strangers(tmp_path / "a", honest()[0])
     for _ in range(2):  # the verdict is remembered
         with pytest.raises(RunError, match=r"steps/00000.parquet is damaged in a way that stopped its reader"):
-            open_extract(folder, running=running).table("steps")
+            open_extract(folder, sandbox=running).table("steps")
         assert running._child is None
         monkeypatch.setattr(sandbox, "_begun", None)
 
@@ -143,7 +143,7 @@ def test_taster_that_had_nothing_to_do_and_left_is_replaced(tmp_path: Path) -> N
     running = Sandbox()
     for number in range(2):
         folder = strangers(tmp_path / f"{number}", honest()[0])
-        assert open_extract(folder, running=running).table("steps").num_rows == 4
+        assert open_extract(folder, sandbox=running).table("steps").num_rows == 4
         child = running._child
         assert child is not None
         child.kill()
@@ -161,7 +161,7 @@ def test_strangers_run_of_many_small_files_is_bounded(
     for number in range(1, 9):
         pq.write_table(rows, folder / "steps" / f"{number:05d}.parquet")
     with pytest.raises(RunError, match=r"holds more than 9.31e-05 GiB of rows"):
-        open_extract(folder, running=running).table("steps")
+        open_extract(folder, sandbox=running).table("steps")
 
 
 def test_extract_is_tasted_in_each_of_its_parts(running: Sandbox, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_extract_is_tasted_in_each_of_its_parts(running: Sandbox, tmp_path: Path
         writer.append("tensors", {"step": [step] * 4, "name": list("abcd"), "absmax": [float(step)] * 4})
     writer.close()
     strangers(tmp_path / "a", {})
-    run = open_extract(tmp_path / "a", most_rows=40, running=running)
+    run = open_extract(tmp_path / "a", most_rows=40, sandbox=running)
     assert isinstance(run, Extract)
     steps = run.of_tensor("weight_grad", "a", ["step", "absmax"])
     assert steps.num_rows == 40 and run.sampled_steps == 40
