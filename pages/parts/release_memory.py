@@ -1,8 +1,8 @@
 """Memory that a pass of a page no longer needs goes back to the system.
 
-    memory_back.at_once()      # as the server starts; only the first call changes anything
-    memory_back.soon()         # after a pass
-    memory_back.now()          # at once
+    release_memory.at_once()      # as the server starts; only the first call changes anything
+    release_memory.soon()         # after a pass
+    release_memory.now()          # at once
 
 A look at a live run makes some megabytes of tables and arrays and drops them again, in a thread that ends with it.
 Arrow's own pool keeps what a thread freed for that thread: following a run, the app grew by 50 KB a second. And glibc

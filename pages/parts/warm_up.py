@@ -7,7 +7,7 @@
 
 pandas, pyarrow, plotly and the pages' own parts take half a second. They make some hundred thousand objects that stay
 as long as the server; a collection of garbage looks through those for 80 ms, in which no page is sent. They are set
-aside here: collecting goes on (`memory_back`), over what pages make.
+aside here: collecting goes on (`release_memory`), over what pages make.
 
 Some seconds after the server's start the run that a newcomer sees is analysed, and then the other samples, whose
 verdicts the Library shows. Not at once: whoever comes as the server starts would share two cores and Python's lock with

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.plain import measure_plain
 from tests.gpu.checks import Place, Row
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -44,7 +45,7 @@ def exact(place: Place) -> Iterator[Row]:
         parts = measuring.measure([t.to(place.device) for t in tensors.values()])
         wrong = []
         for (name, tensor), got in zip(tensors.items(), parts, strict=True):
-            expected, found = measuring._measure_plain(tensor), got.cpu()
+            expected, found = measure_plain(tensor), got.cpu()
             counts = torch.equal(found[:5], expected[:5]) and torch.equal(found[7:], expected[7:])
             if not counts or not torch.allclose(found[5:7], expected[5:7], rtol=1e-9):
                 wrong.append(name)

@@ -11,6 +11,7 @@ from torch import nn
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.stats import measure as measuring
+from amp_core.record.stats.plain import measure_plain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -121,6 +122,6 @@ def test_the_triton_kernel_agrees_with_the_specification(dtype):
         torch.cuda.set_sync_debug_mode("default")
     parts = packed.cpu().split([measuring.packed_size(t.dtype) for t in tensors])
     for tensor, got in zip(tensors, parts, strict=True):
-        plain = measuring._measure_plain(tensor)
+        plain = measure_plain(tensor)
         assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:])
         assert torch.allclose(got[5:7], plain[5:7], rtol=1e-12)

@@ -132,25 +132,25 @@ def test_what_is_held_does_not_move_on(run: SyntheticRun, tmp_path: Path) -> Non
 
 BLOCKS = """
 import ctypes, numpy as np
-from pages.parts import memory_back
+from pages.parts import release_memory
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usm fsm used free keep".split()]
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
-memory_back.at_once()
+release_memory.at_once()
 for mib in (1, 8, 16, 24):  # each, when freed, would raise the size up to which blocks come from the heap
     block = np.ones(mib * 2**20, np.uint8)
     del block
 before = libc.mallinfo2().hblkhd
 blocks = [np.ones(2**21, np.uint8) for _ in range(8)]  # larger than the holes that imports left
-print(libc.mallinfo2().hblkhd - before, memory_back.pa.default_memory_pool().backend_name)
+print(libc.mallinfo2().hblkhd - before, release_memory.pa.default_memory_pool().backend_name)
 """
 
 
 HOLES = """
 import threading, numpy as np, psutil
-from pages.parts import memory_back
-memory_back.at_once()
+from pages.parts import release_memory
+release_memory.at_once()
 kept = []
 def look():
     blocks = [np.ones(2**15, np.uint8) for _ in range(2000)]  # 62 MiB
@@ -161,7 +161,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 before = psutil.Process().memory_info().rss
-memory_back.now()
+release_memory.now()
 print((before - psutil.Process().memory_info().rss) >> 20)
 """
 
@@ -210,7 +210,9 @@ def test_streamlit_leaves_collecting_to_us() -> None:
 
 
 def test_trainings_do_not_inherit_the_server_s_heap() -> None:
-    code = "import os; from pages.parts import memory_back as m; m.at_once(); print(*(n in os.environ for n in m.HEAP))"
+    code = (
+        "import os; from pages.parts import release_memory as m; m.at_once(); print(*(n in os.environ for n in m.HEAP))"
+    )
     own = {name: value if name != "MALLOC_ARENA_MAX" else "3" for name, value in HEAP.items()}  # somebody's own wish
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True, check=True
@@ -220,8 +222,8 @@ def test_trainings_do_not_inherit_the_server_s_heap() -> None:
 
 POOL = """
 import io, pyarrow as pa, pyarrow.parquet as pq, pyarrow.compute as pc
-from pages.parts import memory_back
-memory_back.at_once()
+from pages.parts import release_memory
+release_memory.at_once()
 file = io.BytesIO()
 pq.write_table(pa.table({"a": range(1000), "b": ["x", "y"] * 500}), file)
 rows = pq.ParquetFile(file, read_dictionary=["b"]).read_row_group(0).filter(pc.field("a") > 10).sort_by("a")

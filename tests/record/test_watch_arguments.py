@@ -130,7 +130,7 @@ def test_unwrapped_finds_the_users_module():
 @pytest.mark.parametrize("framework", ["transformers", "lightning", "keras"])
 def test_without_the_framework_its_callback_names_the_extra(monkeypatch, framework):
     monkeypatch.setitem(sys.modules, framework, None)
-    for name in (framework, "_keras_run", "_keras_values"):
+    for name in (framework, f"frameworks.{framework}", "frameworks.keras_run", "frameworks.keras_values"):
         monkeypatch.delitem(sys.modules, f"amp_core.record.{name}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=rf"^{framework} is not installed; .*\[{framework}\]"):
         importlib.import_module(f"amp_core.record.{framework}")

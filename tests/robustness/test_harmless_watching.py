@@ -95,8 +95,9 @@ def test_mistake_in_any_hook_stays_in_it(
     assert run.status == "finished" and len(run.steps) >= STEPS - 2
 
 
-# `scaler_found` is in tests/record/observers/signals/test_unknown_scaler.py: here the scaler is given.
-@pytest.mark.parametrize("moment", [m for m in MOMENTS if m != "scaler_found"])
+# `scaler_found` is in tests/record/observers/signals/test_unknown_scaler.py, `optimizer_found` in
+# tests/record/loop/test_adoption.py: here both are given.
+@pytest.mark.parametrize("moment", [m for m in MOMENTS if m not in ("scaler_found", "optimizer_found")])
 def test_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *_: Any) -> None:
         raise MemoryError

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from amp_core import diagnose, load_run, watch
+from amp_core.record import _watch
+from amp_core.record.observers import Observer
 from tests.record.loops import small_model
 
 EPOCHS, PER_EPOCH = 3, 6
@@ -301,3 +303,22 @@ def test_nothing_is_left_on_replaced_optimizers_and_weights_are_as_without_watch
         assert "zero_grad" not in vars(optimizer)
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         assert np.array_equal(one.detach().numpy(), other.detach().numpy())
+
+
+def test_an_observer_that_fails_when_an_optimizer_is_adopted_is_dropped(tmp_path, monkeypatch):
+    class Failing(Observer):
+        def optimizer_found(self, index, optimizer):
+            raise MemoryError
+
+    monkeypatch.setattr(_watch, "default_notices", lambda *_: [Failing()])
+    model = small_model()
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
+        for _ in range(2):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                model(torch.randn(4, 24)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    assert run.status == "finished" and len(run.steps) == 6
+    assert run.events.detail.str.startswith("Failing stopped at optimizer_found: MemoryError").sum() == 1

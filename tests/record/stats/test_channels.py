@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_core.record.stats import channels
-from amp_core.record.stats import layout, plain
+from amp_core.record.stats import channels, layout
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.channels import cap_for, channel_largest
 from amp_core.record.stats.layout import Cap
 from amp_core.record.stats.numba import measure
+from amp_core.record.stats.plain import capped, measure_plain
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SPECIAL = [0.0, -0.0, 1e-45, 2.0**-24, -(2.0**-130), 1.0, -3.0, 65504.0, math.inf, -math.inf, math.nan]
@@ -69,8 +69,8 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
         min(abs(v), c) if not math.isnan(c) and not math.isnan(v) else abs(v)
         for v, c in zip(values.tolist(), wide.tolist(), strict=True)
     ]
-    assert flat(got) == flat(plain.measure_plain(torch.tensor(wanted, dtype=dtype)))
-    assert flat(got) == flat(plain.measure_plain(plain.capped(values, cap)))
+    assert flat(got) == flat(measure_plain(torch.tensor(wanted, dtype=dtype)))
+    assert flat(got) == flat(measure_plain(capped(values, cap)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,8 +90,8 @@ def test_tensors_cut_between_threads_keep_their_caps(
     first, second = got.split([layout.packed_size(dtype)] * 2)
     view = [1] * len(shape)
     view[row] = -1
-    assert flat(first) == flat(plain.measure_plain(other))
-    assert flat(second) == flat(plain.measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
+    assert flat(first) == flat(measure_plain(other))
+    assert flat(second) == flat(measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
 
 
 def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_core.formats import FORMAT_OF_DTYPE
-from amp_core.record.stats import layout, plain
+from amp_core.record.stats import layout
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.numba import measure, thread_team
+from amp_core.record.stats.plain import measure_plain
 
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -25,7 +26,7 @@ DTYPES = {
 }  # fmt: skip
 BITS = {"float32": 32, "float64": 64, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 INTEGERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-PATHS = {"plain": lambda t: [plain.measure_plain(t)], "kernel": lambda t: measuring.measure([t])}
+PATHS = {"plain": lambda t: [measure_plain(t)], "kernel": lambda t: measuring.measure([t])}
 
 
 def reference(tensor: torch.Tensor) -> dict:
@@ -128,7 +129,7 @@ def test_large_tensors_are_shared_between_threads_without_losing_any(small_share
     tensors[0][7] = float("inf")
     together = measuring.measure(tensors)
     for tensor, packed in zip(tensors, together, strict=True):
-        plain = plain.measure_plain(tensor)
+        plain = measure_plain(tensor)
         assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
@@ -144,7 +145,7 @@ def test_tensors_of_many_blocks_cut_between_threads(dtype, small_shares):
     if dtype == "float64":  # whose squares are finite, so that sums can be compared
         tensor = torch.where(tensor.isfinite() & (tensor.abs() > 1e150), tensor.sign(), tensor)
     for few in (tensor, tensor[:4096], tensor[1:8194]):
-        packed, plain = measuring.measure([few])[0], plain.measure_plain(few)
+        packed, plain = measuring.measure([few])[0], measure_plain(few)
         assert torch.equal(packed[:5], plain[:5]) and torch.equal(packed[7:], plain[7:])
         assert torch.allclose(packed[5:7], plain[5:7], rtol=1e-12)
 
@@ -155,7 +156,7 @@ def test_many_tensors_of_all_dtypes_cut_between_threads(monkeypatch, small_share
     tensors = [
         torch.randn(n).to(kinds[i % len(kinds)]) for i, n in enumerate([5, 0, 4096, 9000, 40_000, 1, 90_001, 77] * 5)
     ]
-    expected = [plain.measure_plain(t) for t in tensors]
+    expected = [measure_plain(t) for t in tensors]
     for threads in (1, 2, 3, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         for packed, plain in zip(measuring.measure(tensors), expected, strict=True):
@@ -237,7 +238,7 @@ def test_packed_size_is_what_measure_returns():
     for dtype in DTYPES.values():
         tensor = torch.zeros(3, dtype=dtype)
         assert len(measuring.measure([tensor])[0]) == layout.packed_size(dtype)
-        assert len(plain.measure_plain(tensor)) == layout.packed_size(dtype)
+        assert len(measure_plain(tensor)) == layout.packed_size(dtype)
 
 
 def test_what_cannot_be_measured_is_known():

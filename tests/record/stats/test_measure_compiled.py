@@ -42,7 +42,8 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
     (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
     (tmp_path / "home").write_text("")
     code = (
-        "import torch; from amp_core.record.stats.numba import measure as m; from amp_core.record.stats import measure as p;"
+        "import torch; from amp_core.record.stats.numba import measure as m;"
+        "from amp_core.record.stats import measure as p;"
         "assert m.measure_cpu([torch.ones(3)])[7 + 149] == 3; print(p.__file__)"
     )
     home = str(tmp_path / "home" / "none")
