@@ -37,8 +37,8 @@ def pages() -> dict[str, str]:
 def _small_heap() -> Iterator[None]:
     """Keep what other tests left on the heap out of collections.
 
-    The app collects after each pass (`release_memory`), and so does Streamlit where Keras is imported. A worker that has
-    run a thousand other tests holds a million objects, which made each pass take five times as long.
+    The app collects after each pass (`release_memory`), and so does Streamlit where Keras is imported. A worker that
+    has run a thousand other tests holds a million objects, which made each pass take five times as long.
     """
     gc.collect()
     gc.freeze()

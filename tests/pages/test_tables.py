@@ -38,7 +38,7 @@ def test_no_page_shows_a_table_that_cannot_be_had():
         calls = [n.func for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         shown = [c for c in calls if isinstance(c, ast.Attribute) and c.attr == "dataframe"]
         direct = [c for c in shown if isinstance(c.value, ast.Name) and c.value.id == "st"]
-        assert not direct or file.name in ("tables.py", "warm.py"), file  # the latter shows nobody any
+        assert not direct or file.name in ("tables.py", "warm_up.py"), file  # the latter shows nobody any
 
 
 def test_shares_are_shown_in_percent_and_kept_as_they_were(home, open_app):

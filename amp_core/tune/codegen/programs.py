@@ -3,8 +3,8 @@
     >>> print(code_for(TrainConfig(workload="my_task.py:build", precision="bf16"), "lightning"))
 
 Each program has the same parts: the switches of the backends, the changes to the model (the very functions that
-AMPscope trains with, `train/model_changes.py`), the optimizer, and `train(model, batches, loss_fn, steps)`, which gives
-the loss of each step. No torch here: a page shows them.
+AMPscope trains with, `train/engine/model_changes.py`), the optimizer, and `train(model, batches, loss_fn, steps)`,
+which gives the loss of each step. No torch here: a page shows them.
 """
 
 import ast
@@ -102,7 +102,7 @@ def _switches(config: TrainConfig) -> str:
 def _functions(config: TrainConfig) -> list[str]:
     """The functions of `model_changes.py` that the recipe needs, as they stand there."""
     wanted = {"keep_in_fp32": config.islands, "pad_linears": config.pad_to, "to_fp8": config.fp8}
-    source = (files("amp_core") / "train" / "model_changes.py").read_text(encoding="utf-8")
+    source = (files("amp_core") / "train" / "engine" / "model_changes.py").read_text(encoding="utf-8")
     source = re.sub(r"  # (type: ignore|noqa).*", "", source)
     found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     return [ast.get_source_segment(source, found[name]) or "" for name, asked in wanted.items() if asked]

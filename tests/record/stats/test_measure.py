@@ -217,7 +217,7 @@ def test_a_kernel_that_cannot_run_is_done_without(monkeypatch):
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(measuring, "_kernels", {"meta": broken})
-    monkeypatch.setattr(measuring, "_measure_plain", lambda t: torch.arange(3.0))
+    monkeypatch.setattr(measuring, "measure_plain", lambda t: torch.arange(3.0))
     tensors = [torch.zeros(3, device="meta")] * 2
     with pytest.warns(UserWarning, match="Failed to find C compiler"):
         assert measuring.measure_together(tensors).tolist() == [0, 1, 2] * 2

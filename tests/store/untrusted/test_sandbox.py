@@ -98,7 +98,7 @@ def test_of_a_growing_stream_only_what_is_new_is_tasted(running: Sandbox, tmp_pa
             sent.append(len(data))
             return stream(file, table, data, before)
 
-    run = open_extract(tmp_path / "a", running=Noting())
+    run = open_extract(tmp_path / "a", sandbox=Noting())
     assert run.table("steps").num_rows == 1
     writer.append("steps", {"step": [1], "loss": [0.25]})
     run.refresh()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
+from amp_core.record.torch_internals import optimizer_steps
 from tests.distributed.conftest import FSDP2_ON_CPU
 from tests.record.loops import small_model
 from tests.record.sharded import one_process
@@ -175,9 +175,9 @@ def test_nothing_is_listened_to_any_more_once_they_were_cleared(tmp_path):
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=tmp_path / "run"):
-        before = len(_global_optimizer_post_hooks)
+        before = len(optimizer_steps._after._handles)
         for _ in range(2):
             model(torch.randn(8, 24)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert len(_global_optimizer_post_hooks) == before - 1
+        assert len(optimizer_steps._after._handles) == before - 1
