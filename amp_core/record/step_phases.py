@@ -59,6 +59,7 @@ class Phases:
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
+        self._is_left_out = False
         self._adds_up = isinstance(clock, HostClock)
         """Marks are numbers, so each phase is added up at once. A tuple for every span would be some thousand objects
         in a sampled step, and Python's garbage collector runs after every 700."""
@@ -86,13 +87,17 @@ class Phases:
     def left_out(self) -> Iterator[None]:
         """The time within belongs to no step: another program, say, had the machine."""
         self._spent(self.clock.mark())
+        self._is_left_out = True
         try:
             yield
         finally:
+            self._is_left_out = False
             self._since = self.clock.mark()
 
     def _spent(self, until: Any) -> None:
         """The present phase lasted until that mark."""
+        if self._is_left_out:  # what others train meanwhile may call functions that are listened to
+            return
         if self._adds_up:
             self._seconds[self.present] = self._seconds.get(self.present, 0.0) + (until - self._since)
         else:

@@ -56,3 +56,17 @@ def test_take_begins_anew():
     phases.take()
     time.pass_ms(2)
     assert round(phases.totals(phases.take())["data"], 9) == 2.0
+
+
+def test_time_left_out_belongs_to_no_phase_whatever_is_called_meanwhile():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    time.pass_ms(2)
+    with phases.left_out():
+        time.pass_ms(50)
+        with phases.watching():  # another training calls a function that is listened to
+            time.pass_ms(7)
+        time.pass_ms(50)
+    time.pass_ms(3)
+    totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
+    assert totals == {"data": 5.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "watch": 0.0}
