@@ -81,7 +81,8 @@ def test_a_check_gets_what_others_left_over_and_never_what_later_ones_need(tmp_p
     wanted = [Check("first", good, 10), Check("second", good, 20), Check("third", good, 5)]
     runner.work(wanted, CPU, True, tmp_path, tmp_path / "lines", time.time() + 100)
     given = [r["seconds"] for r in map(json.loads, (tmp_path / "lines").read_text().splitlines()) if "begin" in r]
-    assert given == pytest.approx([75, 95, 100 - runner.MARGIN_S], abs=2)
+    at_most = [75, 95, 100 - runner.MARGIN_S]  # less what a busy machine took until then
+    assert all(most - 20 < seconds <= most for seconds, most in zip(given, at_most, strict=True))
 
 
 DYING = """

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from amp_core import diagnose, load_run, watch
-from amp_core.record import _watch
+from amp_core.record import watching
 from amp_core.record.observers import Observer
 from tests.record.loops import small_model
 
@@ -310,7 +310,7 @@ def test_an_observer_that_fails_when_an_optimizer_is_adopted_is_dropped(tmp_path
         def optimizer_found(self, index, optimizer):
             raise MemoryError
 
-    monkeypatch.setattr(_watch, "default_notices", lambda *_: [Failing()])
+    monkeypatch.setattr(watching, "default_signals", lambda *_: [Failing()])
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
         for _ in range(2):
