@@ -7,7 +7,7 @@ from torch import nn
 
 from amp_core import diagnose, load_run, watch
 from amp_core.record import watching
-from amp_core.record.observers import Observer
+from amp_core.record.observer import Observer
 from tests.record.loops import small_model
 
 EPOCHS, PER_EPOCH = 3, 6
