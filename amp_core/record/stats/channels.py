@@ -1,7 +1,7 @@
 """The largest output gradient of each channel of a layer, and what that says of the layer's weight gradient.
 
     >>> largest = channel_largest(output_grad, channel=2)     # of a linear layer on (batch, time, channel)
-    >>> cap_for(layer.weight.grad, largest, row=0)
+    >>> ChannelLargest(largest, row=0, dims=2).cap_for(layer.weight.grad)
     Cap(largest=tensor([...]), inner=512)
 
 A weight gradient is a sum of products of one channel's output gradients with inputs. So where all of a channel's output
@@ -11,7 +11,7 @@ say how small that makes a row: each magnitude of the weight gradient counts as 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,21 +43,32 @@ def channel_largest(grad: torch.Tensor, channel: int) -> torch.Tensor:
     return kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel())
 
 
-def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int) -> Cap | None:
-    """The cap for a weight gradient whose dimension `row` is the channel; None where it does not fit.
+class ChannelLargest(NamedTuple):
+    """The largest output gradient of each channel of a layer."""
 
-    It does not fit a gradient that is kept on another device, in FP8, or of which this process holds a shard.
-    """
-    if (
-        grad.dtype.itemsize < 2
-        or grad.device != largest.device
-        or not row < grad.dim()
-        or grad.shape[row] != len(largest)
-    ):
-        return None
-    inner = grad.shape[row + 1 :].numel()
-    # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
-    return Cap(largest if largest.dtype is grad.dtype else largest.to(grad.dtype), inner) if inner else None
+    values: torch.Tensor
+    """One per channel; see `channel_largest`."""
+    row: int
+    """The dimension of the weight that is the channel."""
+    dims: int
+    """How many dimensions the weight has."""
+
+    def cap_for(self, grad: torch.Tensor) -> Cap | None:
+        """The cap for the weight's gradient; None where it does not fit.
+
+        It does not fit a gradient that is kept on another device, in FP8, or of which this process holds a shard.
+        """
+        values, dtype, shape = self.values, grad.dtype, grad.shape
+        if (
+            len(shape) != self.dims
+            or shape[self.row] != len(values)
+            or dtype.itemsize < 2
+            or grad.device != values.device
+        ):
+            return None
+        inner = shape[self.row + 1 :].numel()
+        # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
+        return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None
 
 
 _kernels: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor] | None] = {}

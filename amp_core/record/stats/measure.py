@@ -42,10 +42,11 @@ def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return packed
 
 
-def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
+def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
     """What `measure` returns for tensors of one device, as one vector: the packed vectors one after another.
 
-    With `caps`, one for each tensor and of its dtype, magnitudes count as at most what those say.
+    `caps` has a cap or None for each tensor, of its dtype. For those with one a second packed vector follows behind
+    all others, of which only the exponent counts are set: those of magnitudes that are at most what the cap says.
     """
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
@@ -58,9 +59,8 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None
             if kind == "cpu" or isinstance(error, torch.OutOfMemoryError):
                 raise
             _do_without(kind, error)  # Triton compiles on first use, which takes a C compiler and more
-    if caps is None:
-        return torch.cat([measure_plain(t) for t in tensors])
-    return torch.cat([measure_plain(capped(t, cap)) for t, cap in zip(tensors, caps, strict=True)])
+    limited = [capped(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
+    return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
 
 
 @lru_cache(maxsize=2**16)
@@ -69,7 +69,7 @@ def key_of(name: str, kind: str, dtype: str) -> Key:
     return name, kind, dtype
 
 
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[Cap] | None], torch.Tensor]
+Kernel = Callable[[Sequence[torch.Tensor], Sequence[Cap | None]], torch.Tensor]
 
 _kernels: dict[str, Kernel | None] = {}
 

@@ -9,7 +9,7 @@ Watched are the modules that compute: those without children, and those with par
 Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,13 +17,16 @@ import torch
 from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
-from amp_core.record.stats.channels import cap_for, channel_largest, channel_of
-from amp_core.record.stats.layout import Cap, dtype_name, measurable
+from amp_core.record.stats.channels import ChannelLargest, channel_largest, channel_of
+from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.stats.measure import Key, key_of, measure_together
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.module_calls import Switch
 from amp_core.record.torch_internals.tensor_hooks import TensorHooks
+
+Packed = tuple[list[Key], list[torch.Tensor]]
+"""What was measured on one device, and the packed vectors, in the same order."""
 
 
 class Outputs:
@@ -47,10 +50,9 @@ class Outputs:
         ]
         self._on = False
         self._on_tensors = TensorHooks()
-        self._keys: list[Key] = []  # of what was measured, and, in the same order, the packed measurements
-        self._packed: list[torch.Tensor] = []
+        self._measured: dict[torch.device, Packed] = {}
         self._channels: dict[type, tuple[int, int] | None] = {}
-        self._largest: dict[int, tuple[torch.Tensor, int]] = {}  # and which dimension of the weight it goes with
+        self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
 
     def attach(self) -> None:
         """Measure what passes from now on."""
@@ -73,19 +75,17 @@ class Outputs:
         self.detach()
         self._on_tensors.remove()
 
-    def take(self) -> tuple[list[Key], list[torch.Tensor]]:
-        """Name, kind and dtype of all that passed since the last `take`, and its packed measurements."""
-        keys, packed = self._keys, self._packed
-        self._keys, self._packed = [], []
-        return keys, packed
+    def take(self) -> list[Packed]:
+        """All that passed since the last `take`, by device."""
+        measured, self._measured = self._measured, {}
+        return list(measured.values())
 
-    def cap(self, weight: torch.Tensor, grad: torch.Tensor) -> Cap | None:
-        """The largest output gradients of this step by channel, as a cap for `grad`, the gradient of `weight`.
+    def caps(self, names: Mapping[int, str]) -> dict[str, ChannelLargest]:
+        """The largest output gradients of this step by channel, by the name of the weight.
 
-        None where they were not seen or do not fit.
+        `names` has the names of parameters by their ids.
         """
-        seen = self._largest.get(id(weight))
-        return cap_for(grad, *seen) if seen is not None and grad.dim() == weight.dim() else None
+        return {names[weight]: largest for weight, largest in self._largest.items() if weight in names}
 
     def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -127,10 +127,13 @@ class Outputs:
         if grad.dim() < 2 or not 0 <= channel < grad.dim() or not grad.numel() or grad.element_size() < 2:
             return
         largest = channel_largest(grad, channel)
-        before = self._largest.get(id(weight))  # a layer used twice, or for several micro-batches
-        self._largest[id(weight)] = (largest if before is None else torch.maximum(before[0], largest), row)
+        before = self._largest.get(id(weight))
+        if before is not None:  # a layer used twice, or for several micro-batches
+            largest = torch.maximum(before.values, largest)
+        self._largest[id(weight)] = ChannelLargest(largest, row, weight.dim())
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
         values = real_values(tensor.detach() if tensor.requires_grad else tensor)
-        self._packed.append(measure_together([values]))
-        self._keys.append(key_of(name, kind, dtype_name(values.dtype)))
+        keys, packed = self._measured.setdefault(values.device, ([], []))
+        packed.append(measure_together([values]))
+        keys.append(key_of(name, kind, dtype_name(values.dtype)))

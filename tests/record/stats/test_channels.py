@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from amp_core.record.stats import channels, layout
 from amp_core.record.stats import measure as measuring
-from amp_core.record.stats.channels import cap_for, channel_largest
+from amp_core.record.stats.channels import ChannelLargest, channel_largest
 from amp_core.record.stats.layout import Cap
 from amp_core.record.stats.numba import measure
 from amp_core.record.stats.plain import capped, measure_plain
@@ -53,6 +53,10 @@ def flat(packed: torch.Tensor) -> list[float]:
     return [*packed[:5].tolist(), *packed[7:].tolist()]
 
 
+def exponents(packed: torch.Tensor) -> list[float]:
+    return packed[layout.LEADING :].tolist()
+
+
 @settings(deadline=None)  # the kernel compiles in the first example
 @given(st.data())
 def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> None:
@@ -69,8 +73,10 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
         min(abs(v), c) if not math.isnan(c) and not math.isnan(v) else abs(v)
         for v, c in zip(values.tolist(), wide.tolist(), strict=True)
     ]
-    assert flat(got) == flat(measure_plain(torch.tensor(wanted, dtype=dtype)))
-    assert flat(got) == flat(measure_plain(capped(values, cap)))
+    whole, capped_alone = got.split([layout.packed_size(dtype)] * 2)
+    assert flat(whole) == flat(measure_plain(values))
+    assert exponents(capped_alone) == exponents(measure_plain(torch.tensor(wanted, dtype=dtype)))
+    assert exponents(capped_alone) == exponents(measure_plain(capped(values, cap)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,29 +88,30 @@ def test_tensors_cut_between_threads_keep_their_caps(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     torch.manual_seed(0)
     grad = torch.randn(shape).to(dtype)
-    cap = cap_for(grad, torch.rand(shape[row]).to(dtype), row)
+    cap = ChannelLargest(torch.rand(shape[row]).to(dtype), row, grad.dim()).cap_for(grad)
     assert cap is not None
     other = torch.randn(3, 20_000).to(dtype)
-    unbounded = Cap(torch.full((3,), math.inf, dtype=dtype), 20_000)
-    got = measuring.measure_together([other, grad], [unbounded, cap])
-    first, second = got.split([layout.packed_size(dtype)] * 2)
+    got = measuring.measure_together([other, grad], [None, cap])
+    first, second, third = got.split([layout.packed_size(dtype)] * 3)
     view = [1] * len(shape)
     view[row] = -1
     assert flat(first) == flat(measure_plain(other))
-    assert flat(second) == flat(measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
+    assert flat(second) == flat(measure_plain(grad))
+    assert exponents(third) == exponents(measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
 
 
 def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:
     grad = torch.ones(2, 3, dtype=torch.float16)
-    cap = cap_for(grad, torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0)
+    cap = ChannelLargest(torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0, 2).cap_for(grad)
     assert cap is not None
-    assert measuring.measure_together([grad], [cap])[0] == 3
+    _, second = measuring.measure_together([grad], [cap]).split([layout.packed_size(grad.dtype)] * 2)
+    assert sum(exponents(second)) == 3
 
 
 @pytest.mark.parametrize(
     "largest", [torch.ones(4), torch.ones(3, device="meta")], ids=["another length", "another device"]
 )
 def test_what_does_not_fit_is_no_cap(largest: Any) -> None:
-    assert cap_for(torch.ones(3, 5), largest, 0) is None
-    assert cap_for(torch.ones(3), torch.ones(3), 1) is None
-    assert cap_for(torch.ones(3, 2).to(torch.float8_e5m2), torch.ones(3), 0) is None
+    assert ChannelLargest(largest, 0, 2).cap_for(torch.ones(3, 5)) is None
+    assert ChannelLargest(torch.ones(3), 0, 2).cap_for(torch.ones(3)) is None
+    assert ChannelLargest(torch.ones(3), 0, 2).cap_for(torch.ones(3, 2).to(torch.float8_e5m2)) is None

@@ -85,10 +85,12 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
     caps = [Cap(torch.randn(60).abs().to(dtype), 50), Cap(torch.randn(70).abs().to(dtype) / 8, 9)]
     caps.append(Cap(caps[1].largest[:9].contiguous(), 1))
     for tensors in ([bits], [bits, many, many]):
-        packed = measure_cuda(tensors, caps[: len(tensors)]).split([measuring.packed_size(dtype)] * len(tensors))
-        for tensor, cap, got in zip(tensors, caps, packed):
-            plain = plainly.measure_plain(plainly.capped(tensor, cap))
+        count = len(tensors)
+        packed = measure_cuda(tensors, caps[:count]).split([measuring.packed_size(dtype)] * 2 * count)
+        for tensor, cap, got, limited in zip(tensors, caps, packed, packed[count:]):
+            plain = plainly.measure_plain(tensor)
             assert torch.equal(got[:5], plain[:5]) and torch.equal(got[7:], plain[7:]), dtype
+            assert torch.equal(limited[7:], plainly.measure_plain(plainly.capped(tensor, cap))[7:]), dtype
     if dtype != torch.float64:
         # Each program is interpreted: the last three are large in one dimension alone, so that a program reads its
         # part several times, in either layout, and a channel is longer than a block.

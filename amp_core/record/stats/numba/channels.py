@@ -8,28 +8,36 @@ found among integers, as many at a time as the processor's vectors hold, whateve
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 
 from amp_core.record.stats.numba.compiled import kept, pointer
-
-_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def channels_cpu(values: torch.Tensor, channels: int, inner: int) -> torch.Tensor:
     """The largest magnitude of each channel of a contiguous tensor whose shape ends in `channels` × `inner` values."""
     found = torch.zeros(channels, dtype=values.dtype)
-    size = values.dtype.itemsize
-    integer = found.view(_INTEGERS[size]).numpy()
     outer = values.numel() // (channels * inner) if channels * inner else 0
-    _largest(values.data_ptr(), outer, inner, integer, integer.dtype.type(2 ** (8 * size - 1) - 1))
+    largest = _largest_of_halves if values.dtype.itemsize == 2 else _largest_of_singles
+    largest(values.data_ptr(), outer, channels, inner, found.data_ptr())
     return found
 
 
 @kept
-def _largest(address: Any, outer: Any, inner: Any, found: Any, magnitude: Any) -> None:
+def _largest_of_halves(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+    values = numba.carray(pointer(address), (outer * channels * inner,), np.int16)
+    _largest(values, outer, channels, inner, numba.carray(pointer(into), (channels,), np.int16), np.int16(0x7FFF))
+
+
+@kept
+def _largest_of_singles(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+    values = numba.carray(pointer(address), (outer * channels * inner,), np.int32)
+    _largest(values, outer, channels, inner, numba.carray(pointer(into), (channels,), np.int32), np.int32(0x7FFFFFFF))
+
+
+@numba.njit(nogil=True)
+def _largest(values: Any, outer: int, channels: int, inner: int, found: Any, magnitude: Any) -> None:
     """Signed integers do for magnitudes, whose highest bit is never set."""
-    channels = found.size
-    values = numba.carray(pointer(address), (outer * channels * inner,), found.dtype)
     if inner == 1:
         for o in range(outer):
             row = values[o * channels : (o + 1) * channels]

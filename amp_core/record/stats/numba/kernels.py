@@ -31,12 +31,13 @@ DTYPES = 6
 
 WHERE, LENGTH, CODE, OUT = range(4)
 """Columns of a task, which is one tensor: its address, how many values, which dtype, where its packed vector is."""
-CAP, CHANNELS, INNER, COLUMNS = range(4, 8)
+CAP, CHANNELS, INNER, CAPPED_OUT, COLUMNS = range(4, 9)
 """Further ones: address (0: none) and length of the largest magnitudes to count, how many values in a row share one of
-them (see `channels.Cap`); and how many columns there are."""
+them (see `channels.Cap`), and where the packed vector of the capped values is, whose exponents alone are counted; and
+how many columns there are."""
 
 NEXT, PARTS, TASKS, COUNT, SKIPPED, APART, ENTRIES = range(7)
-"""EntryPoints of a job: the next part to be taken, of how many; address and number of the tasks; address of `skip` (see
+"""Entries of a job: the next part to be taken, of how many; address and number of the tasks; address of `skip` (see
 `_measure_some`); by how many bytes the packed vectors of one part lie after those of the one before."""
 
 
@@ -122,7 +123,7 @@ def _sums_of(values: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _count(found: Any, n: int, highest: int, lowest: int, into: Any) -> int:
+def _count(found: Any, n: int, highest: Any, lowest: Any, into: Any) -> int:
     """Add the number of the n fields that equal f to `into[f]`, for each f of a range; returns how many are left."""
     field = found.dtype.type
     rest = n
@@ -202,43 +203,119 @@ def _lift_subnormals(bits: Any, first_normal: Any, into: Any) -> None:
 
 
 @numba.njit(nogil=True)
-def _measure_some(task: Any, low: int, high: int, out: int, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
-    """Measure the values of a task from number `low` to before `high` into the packed vector at `out`.
+def _loaded(task: Any, start: int, n: int, wide: Any, wide_bits: Any) -> Any:
+    """The bits of n values of a task, from number `start` on: those in memory, or widened into the buffer."""
+    uint = wide_bits.dtype.type
+    code = task[CODE]
+    size = 2 if code in (HALF, BFLOAT) else wide_bits.itemsize
+    address = task[WHERE] + start * size
+    if code == HALF:
+        _widen_half(numba.carray(pointer(address), (n,), np.uint16), wide_bits, wide)
+        address = wide.ctypes.data
+    elif code == BFLOAT:
+        _widen_bfloat(numba.carray(pointer(address), (n,), np.uint16), wide_bits)
+        address = wide.ctypes.data
+    return numba.carray(pointer(address), (n,), uint)
 
-    `skip` tells for each dtype by how many exponents its packed vector begins above the lowest of this width. Then come
-    three buffers of one block: real numbers, the same as bits, and integers that an exponent field fits in. An exponent
-    field f >= 1 stands `mantissa - 1 + f` above the lowest subnormal exponent.
+
+@numba.njit(nogil=True)
+def _histograms(out: int, skip: int, mantissa: int, fields: int) -> Any:
+    """The exponent counts of the packed vector at `out`, by exponent field: of normal values, and of subnormal ones as
+    `_lift_subnormals` leaves them. An exponent field f >= 1 stands `mantissa - 1 + f` above the lowest exponent."""
+    lowest = out + 8 * (LEADING - skip)  # where field 0 would be counted
+    return (
+        numba.carray(pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64),
+        numba.carray(pointer(lowest - 8 * (fields // 2)), (fields,), np.float64),
+    )
+
+
+@numba.njit(nogil=True)
+def _count_exponents(
+    bits: Any, largest: Any, less: Any, normals: Any, subnormals: Any, wide: Any, wide_bits: Any, found: Any
+) -> Any:
+    """Count the exponents of finite values, of which `_fields_of` has just filled `found` and returned the extremes.
+
+    Returns how many are zero, and the smallest magnitude's bits less 1. Where values are subnormal, `wide` is lost.
     """
     uint = wide_bits.dtype.type
-    width = wide_bits.itemsize
-    mantissa = _mantissa(uint)
-    ones, one, down = _ones(uint), uint(1), uint(mantissa)
+    one, down = uint(1), uint(_mantissa(uint))
+    first_normal = uint(one << down)
+    n = bits.size
+    rest = _count(found, n, np.int64(largest >> down), max(1, np.int64(uint(less + one) >> down)), normals)
+    if less < first_normal - one:
+        _lift_subnormals(bits, first_normal, wide)
+        most_units, less_units = _fields_of(wide_bits[:n], found)
+        lowest = np.int64(uint(less_units + one) >> down)
+        rest -= n - _count(found, n, np.int64(most_units >> down), lowest, subnormals)
+    return rest
+
+
+@numba.njit(nogil=True)
+def _cap_fields(found: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
+    """Lower the exponent fields of n values to those of their caps.
+
+    Returns the largest field, the smallest but 0 less 1, and whether a cap is subnormal: its field does not tell its
+    exponent then. The field of a NaN is the largest there is, so it caps nothing.
+    """
+    uint, field = cap.dtype.type, found.dtype.type
+    one, down = uint(1), uint(_mantissa(uint))
+    normal = uint(uint(one << down) - one)
+    step = field(1)
+    top, bottom = field(0), field(field(0) - step)
+    subnormal = False
+    i = 0
+    while i < n:
+        channel = (begin + i) // inner % cap.size
+        if inner == 1:
+            span = min(n - i, cap.size - channel)
+            caps = cap[channel : channel + span]
+            some = found[i : i + span]
+            for j in range(span):
+                c = caps[j]
+                subnormal |= uint(c - one) < normal
+                limit = field(c >> down)
+                f = limit if limit < some[j] else some[j]
+                some[j] = f
+                less = field(f - step)
+                top = f if f > top else top
+                bottom = less if less < bottom else bottom
+        else:
+            span = min(n - i, inner - (begin + i) % inner)
+            c = cap[channel]
+            subnormal |= uint(c - one) < normal
+            limit = field(c >> down)
+            some = found[i : i + span]
+            for j in range(span):
+                f = limit if limit < some[j] else some[j]
+                some[j] = f
+                less = field(f - step)
+                top = f if f > top else top
+                bottom = less if less < bottom else bottom
+        i += span
+    return top, bottom, subnormal
+
+
+@numba.njit(nogil=True)
+def _measure_some(task: Any, low: int, high: int, apart: int, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
+    """Measure the values of a task from number `low` to before `high`, into packed vectors `apart` bytes further on.
+
+    `skip` tells for each dtype by how many exponents its packed vector begins above the lowest of this width. Then come
+    three buffers of one block: real numbers, the same as bits, and integers that an exponent field fits in.
+    """
+    uint = wide_bits.dtype.type
+    ones, one, down = _ones(uint), uint(1), uint(_mantissa(uint))
     first_normal = uint(one << down)
     special = uint((ones >> one) >> down << down)  # the bits of infinity; everything above is NaN
     fields = np.int64(special >> down)
-    code = task[CODE]
-    size = 2 if code in (HALF, BFLOAT) else width
+    out = task[OUT] + apart
     row = numba.carray(pointer(out), (LEADING,), np.float64)
-    # Where field 0 would be counted, of normal values, and of subnormals as `_lift_subnormals` leaves them.
-    lowest = out + 8 * (LEADING - skip[code])
-    normals = numba.carray(pointer(lowest + 8 * (mantissa - 1)), (fields,), np.float64)
-    subnormals = numba.carray(pointer(lowest - 8 * (fields // 2)), (fields,), np.float64)
+    normals, subnormals = _histograms(out, skip[task[CODE]], _mantissa(uint), fields)
+    capped, capped_subnormals = _histograms(task[CAPPED_OUT] + apart, skip[task[CODE]], _mantissa(uint), fields)
+    cap = numba.carray(pointer(task[CAP]), (task[CHANNELS],), uint)
     top, bottom = uint(0), ones
     for start in range(low, high, BLOCK):
         n = min(BLOCK, high - start)
-        address = task[WHERE] + start * size
-        if code == HALF:
-            _widen_half(numba.carray(pointer(address), (n,), np.uint16), wide_bits, wide)
-            address = wide.ctypes.data
-        elif code == BFLOAT:
-            _widen_bfloat(numba.carray(pointer(address), (n,), np.uint16), wide_bits)
-            address = wide.ctypes.data
-        if task[CAP]:
-            cap = numba.carray(pointer(task[CAP]), (task[CHANNELS],), uint)
-            whole = numba.carray(pointer(address), (n,), uint)
-            _capped(whole, cap, task[INNER], start, special, wide_bits)
-            address = wide.ctypes.data
-        bits = numba.carray(pointer(address), (n,), uint)
+        bits = _loaded(task, start, n, wide, wide_bits)
         largest, less = _fields_of(bits, found)
         unfit = 0
         if largest >= special:
@@ -246,22 +323,26 @@ def _measure_some(task: Any, low: int, high: int, out: int, skip: Any, wide: Any
             row[1] += infinite
             row[2] += nan
             unfit = infinite + nan
-            address = wide.ctypes.data
-            bits = numba.carray(pointer(address), (n,), uint)
+            bits = wide_bits[:n]
             largest, less = _fields_of(bits, found)
-        total, squares = _sums_of(numba.carray(pointer(address), (n,), wide.dtype.type))
+        total, squares = _sums_of(numba.carray(pointer(bits.ctypes.data), (n,), wide.dtype.type))
         row[5] += total
         row[6] += squares
-        smallest = uint(less + one)
-        rest = _count(found, n, np.int64(largest >> down), max(1, np.int64(smallest >> down)), normals)
-        if less < first_normal - one:
-            _lift_subnormals(bits, first_normal, wide)
-            most_units, less_units = _fields_of(wide_bits[:n], found)
-            smallest = uint(less_units + one)
-            rest -= n - _count(found, n, np.int64(most_units >> down), np.int64(smallest >> down), subnormals)
-        row[0] += rest - unfit
+        row[0] += _count_exponents(bits, largest, less, normals, subnormals, wide, wide_bits, found) - unfit
         top = largest if largest > top else top
         bottom = less if less < bottom else bottom
+        if task[CAP]:
+            unusual = unfit > 0 or less < first_normal - one
+            if not unusual:
+                most, least, unusual = _cap_fields(found, n, cap, task[INNER], start)
+                if not unusual:
+                    _count(found, n, np.int64(most), np.int64(least) + 1, capped)
+            if unusual:  # fields alone do not tell
+                _capped(_loaded(task, start, n, wide, wide_bits), cap, task[INNER], start, special, wide_bits)
+                bits = wide_bits[:n]
+                _without_special(bits, special, wide_bits)
+                most_bits, less_bits = _fields_of(bits, found)
+                _count_exponents(bits, most_bits, less_bits, capped, capped_subnormals, wide, wide_bits, found)
     wide_bits[0], wide_bits[1] = top, uint(bottom + one)  # 0 where nothing was nonzero
     row[3], row[4] = wide[0], wide[1]
 
@@ -286,8 +367,7 @@ def _measure_parts(address: int, wide: Any, wide_bits: Any, found: Any) -> None:
             low, high = max(begin - first, 0), min(end - first, tasks[k, LENGTH])
             first += tasks[k, LENGTH]
             if low < high:
-                out = tasks[k, OUT] + part * job[APART]
-                _measure_some(tasks[k], low, high, out, skip, wide, wide_bits, found)
+                _measure_some(tasks[k], low, high, part * job[APART], skip, wide, wide_bits, found)
 
 
 @kept

@@ -16,6 +16,7 @@ from amp_core.formats import FORMAT_OF_DTYPE
 from amp_core.record.stats.layout import LEADING, Cap, in_one_row
 from amp_core.record.stats.numba.kernels import (
     CAP,
+    CAPPED_OUT,
     CHANNELS,
     CODE,
     COLUMNS,
@@ -42,39 +43,44 @@ _SIZE = [LEADING + form.powers_of_two for form in _FORMATS]
 _SKIP = np.array([form.min_subnormal_exponent - (-1074 if form.name == "fp64" else -149) for form in _FORMATS])
 _WIDE = (torch.float32, torch.float64)
 _SKIP_AT = _SKIP.ctypes.data
-_NO_CAP = (0, 0, 1)
+_NO_CAP = (0, 0, 1, 0)
+"""Address, channels, inner, and where the capped vector is."""
 
 
-def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
-    """The packed vectors of CPU tensors, one after another, as `amp_core.record.stats.measure` describes them."""
+def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
+    """The packed vectors of CPU tensors, one after another, as `measure_together` describes them."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    if len(tensors) == 1 and caps is None:
+    if len(tensors) == 1 and not any(caps):
         alone = _measure_alone(tensors[0])
         if alone is not None:
             return alone
-    if caps is None:
-        rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
-        limits: tuple[Any, Any, Any] = _NO_CAP
-    else:
-        rows = [t if t.is_contiguous() else t.detach().contiguous() for t in tensors]
-        # As wide as the kernel compares them; held likewise.
-        wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in caps]
-        limits = [w.data_ptr() for w in wide], [w.numel() for w in wide], [c.inner for c in caps]
+    capped = [i for i, cap in enumerate(caps) if cap is not None]
+    rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
+    for i in capped:  # the order of the values is that of their channels
+        rows[i] = tensors[i].detach().contiguous()
     codes = [_CODE[t.dtype] for t in tensors]
     if not _FP8.isdisjoint(codes):  # widened here, the others in the kernel
         rows = [t.detach().to(torch.float32) if t.dtype.itemsize == 1 else t for t in rows]
     values = sum(row.numel() for row in rows)
     parts = max(1, min(torch.get_num_threads(), values // SHARE))
-    starts = [0, *itertools.accumulate(_SIZE[code] for code in codes)]
+    starts = [0, *itertools.accumulate(_SIZE[code] for code in [*codes, *(codes[i] for i in capped)])]
     packed = torch.zeros(parts, starts.pop(), dtype=torch.float64)
     base = packed.data_ptr()
     tasks = np.empty((len(rows), COLUMNS), np.int64)
     tasks[:, WHERE] = [row.data_ptr() for row in rows]
     tasks[:, LENGTH] = [row.numel() for row in rows]
     tasks[:, CODE] = codes
-    tasks[:, OUT] = [base + 8 * start for start in starts]
-    tasks[:, CAP], tasks[:, CHANNELS], tasks[:, INNER] = limits
+    tasks[:, OUT] = [base + 8 * start for start in starts[: len(rows)]]
+    tasks[:, (CAP, CHANNELS, INNER, CAPPED_OUT)] = _NO_CAP
+    if capped:
+        limits = [cap for cap in caps if cap is not None]
+        # As wide as the kernel compares them; held likewise.
+        wide = [c.largest if c.largest.dtype in _WIDE else c.largest.to(torch.float32) for c in limits]
+        tasks[capped, CAP] = [w.data_ptr() for w in wide]
+        tasks[capped, CHANNELS] = [w.numel() for w in wide]
+        tasks[capped, INNER] = [c.inner for c in limits]
+        tasks[capped, CAPPED_OUT] = [base + 8 * start for start in starts[len(rows) :]]
     if _DOUBLE not in codes:
         _run(measure_singles, tasks, packed)
     else:

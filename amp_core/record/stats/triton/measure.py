@@ -36,26 +36,31 @@ _ABOVE = tl.constexpr(8)
 _INTEGERS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
-def measure_cuda(tensors: Sequence[torch.Tensor], caps: Sequence[Cap] | None = None) -> torch.Tensor:
-    """The packed vectors of CUDA tensors of one device, one after another, as `amp_core.record.stats.measure` has them.
+def measure_cuda(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
+    """The packed vectors of CUDA tensors of one device, one after another, as `measure_together` has them.
 
     Tensors on the CPU work under Triton's interpreter.
     """
-    device = tensors[0].device
-    rows = [in_one_row(t) if caps is None else t.detach().contiguous() for t in tensors]
+    packed = _in_order([in_one_row(t) for t in tensors], None)
+    limited = [(t.detach().contiguous(), cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
+    if not limited:
+        return packed
+    return torch.cat([packed, _in_order([row for row, _ in limited], [cap for _, cap in limited])])
+
+
+def _in_order(rows: list[torch.Tensor], caps: list[Cap] | None) -> torch.Tensor:
+    """Packed vectors of contiguous tensors; with `caps` their capped ones."""
     groups: dict[torch.dtype, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(row.dtype, []).append(i)
-    found = {}
-    for dtype, members in groups.items():
-        capped = None if caps is None else [caps[i] for i in members]
-        found[dtype] = _measure_alike([rows[i] for i in members], capped, device)
-    if len(found) == 1:
-        return found[tensors[0].dtype].reshape(-1)
     vectors: dict[int, torch.Tensor] = {}
-    for dtype, members in groups.items():
-        vectors.update(zip(members, found[dtype].unbind(), strict=True))
-    return torch.cat([vectors[i] for i in range(len(tensors))])
+    for members in groups.values():
+        limits = None if caps is None else [caps[i] for i in members]
+        packed = _measure_alike([rows[i] for i in members], limits, rows[0].device)
+        if len(groups) == 1:
+            return packed.reshape(-1)
+        vectors.update(zip(members, packed.unbind(), strict=True))
+    return torch.cat([vectors[i] for i in range(len(rows))])
 
 
 def _measure_alike(rows: list[torch.Tensor], caps: list[Cap] | None, device: torch.device) -> torch.Tensor:
