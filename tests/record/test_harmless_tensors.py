@@ -8,7 +8,7 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.torch_internals.tensor_hooks import FEWEST, TensorHooks
+from amp_core.record.torch_internals.tensor_hooks import MIN_TO_PRUNE, TensorHooks
 from tests.record.twins import assert_same_weights, trained
 
 
@@ -98,11 +98,44 @@ def test_handles_of_tensors_that_are_gone_are_not_kept():
     leaf = torch.ones(2, requires_grad=True)
     kept = leaf * 2
     hooks.attach(kept, "a", lambda grad: None)
-    for _ in range(10 * FEWEST):
+    for _ in range(10 * MIN_TO_PRUNE):
         hooks.attach(leaf * 3, "a", lambda grad: None)
-    assert len(hooks._others) <= FEWEST
+    assert len(hooks._others) <= MIN_TO_PRUNE
     hooks.remove()
     assert not kept._backward_hooks
+
+
+def test_a_hook_of_the_program_stays_with_its_own_tensor():
+    hooks, told, own = TensorHooks(), [], []
+    leaf = torch.ones(2, requires_grad=True)
+    first = leaf * 2
+    hooks.attach(first, "a", told.append)
+    handle = first.register_hook(own.append)
+    first.sum().backward()
+    del first
+    second, third = leaf * 3, leaf * 5
+    for tensor in (second, third):
+        hooks.attach(tensor, "a", told.append)
+    third.register_hook(own.append)
+    assert len(second._backward_hooks) == 1
+    (second + third).sum().backward()
+    assert (len(told), len(own)) == (3, 2)
+    handle.remove()
+    hooks.remove()
+    assert not second._backward_hooks and len(third._backward_hooks) == 1
+
+
+def test_one_table_serves_all_steps():
+    hooks, told = TensorHooks(), []
+    leaf = torch.ones(2, requires_grad=True)
+    tables = set()
+    for step in range(5):
+        output = leaf * 2
+        hooks.attach(output, "a", lambda grad, step=step: told.append(step))
+        tables.add(id(output._backward_hooks))
+        output.sum().backward()
+        del output
+    assert told == [0, 1, 2, 3, 4] and len(tables) == 1
 
 
 class Nosy(torch.Tensor):

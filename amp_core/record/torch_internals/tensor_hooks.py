@@ -1,7 +1,7 @@
 """Hooks on tensors as they pass, at most one for each purpose, however often the same tensor passes.
 
     hooks = TensorHooks()
-    hooks.attach(tensor, "layer.1", told)       # told(grad), from backward
+    hooks.attach(tensor, "layer.1", on_grad)       # on_grad(grad), from backward
     hooks.detach_leaves()
     hooks.remove()
 
@@ -9,6 +9,7 @@ Most tensors that pass are gone with their step, and their hooks with them. A pa
 as does a tensor that the program keeps: on these the hooks of all steps would add up.
 """
 
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,65 +19,93 @@ import torch
 
 from amp_core.record.model.own import without_torch_function
 
-FEWEST = 64
-"""Hooks that are kept before those of tensors that are gone are looked for."""
+MIN_TO_PRUNE = 64
+"""Tables that are kept before those of tensors that are gone are looked for."""
 
-Told = Callable[[torch.Tensor], None]
+OnGrad = Callable[[torch.Tensor], None]
+
+
+Table = OrderedDict[Any, Any]
+"""The hooks of one tensor, as torch keeps them."""
 
 
 class _Hook:
     # torch.save warns of a tensor with hooks unless they say that they need not be saved.
     __torch_unserializable__ = True
 
-    __slots__ = ("owner", "purpose", "told")
+    __slots__ = ("on_grad", "owner", "purpose")
 
-    def __init__(self, owner: "TensorHooks", purpose: Any, told: Told) -> None:
+    def __init__(self, owner: "TensorHooks", purpose: Any, on_grad: OnGrad) -> None:
         self.owner = owner
         self.purpose = purpose
-        self.told = told
+        self.on_grad = on_grad
 
     def __call__(self, grad: torch.Tensor) -> None:
         with without_torch_function():
-            self.told(grad)
+            self.on_grad(grad)
 
 
 class TensorHooks:
     """The hooks of one listener.
 
-    They stand where `Tensor.register_hook` puts its own. That makes a handle and a weak reference for each besides;
-    in a sampled step, with a hook for each output, these alone would start Python's garbage collector several times.
+    They stand where `Tensor.register_hook` puts its own, which makes a table, a handle and a weak reference for each
+    tensor: in a sampled step, with a hook for each output, enough to start Python's garbage collector several times.
+    Here a table is used again once the tensor it belonged to is gone.
     """
 
     def __init__(self) -> None:
-        self._made: dict[Any, _Hook] = {}  # the last for each purpose, which is mostly the next one too
-        self._leaves: list[Any] = []  # weak references to the tensors' tables of hooks
-        self._others: list[Any] = []
-        self._look_at = FEWEST
+        self._hooks: dict[Any, _Hook] = {}  # by purpose the last one, which is mostly the next one too
+        self._tables: dict[Any, Table] = {}  # by purpose the last one made here
+        self._leaves: list[Any] = []  # weak references to the tables of leaves
+        self._others: list[Any] = []  # and to other tables that may yet be in use
+        self._prune_at = MIN_TO_PRUNE
 
-    def attach(self, tensor: torch.Tensor, purpose: Any, told: Told) -> None:
-        """Call `told(grad)` when the gradient of `tensor` arrives, in the place of an earlier one for `purpose`."""
-        hook = self._made.get(purpose)
-        if hook is None or hook.told is not told:
-            hook = self._made[purpose] = _Hook(self, purpose, told)
+    def attach(self, tensor: torch.Tensor, purpose: Any, on_grad: OnGrad) -> None:
+        """Call `on_grad(grad)` when the gradient of `tensor` arrives, in place of an earlier one for `purpose`."""
+        hook = self._hooks.get(purpose)
+        if hook is None or hook.on_grad is not on_grad:
+            hook = self._hooks[purpose] = _Hook(self, purpose, on_grad)
         table: Any = tensor._backward_hooks
         grad_fn = tensor.grad_fn
-        if table is None:
-            table = tensor._backward_hooks = OrderedDict()
-            if grad_fn is not None:
-                grad_fn._register_hook_dict(tensor)
-        else:
+        if table is not None:
             for key, other in table.items():
                 if type(other) is _Hook and other.owner is self and other.purpose == purpose:
                     table[key] = hook
                     return
-        table[hook] = hook
-        if grad_fn is None:
-            self._leaves.append(weakref.ref(table))
+            table[hook] = hook
+            self._keep(table, grad_fn is None)
+            return
+        tensor._backward_hooks = table = self._table(hook)
+        if grad_fn is not None:
+            grad_fn._register_hook_dict(tensor)
         else:
-            self._others.append(weakref.ref(table))
-            if len(self._others) >= self._look_at:
-                self._others = [ref for ref in self._others if ref() is not None]
-                self._look_at = max(FEWEST, 2 * len(self._others))
+            self._keep(table, True)
+
+    def _table(self, hook: _Hook) -> Table:
+        """A table with this hook alone, which belongs to no tensor yet."""
+        tables, purpose = self._tables, hook.purpose
+        last = tables.get(purpose)
+        if last is not None:
+            if len(last) == 1 and sys.getrefcount(last) == _UNUSED:  # no hook of the program's, and no tensor has it
+                if hook not in last:
+                    last.clear()
+                    last[hook] = hook
+                return last
+            self._keep(last, False)
+        new: Table = OrderedDict()
+        new[hook] = hook
+        tables[purpose] = new
+        return new
+
+    def _keep(self, table: Table, of_leaf: bool) -> None:
+        """Remember a table for as long as its tensor is there."""
+        if of_leaf:
+            self._leaves.append(weakref.ref(table))
+            return
+        self._others.append(weakref.ref(table))
+        if len(self._others) >= self._prune_at:
+            self._others = [ref for ref in self._others if ref() is not None]
+            self._prune_at = max(MIN_TO_PRUNE, 2 * len(self._others))
 
     def detach_leaves(self) -> None:
         """Remove the hooks from leaves, which may live longer than the step. Others may yet see their backward."""
@@ -86,9 +115,10 @@ class TensorHooks:
     def remove(self) -> None:
         """Remove every hook."""
         self.detach_leaves()
-        self._detach(self._others)
+        self._detach([*self._others, *map(weakref.ref, self._tables.values())])
         self._others = []
-        self._made = {}
+        self._tables = {}
+        self._hooks = {}
 
     def _detach(self, tables: list[Any]) -> None:
         for ref in tables:
@@ -96,3 +126,13 @@ class TensorHooks:
             if table is not None:
                 for key in [k for k, hook in table.items() if type(hook) is _Hook and hook.owner is self]:
                     del table[key]
+
+
+def _references_to_unused() -> int:
+    """As `TensorHooks._table` counts them."""
+    tables: dict[str, Table] = {"": OrderedDict()}
+    last = tables.get("")
+    return sys.getrefcount(last)
+
+
+_UNUSED = _references_to_unused()
