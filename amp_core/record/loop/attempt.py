@@ -1,7 +1,7 @@
 """One attempted optimizer step: what was gathered for it, and the rows it becomes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from amp_core.record.stats.host_transfer import HostTransfer
-from amp_core.record.stats.layout import INFINITIES, NANS, SQUARES, packed_length
+from amp_core.record.stats.layout import INFINITIES, NANS, SQUARES, Key, packed_length
 
 
 @dataclass
@@ -27,12 +27,14 @@ class Attempt:
     """Names of the optimizer's gradients, in the model's order."""
     norm_order: list[int] = field(default_factory=list)
     """Which of `gradients` each entry of `norms` in the parcel is of."""
-    measured: list[tuple[str, str, str]] = field(default_factory=list)
+    measured: list[Key] = field(default_factory=list)
     """Name, kind and dtype of each measurement, in the order they were put in; a module that ran twice has two."""
     capped: list[tuple[str, str]] = field(default_factory=list)
     """Name and dtype of each measurement of a capped weight gradient, likewise."""
     vectors: dict[str, list[str]] = field(default_factory=lambda: {"measured": [], "capped": []})
-    """In which parts of the parcel they lie, one after another."""
+    """Under which keys of the host transfer they lie, one after another."""
+    counts: list[int] = field(default_factory=list)
+    """How many of `measured` lie under each of its keys."""
     scaled: bool = False
     """Whether the gradients were looked at before they were unscaled."""
     put_in: set[str] = field(default_factory=set)
@@ -59,9 +61,10 @@ class Attempt:
         """The same as `add_all` for tensors of one kind, by name and dtype."""
         self.add_all([(name, kind, dtype) for name, dtype in named], packed)
 
-    def add_all(self, keys: Sequence[tuple[str, str, str]], packed: torch.Tensor) -> None:
+    def add_all(self, keys: Sequence[Key], packed: torch.Tensor) -> None:
         """Keep measurements of tensors, by name, kind and dtype, whose packed vectors come one after another."""
         self.measured += keys
+        self.counts.append(len(keys))
         self._keep("measured", packed)
 
     def add_capped(self, named: Sequence[tuple[str, str]], packed: torch.Tensor) -> None:
@@ -123,6 +126,13 @@ class Attempt:
         if what not in self._packed:
             self._packed[what] = self.transfer.joined(self.vectors[what])
         return self._packed[what]
+
+    def measured_by_part(self) -> Iterator[tuple[list[Key], npt.NDArray[np.float64]]]:
+        """Each of the vectors that were added, with the keys of what it holds."""
+        start = 0
+        for key, count in zip(self.vectors["measured"], self.counts, strict=True):
+            yield self.measured[start : start + count], self.transfer.values(key)
+            start += count
 
     def send(self) -> None:
         """Nothing more comes: start the one copy to the host."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from amp_core.phases import PHASES
 from amp_core.record.loop.attempt import Attempt
-from amp_core.record.stats.layout import merged, packed_length, unpack_together
+from amp_core.record.stats.layout import Column, Histograms, Key, joined, merged, packed_length, unpack_together
 
 _NAMED = 8
 """Non-finite gradients named in one event; the rest is counted."""
@@ -43,8 +43,7 @@ def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any
 
 def tensor_rows(attempt: Attempt) -> dict[str, Any]:
     """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
-    keys, packed = _together(attempt.measured, attempt.packed("measured"))
-    found, counts = unpack_together(packed, [dtype for _, _, dtype in keys])
+    keys, (columns, histograms) = _unpacked(attempt)
     scales = {kind: attempt.multiplied_by(kind) for kind in {kind for _, kind, _ in keys}}
     rows: dict[str, Any] = {
         "step": np.full(len(keys), attempt.step),
@@ -52,31 +51,32 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
         "kind": _texts(tuple(kind for _, kind, _ in keys)),
         "dtype": _texts(tuple(dtype for _, _, dtype in keys)),
         "loss_scale": np.array([scales[kind] for _, kind, _ in keys]),
-        "exp_counts": _histograms(counts),
+        "exp_counts": _lists(histograms),
     }
     if attempt.capped:
-        caps, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
-        place = {name: i for i, (name, _) in enumerate(attempt.capped)}
-        at = [place.get(name) if kind == "weight_grad" else None for name, kind, _ in keys]
-        rows["capped_min"] = [int(caps["exp_min"][i]) if i is not None else None for i in at]
-        rows["capped_counts"] = _histograms([histograms[i] if i is not None else None for i in at])
+        capped, histograms = unpack_together(attempt.packed("capped"), [dtype for _, dtype in attempt.capped])
+        places = {name: i for i, (name, _) in enumerate(attempt.capped)}
+        at = np.array([places.get(name, -1) if kind == "weight_grad" else -1 for name, kind, _ in keys])
+        rows["capped_min"] = pa.array(capped["exp_min"][at], mask=at < 0)
+        rows["capped_counts"] = _lists(histograms.take(at[at >= 0]), at >= 0)
     same = ("numel", "zero", "subnormal", "normal", "inf", "nan", "absmax", "rms", "exp_min", "absmin", "abs_sum")
-    return rows | {column: found[column] for column in same}
+    return rows | {column: columns[column] for column in same}
 
 
-def _together(
-    measured: list[tuple[str, str, str]], packed: npt.NDArray[np.float64]
-) -> tuple[list[tuple[str, str, str]], npt.NDArray[np.float64]]:
+def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], Histograms]]:
     """One measurement for each name, kind and dtype, in the order of their first."""
-    if len(set(measured)) == len(measured):
-        return measured, packed
-    vectors: dict[tuple[str, str, str], npt.NDArray[np.float64]] = {}
-    end = 0
-    for key in measured:
+    if len(set(attempt.measured)) == len(attempt.measured):
+        parts = attempt.measured_by_part()
+        return attempt.measured, joined(
+            [unpack_together(packed, [dtype for _, _, dtype in keys]) for keys, packed in parts]
+        )
+    vectors: dict[Key, npt.NDArray[np.float64]] = {}
+    packed, end = attempt.packed("measured"), 0
+    for key in attempt.measured:
         start, end = end, end + packed_length(key[2])
         before = vectors.get(key)
         vectors[key] = packed[start:end] if before is None else merged(before, packed[start:end])
-    return list(vectors), np.concatenate(list(vectors.values()))
+    return list(vectors), unpack_together(np.concatenate(list(vectors.values())), [dtype for _, _, dtype in vectors])
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,16 +87,16 @@ def _texts(values: tuple[str, ...]) -> pa.Array:
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
-def _histograms(counts: Sequence[npt.NDArray[np.int64] | None]) -> pa.Array:
-    """A column of exponent counts, null where there are none."""
-    given = [one for one in counts if one is not None]
-    missing = None
-    if len(given) < len(counts):
-        missing = pa.py_buffer(np.packbits([one is not None for one in counts], bitorder="little"))
-    offsets = np.cumsum([0, *(len(one) if one is not None else 0 for one in counts)], dtype=np.int32)
-    values = np.concatenate(given) if given else np.zeros(0, np.int64)
-    items = pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-    return pa.Array.from_buffers(pa.list_(pa.int64()), len(counts), [missing, pa.py_buffer(offsets)], children=[items])
+def _lists(histograms: Histograms, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """A column of exponent counts, null where nothing is `there`; by default it is everywhere."""
+    lengths, valid = histograms.lengths, None
+    if there is not None:
+        lengths = np.zeros(len(there), np.int64)
+        lengths[there] = histograms.lengths
+        valid = pa.py_buffer(np.packbits(there, bitorder="little"))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    items = pa.Array.from_buffers(pa.int64(), len(histograms.counts), [None, pa.py_buffer(histograms.counts)])
+    return pa.Array.from_buffers(pa.list_(pa.int64()), len(lengths), [valid, pa.py_buffer(offsets)], children=[items])
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:

@@ -7,8 +7,8 @@ import torch
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.model.parameters import has_values, local_values
 from amp_core.record.stats.channels import ChannelLargest
-from amp_core.record.stats.layout import dtype_name, measurable, packed_length
-from amp_core.record.stats.measure import key_of, measure_together
+from amp_core.record.stats.layout import dtype_name, key_of, measurable, packed_length
+from amp_core.record.stats.measure import measure_together
 from amp_core.record.stats.module_outputs import Outputs
 
 
@@ -39,7 +39,7 @@ class Tensors:
         if "weight" in self._kinds:
             self._measure("weight", [(name, local_values(p)) for name, p in self._weights(optimizer)], attempt, {})
         for keys, vectors in self._outputs.take():
-            attempt.add_all(keys, torch.cat(vectors))
+            attempt.add_all(keys, vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
     def _measure(
         self,

@@ -11,7 +11,6 @@ say how small that makes a row: each magnitude of the weight gradient counts as 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 
@@ -31,27 +30,55 @@ def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def channel_largest(grad: torch.Tensor, channel: int) -> torch.Tensor:
+def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None = None) -> torch.Tensor:
     """The largest magnitude along dimension `channel`: one value per channel, on the same device, NaN where one is.
 
-    Nothing as large as `grad` is made for it where a kernel is at hand.
+    With `into`, the larger ones of these and of what that holds; on a CPU in its place. Nothing as large as `grad` is
+    made where a kernel is at hand.
     """
     grad = grad.detach()
     kernel = _kernel(grad.device.type)
     if kernel is None or grad.dtype.itemsize > 4:
-        return grad.abs().amax([d for d in range(grad.dim()) if d != channel])
-    return kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel())
+        largest = grad.abs().amax([d for d in range(grad.dim()) if d != channel])
+    else:
+        place = (into,) if into is not None and into.is_cpu else ()
+        largest = kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel(), *place)
+        if place:
+            return largest
+    return largest if into is None else torch.maximum(into, largest)
 
 
-class ChannelLargest(NamedTuple):
-    """The largest output gradient of each channel of a layer."""
+class ChannelLargest:
+    """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
 
-    values: torch.Tensor
-    """One per channel; see `channel_largest`."""
-    row: int
-    """The dimension of the weight that is the channel."""
-    dims: int
-    """How many dimensions the weight has."""
+    `values` has one per channel; see `channel_largest`.
+    """
+
+    __slots__ = ("dims", "present", "row", "values")
+
+    def __init__(self, values: torch.Tensor, row: int, dims: int) -> None:
+        self.values = values
+        self.row = row
+        self.dims = dims
+        self.present = True
+        """Whether `values` are of the present step."""
+
+    def take_in(self, grad: torch.Tensor, channel: int) -> bool:
+        """Take in another output gradient. The first one of a step takes the place of those before it.
+
+        False where its channels are not as many, or it is of another dtype or device, and nothing is done.
+        """
+        values = self.values
+        if grad.shape[channel] != len(values) or grad.dtype is not values.dtype or grad.device != values.device:
+            return False
+        if not self.present and not values.is_cpu:
+            self.values = channel_largest(grad, channel)
+        else:
+            if not self.present:
+                values.zero_()
+            self.values = channel_largest(grad, channel, into=values)
+        self.present = True
+        return True
 
     def cap_for(self, grad: torch.Tensor) -> Cap | None:
         """The cap for the weight's gradient; None where it does not fit.
@@ -71,17 +98,19 @@ class ChannelLargest(NamedTuple):
         return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None
 
 
-_kernels: dict[str, Callable[[torch.Tensor, int, int], torch.Tensor] | None] = {}
+Kernel = Callable[..., torch.Tensor]
+
+_kernels: dict[str, Kernel | None] = {}
 
 
-def _kernel(device: str) -> Callable[[torch.Tensor, int, int], torch.Tensor] | None:
+def _kernel(device: str) -> Kernel | None:
     """The kernel for tensors of that kind of device; None where the plain way is all there is."""
     if device not in _kernels:
         _kernels[device] = _import_kernel(device)
     return _kernels[device]
 
 
-def _import_kernel(device: str) -> Any:
+def _import_kernel(device: str) -> Kernel | None:
     try:
         if device == "cpu":
             from amp_core.record.stats.numba.channels import channels_cpu

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,33 @@ INFINITIES, NANS, SQUARES = 1, 2, 6
 """Where three of them stand."""
 
 
+Key = tuple[str, str, str]
+"""Name, kind and dtype of a tensor that is measured."""
+
+Column = npt.NDArray[Any]
+
+
+class Histograms(NamedTuple):
+    """Exponent counts of several tensors, each from its lowest exponent to its highest."""
+
+    counts: npt.NDArray[np.int64]
+    """Those of all, one after another."""
+    lengths: npt.NDArray[np.int64]
+    """How many each tensor has; 0 for one that has no finite nonzero values."""
+
+    def take(self, places: npt.NDArray[np.int64]) -> "Histograms":
+        """Those of the tensors at `places`, in that order."""
+        lengths = self.lengths[places]
+        starts = (np.cumsum(self.lengths) - self.lengths)[places]
+        shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        return Histograms(self.counts[shift + np.arange(len(shift))], lengths)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Histograms"]) -> "Histograms":
+        """Those of all parts, one part after another."""
+        return cls(np.concatenate([p.counts for p in parts]), np.concatenate([p.lengths for p in parts]))
+
+
 @dataclass(frozen=True)
 class Measured:
     """What was measured on one tensor; the columns of `tensors` of the same names."""
@@ -69,17 +96,15 @@ def measurable(tensor: torch.Tensor) -> bool:
 
 def unpack(packed: npt.NDArray[np.float64], dtype: str) -> Measured:
     """Read what `measure` packed of a tensor of `dtype` (a name such as `float16`), once it is on the host."""
-    columns, counts = unpack_together(packed, [dtype])
+    columns, histograms = unpack_together(packed, [dtype])
     numbers = {name: values[0].item() for name, values in columns.items()}
-    return Measured(**numbers, exp_counts=counts[0])
+    return Measured(**numbers, exp_counts=histograms.counts)
 
 
-def unpack_together(
-    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
-) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+def unpack_together(packed: npt.NDArray[np.float64], dtypes: Sequence[str]) -> tuple[dict[str, Column], Histograms]:
     """Read packed vectors that stand one after another; `dtypes` names each one's dtype.
 
-    Returns the columns of `Measured` but the last, with a value per vector, and the last: `exp_counts` of each.
+    Returns the columns of `Measured` but the last, with a value per vector, and the last of all.
     """
     if len(set(dtypes)) > 1:
         return _unpack_mixed(packed, dtypes)
@@ -88,8 +113,8 @@ def unpack_together(
     zero, inf, nan = rows[:, :3].T.astype(np.int64)
     absmax, absmin, abs_sum, sq_sum = rows[:, 3:LEADING].T
     # Of the 277 exponents of FP32 a step has some thirty: only columns from the lowest to the highest are gone through.
-    found = np.flatnonzero(rows[:, LEADING:].max(axis=0))
-    low, high = (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 1)
+    present = np.flatnonzero(rows[:, LEADING:].max(axis=0))
+    low, high = (int(present[0]), int(present[-1]) + 1) if len(present) else (0, 1)
     counts = rows[:, LEADING + low : LEADING + high].astype(np.int64)
     normal_from = form.min_normal_exponent - form.min_subnormal_exponent - low
     subnormal = counts[:, : max(0, normal_from)].sum(axis=1)
@@ -99,7 +124,7 @@ def unpack_together(
     first = used.argmax(axis=1)
     stop = np.where(any_used, high - low - used[:, ::-1].argmax(axis=1), 0)
     finite = zero + nonzero
-    columns: dict[str, npt.NDArray[Any]] = {
+    columns: dict[str, Column] = {
         "numel": finite + inf + nan,
         "zero": zero,
         "subnormal": subnormal,
@@ -113,25 +138,31 @@ def unpack_together(
         "rms": np.sqrt(sq_sum / np.maximum(finite, 1)),
         "exp_min": np.where(any_used, form.min_subnormal_exponent + low + first, 0),
     }
-    return columns, [row[a:b] for row, a, b in zip(counts, first.tolist(), stop.tolist(), strict=True)]
+    place = np.arange(high - low)
+    within = (place >= first[:, None]) & (place < stop[:, None])
+    return columns, Histograms(counts[within], np.where(any_used, stop - first, 0))
 
 
-def _unpack_mixed(
-    packed: npt.NDArray[np.float64], dtypes: Sequence[str]
-) -> tuple[dict[str, npt.NDArray[Any]], list[npt.NDArray[np.int64]]]:
+def _unpack_mixed(packed: npt.NDArray[np.float64], dtypes: Sequence[str]) -> tuple[dict[str, Column], Histograms]:
     """`unpack_together`, dtype by dtype."""
-    ends = np.cumsum([packed_length(dtype) for dtype in dtypes])
-    vectors = np.split(packed, ends[:-1])
-    columns: dict[str, npt.NDArray[Any]] = {}
-    counts: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(dtypes)
-    for dtype in set(dtypes):
+    vectors = np.split(packed, np.cumsum([packed_length(dtype) for dtype in dtypes])[:-1])
+    order: list[int] = []
+    parts = []
+    for dtype in dict.fromkeys(dtypes):
         mine = [i for i, d in enumerate(dtypes) if d == dtype]
-        part, part_counts = unpack_together(np.concatenate([vectors[i] for i in mine]), [dtype] * len(mine))
-        for name, values in part.items():
-            columns.setdefault(name, np.zeros(len(dtypes), values.dtype))[mine] = values
-        for i, one in zip(mine, part_counts, strict=True):
-            counts[i] = one
-    return columns, counts
+        order += mine
+        parts.append(unpack_together(np.concatenate([vectors[i] for i in mine]), [dtype] * len(mine)))
+    columns, histograms = joined(parts)
+    back = np.argsort(order)
+    return {name: values[back] for name, values in columns.items()}, histograms.take(back)
+
+
+def joined(parts: Sequence[tuple[dict[str, Column], Histograms]]) -> tuple[dict[str, Column], Histograms]:
+    """What `unpack_together` returned of several tensors, as if it had been given all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
+    return columns, Histograms.joined([histograms for _, histograms in parts])
 
 
 def merged(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -158,6 +189,12 @@ def packed_length(dtype: str) -> int:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float16` for `torch.float16`."""
     return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=2**16)
+def key_of(name: str, kind: str, dtype: str) -> Key:
+    """The same object for the same tensor at every step: new ones by the thousand start Python's garbage collector."""
+    return name, kind, dtype
 
 
 def in_one_row(tensor: torch.Tensor) -> torch.Tensor:

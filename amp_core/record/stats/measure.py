@@ -16,15 +16,15 @@ over in one copy. CPU tensors go to the numba kernel of `_measure_cpu`, CUDA ten
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from amp_core.record.stats.layout import Cap, packed_size
 from amp_core.record.stats.plain import capped, measure_plain
 
-Key = tuple[str, str, str]
-"""Name, kind and dtype of a tensor that is measured."""
+if TYPE_CHECKING:
+    from amp_core.record.stats.numba.measure import PassingTensors
 
 
 def measure(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -63,10 +63,13 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
     return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
 
 
-@lru_cache(maxsize=2**16)
-def key_of(name: str, kind: str, dtype: str) -> Key:
-    """The same object for the same tensor at every step: new ones by the thousand start Python's garbage collector."""
-    return name, kind, dtype
+def passing_tensors(device: str) -> "PassingTensors | None":
+    """What measures small tensors one at a time on that kind of device; None where nothing is quicker at it."""
+    if device != "cpu" or _kernel(device) is None:
+        return None
+    from amp_core.record.stats.numba.measure import PassingTensors
+
+    return PassingTensors()
 
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[Cap | None]], torch.Tensor]

@@ -18,8 +18,8 @@ from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
 from amp_core.record.stats.channels import ChannelLargest, channel_largest, channel_of
-from amp_core.record.stats.layout import dtype_name, measurable
-from amp_core.record.stats.measure import Key, key_of, measure_together
+from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
+from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.module_calls import Switch
@@ -50,14 +50,16 @@ class Outputs:
         ]
         self._on = False
         self._on_tensors = TensorHooks()
-        self._measured: dict[torch.device, Packed] = {}
+        self._passing = passing_tensors("cpu")
+        self._passing_keys: list[Key] = []
+        self._measured: dict[torch.device, Packed] = {}  # what that does not take
         self._channels: dict[type, tuple[int, int] | None] = {}
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
 
     def attach(self) -> None:
         """Measure what passes from now on."""
         if self._kinds and not self._on:
-            self._largest.clear()
+            self._forget_largest()
             self._on = True
             for switch in self._switches:
                 switch.on()
@@ -77,15 +79,20 @@ class Outputs:
 
     def take(self) -> list[Packed]:
         """All that passed since the last `take`, by device."""
-        measured, self._measured = self._measured, {}
-        return list(measured.values())
+        measured, self._measured = list(self._measured.values()), {}
+        if self._passing is not None and self._passing_keys:
+            measured.append((self._passing_keys, self._passing.take()))
+            self._passing_keys = []
+        return measured
 
     def caps(self, names: Mapping[int, str]) -> dict[str, ChannelLargest]:
         """The largest output gradients of this step by channel, by the name of the weight.
 
         `names` has the names of parameters by their ids.
         """
-        return {names[weight]: largest for weight, largest in self._largest.items() if weight in names}
+        return {
+            names[weight]: largest for weight, largest in self._largest.items() if largest.present and weight in names
+        }
 
     def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -126,13 +133,21 @@ class Outputs:
         # Of no values there is no largest, and FP8 has no arithmetic.
         if grad.dim() < 2 or not 0 <= channel < grad.dim() or not grad.numel() or grad.element_size() < 2:
             return
-        largest = channel_largest(grad, channel)
-        before = self._largest.get(id(weight))
-        if before is not None:  # a layer used twice, or for several micro-batches
-            largest = torch.maximum(before.values, largest)
-        self._largest[id(weight)] = ChannelLargest(largest, row, weight.dim())
+        known = self._largest.get(id(weight))
+        if known is not None and known.take_in(grad, channel):
+            return
+        self._largest[id(weight)] = ChannelLargest(channel_largest(grad, channel), row, weight.dim())
+
+    def _forget_largest(self) -> None:
+        """Those of an earlier step, but for the memory of those that may come again."""
+        self._largest = {weight: largest for weight, largest in self._largest.items() if largest.present}
+        for largest in self._largest.values():
+            largest.present = False
 
     def _measure(self, name: str, kind: str, tensor: torch.Tensor) -> None:
+        if self._passing is not None and tensor.is_cpu and self._passing.add(tensor):
+            self._passing_keys.append(key_of(name, kind, dtype_name(tensor.dtype)))
+            return
         values = real_values(tensor.detach() if tensor.requires_grad else tensor)
         keys, packed = self._measured.setdefault(values.device, ([], []))
         packed.append(measure_together([values]))

@@ -14,13 +14,17 @@ import torch
 from amp_core.record.stats.numba.compiled import kept, pointer
 
 
-def channels_cpu(values: torch.Tensor, channels: int, inner: int) -> torch.Tensor:
-    """The largest magnitude of each channel of a contiguous tensor whose shape ends in `channels` × `inner` values."""
-    found = torch.zeros(channels, dtype=values.dtype)
-    outer = values.numel() // (channels * inner) if channels * inner else 0
-    largest = _largest_of_halves if values.dtype.itemsize == 2 else _largest_of_singles
-    largest(values.data_ptr(), outer, channels, inner, found.data_ptr())
-    return found
+def channels_cpu(values: torch.Tensor, channels: int, inner: int, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The largest magnitude of each channel of a contiguous tensor whose shape ends in `channels` × `inner` values.
+
+    With `into`, which has its dtype, the larger ones of these and of what that holds, in its place.
+    """
+    if into is None:
+        into = torch.zeros(channels, dtype=values.dtype)
+    if inner * channels:
+        largest = _largest_of_halves if values.dtype.itemsize == 2 else _largest_of_singles
+        largest(values.data_ptr(), values.numel() // (channels * inner), channels, inner, into.data_ptr())
+    return into
 
 
 @kept

@@ -378,6 +378,19 @@ def measure_singles(address: Any) -> None:
 
 
 @kept
+def measure_one(address: Any, length: Any, code: Any, out: Any, size: Any, skipped: Any) -> None:
+    """Measure one tensor of 32 bits or fewer, into the packed vector of `size` numbers at `out`, alone."""
+    numba.carray(pointer(out), (size,), np.float64)[:] = 0.0
+    task = np.zeros(COLUMNS, np.int64)
+    task[WHERE], task[LENGTH], task[CODE], task[OUT] = address, length, code, out
+    task[CHANNELS] = 1
+    wide = np.empty(BLOCK, np.float32)
+    skip = numba.carray(pointer(skipped), (DTYPES,), np.int64)
+    if length:
+        _measure_some(task, 0, length, 0, skip, wide, wide.view(np.uint32), np.empty(BLOCK, np.uint8))
+
+
+@kept
 def measure_doubles(address: Any) -> None:
     """The same for FP64."""
     wide = np.empty(BLOCK, np.float64)

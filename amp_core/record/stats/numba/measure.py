@@ -3,7 +3,6 @@
 >>> measure_cpu([torch.tensor([0.0, 1.5])])  # packed vectors one after another
 """
 
-import array
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +19,13 @@ from amp_core.record.stats.numba.kernels import (
     CHANNELS,
     CODE,
     COLUMNS,
-    ENTRIES,
     INNER,
     LENGTH,
     OUT,
     WHERE,
     add_parts,
     measure_doubles,
+    measure_one,
     measure_singles,
 )
 from amp_core.record.stats.numba.thread_team import together
@@ -36,6 +35,8 @@ SHARE = 1 << 16
 
 _DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")
 _DOUBLE = _DTYPES.index("float64")
+_NARROWEST = _DTYPES.index("float8_e4m3fn")
+"""Dtypes before it are read by `measure_one` as they are."""
 _FP8 = frozenset((_DTYPES.index("float8_e4m3fn"), _DTYPES.index("float8_e5m2")))
 _CODE = {getattr(torch, name): code for code, name in enumerate(_DTYPES)}
 _FORMATS = [FORMAT_OF_DTYPE[name] for name in _DTYPES]
@@ -51,10 +52,6 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     """The packed vectors of CPU tensors, one after another, as `measure_together` describes them."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    if len(tensors) == 1 and not any(caps):
-        alone = _measure_alone(tensors[0])
-        if alone is not None:
-            return alone
     capped = [i for i, cap in enumerate(caps) if cap is not None]
     rows = [t if t.is_contiguous() else in_one_row(t) for t in tensors]  # held until measured: some may be copies
     for i in capped:  # the order of the values is that of their channels
@@ -92,21 +89,42 @@ def measure_cpu(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()
     return packed[0]
 
 
-def _measure_alone(tensor: torch.Tensor) -> torch.Tensor | None:
-    """One small tensor, of which a sampled step has one for each output of each module: with as few objects as can be.
+class PassingTensors:
+    """Measures small tensors one at a time as they pass, into one buffer: a sampled step has one for each output of
+    each module, so each makes as few objects as can be."""
 
-    None where it takes more: a copy, several threads, another kernel.
-    """
-    code, values = _CODE[tensor.dtype], tensor.numel()
-    if code == _DOUBLE or code in _FP8 or values >= 2 * SHARE or not tensor.is_contiguous():
-        return None
-    packed = torch.zeros(_SIZE[code], dtype=torch.float64)
-    job = (0, 1, 0, 1, _SKIP_AT, 0, tensor.data_ptr(), values, code, packed.data_ptr(), *_NO_CAP)
-    table = array.array("q", job)
-    address = table.buffer_info()[0]
-    table[2] = address + 8 * ENTRIES
-    measure_singles(address)
-    return packed
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.float64)
+        self._used = self._size = 0
+        self._full: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> bool:
+        """Measure the tensor. False where that takes more than this: a copy, several threads, another kernel."""
+        code, values = _CODE.get(tensor.dtype, _DOUBLE), tensor.numel()
+        if code >= _NARROWEST or values >= 2 * SHARE or not tensor.is_contiguous():
+            return False
+        size = _SIZE[code]
+        if self._used + size > self._size:
+            self._extend(size)
+        measure_one(tensor.data_ptr(), values, code, self._buffer.data_ptr() + 8 * self._used, size, _SKIP_AT)
+        self._used += size
+        return True
+
+    def _extend(self, size: int) -> None:
+        if self._used:
+            self._full.append(self._buffer[: self._used])
+        self._size = max(2 * self._size, 32 * size)
+        self._buffer, self._used = torch.empty(self._size, dtype=torch.float64), 0
+
+    def take(self) -> list[torch.Tensor]:
+        """The packed vectors of what was added since the last `take`, one after another, in one tensor or several."""
+        if not self._used:
+            return []
+        parts = [*self._full, self._buffer[: self._used]]
+        self._size = sum(map(len, parts))  # the next step has as many
+        self._full, self._used = [], 0
+        self._buffer = torch.empty(self._size, dtype=torch.float64)
+        return parts
 
 
 def _run(kernel: Any, table: npt.NDArray[np.int64], packed: torch.Tensor) -> None:
