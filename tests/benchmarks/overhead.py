@@ -1,7 +1,8 @@
 """What watching really costs beside what it says it costs: `python -m tests.benchmarks.overhead [--tensors 40,500] …`.
 
-The same loop, bare and watched, from the same seed and in one process, by turns of a few steps. All parameters are
-tensors of 64 × 64, so a step of the loop itself costs little for each of them: the case in which watching shows most.
+The same loop, bare and watched, from the same seed and by turns of a few steps, each in a process of its own: what
+watching leaves in torch for as long as it lasts must not make the bare loop slower too. All parameters are tensors of
+64 × 64, so a step of the loop itself costs little for each of them: the case in which watching shows most.
 
 Three ways of watching: `all`, the default interval of every 10th step; `unsampled`, in which no step that is timed is
 sampled; and `budget`, which is `budget=0.03`. For each the table has
@@ -12,9 +13,12 @@ sampled; and `budget`, which is `budget=0.03`. For each the table has
 """
 
 import argparse
+import contextlib
 import itertools
+import multiprocessing
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +108,45 @@ class Loop:
         return time.perf_counter() - start, time.process_time() - used
 
 
+def _serve(given: argparse.Namespace, tensors: int, folder: Path | None, way: str, pipe: Connection) -> None:
+    """A process with one loop: runs as many steps as it is told, until it is told None."""
+    loop = Loop(given, tensors)
+    if folder is not None:
+        loop.watched(folder, **WAYS[way])
+    recorder = loop.recorder
+    while True:
+        with recorder.paused() if recorder is not None else contextlib.nullcontext():
+            steps = pipe.recv()
+            if steps is not None:
+                time.sleep(REST_S)  # torch's threads go on waiting busily for some milliseconds
+        if steps is None:
+            break
+        pipe.send(loop.run(steps))
+    if recorder is not None:
+        recorder.close()
+    pipe.send(None)
+
+
 def compared(given: argparse.Namespace, tensors: int, way: str, folder: Path) -> list[str]:
     """A row of the table."""
-    bare = Loop(given, tensors)
-    loop = Loop(given, tensors).watched(folder, **WAYS[way])
-    assert loop.recorder is not None
     steps, warm = given.steps, min(WARM_UP, 2 * given.steps)
     took = np.zeros((2, 2, given.turns))  # bare and watched, wall and processor, turn by turn
-    try:
-        bare.run(3)
-        loop.run(warm)
-        for turn in range(given.turns):
-            for which in (turn % 2, 1 - turn % 2):
-                with loop.recorder.paused():
-                    time.sleep(REST_S)  # torch's threads go on waiting busily for some milliseconds
-                    if which == 0:
-                        took[0, :, turn] = bare.run(steps)
-                if which == 1:
-                    took[1, :, turn] = loop.run(steps)
-    finally:
-        loop.recorder.close()
+    processes = multiprocessing.get_context("spawn")
+    pipes = []
+    for into in (None, folder):
+        mine, theirs = processes.Pipe()
+        processes.Process(target=_serve, args=(given, tensors, into, way, theirs), daemon=True).start()
+        pipes.append(mine)
+    for pipe in pipes:
+        pipe.send(warm)
+        pipe.recv()
+    for turn in range(given.turns):
+        for which in (turn % 2, 1 - turn % 2):
+            pipes[which].send(steps)
+            took[which, :, turn] = pipes[which].recv()
+    for pipe in pipes:
+        pipe.send(None)
+        pipe.recv()
     rows = load_run(folder).steps.set_index("step").loc[warm:]
     claimed = rows["step_ms"].sum() / (rows["step_ms"].sum() - rows["watch_ms"].sum())
     real = np.median(took[1, 0] - took[0, 0]) / steps * 1e3
