@@ -192,7 +192,7 @@ def _split(
     if not np.isfinite(idle_data_us):
         idle_data_us = recorded_us.get("data", np.nan)
         if np.isfinite(idle_data_us):
-            notes.append("The time of waiting for data is from the recorded steps, since the profile does not mark it.")
+            notes.append("Waiting for data is what the steps recorded, since nothing in the profile marks it.")
         else:
             notes.append("Nothing marks the loading of data: waiting for it is part of the time the device was idle.")
     idle_data = min(idle, _known(idle_data_us, 0.0))

@@ -106,7 +106,7 @@ def test_a_profilers_trace_has_shares_and_no_reasons(tmp_path: Path) -> None:
     assert (view.step, view.device, view.has_policies, view.weighed_by) == (None, "cuda", False, "calls")
     assert view.matrix_frac == {"fp16": 0.6, "fp32": 0.4}
     assert view.islands.empty and view.casts.empty and view.elsewhere.empty
-    assert set(view.stayed["why"]) == {"this trace does not tell of autocast"}
+    assert set(view.stayed["why"]) == {"this trace does not record autocast"}
 
 
 def test_shapes_stand_in_for_operations_that_were_not_recorded(tmp_path: Path) -> None:
