@@ -13,7 +13,7 @@ from amp_core.analysis import (
     memory_difference,
 )
 from amp_core.figures import compare_bars, deviation_figure
-from amp_core.views import AGREEMENT, MEMORY_BESIDE, STEP_COSTS
+from amp_core.views import AGREEMENT, MEMORY_COMPARISON, STEP_COSTS
 from pages.parts import address, charts, empty, head, loaders, picker, tables, words
 from pages.parts.compare import comparison
 from pages.parts.compare import multiple_runs as together
@@ -62,7 +62,8 @@ def pick() -> list[Entry]:
 def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
     """The chosen run and those of the same place that train the same workload at the same size, FP32 first.
 
-    Those under way only where the chosen one is."""
+    Those under way only where the chosen one is.
+    """
 
     def turns(key: str) -> object:
         about = (entries[key].config or {}).get("comparison")
@@ -130,9 +131,9 @@ def costs(runs: list[Run], found: Comparison) -> None:
         charts.show(STEP_COSTS.figure(steps, dark), "compare.steps")
         if steps["source"].iloc[0] == "profile":
             st.caption("Of profiled steps: the profiler makes them longer than those in the table.")
-    memory = MEMORY_BESIDE.frame(first, loaders.analysed)
-    if not MEMORY_BESIDE.absent(memory):
-        charts.show(MEMORY_BESIDE.figure(memory, dark), "compare.memory")
+    memory = MEMORY_COMPARISON.frame(first, loaders.analysed)
+    if not MEMORY_COMPARISON.absent(memory):
+        charts.show(MEMORY_COMPARISON.figure(memory, dark), "compare.memory")
         changes = loaders.analysed(memory_difference, first)
         if len(changes):
             tables.show(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")

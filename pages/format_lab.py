@@ -8,12 +8,12 @@ from amp_core.analysis.format_lab.rounding import (
     MAX_ADDENDS,
     Number,
     accumulated,
-    combined,
     element_formats,
     format_ranges,
-    held,
     parse_number,
+    rounded_operation,
     scaling,
+    stored_values,
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
@@ -71,7 +71,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     st.pills("For example", EXAMPLES, key="lab.example", on_change=take_example)
 st.query_params["number"] = typed
 value = number("A number", typed)
-table = held(value)
+table = stored_values(value)
 with answer:
     head.verdict(formats.verdict(typed, table))
 st.code(formats.bit_rows(table), language=None)
@@ -113,7 +113,7 @@ with st.container(horizontal=True):
     shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
     address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
     many = st.number_input("Add b so many times", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
-st.markdown(formats.operation(combined(a, b, sign, form), sign, form.label))
+st.markdown(formats.operation(rounded_operation(a, b, sign, form), sign, form.label))
 sums = accumulated(a, b, int(many), form)
 title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")

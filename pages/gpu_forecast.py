@@ -6,9 +6,9 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.analysis import traced_steps
 from amp_core.figures import forecast_figure
-from amp_core.forecast import Forecast, forecast, parts, traces_of_run
+from amp_core.forecast import Forecast, forecast, gpu_names, traces_of_run
 from amp_core.forecast import measured_factor as measured
-from pages.parts import address, charts, empty, head, loaders, tables, words
+from pages.gpu_names import address, charts, empty, head, loaders, tables, words
 
 HOW = (
     "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
@@ -90,8 +90,8 @@ run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
     empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
-address.take("gpu", "forecast.gpus", address.several(parts()), GPUS)
-asked = st.multiselect("GPUs", parts(), key="forecast.gpus", persist_state="session")
+address.take("gpu", "forecast.gpus", address.several(gpu_names()), GPUS)
+asked = st.multiselect("GPUs", gpu_names(), key="forecast.gpus", persist_state="session")
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:
     empty.nothing("Choose one GPU or more.")

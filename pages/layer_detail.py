@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core.analysis import kinds_present, step_marks
-from amp_core.analysis.numerics.layers import layer_exponents, layer_health, layer_trace, to_draw
+from amp_core.analysis.numerics.layers import downsample_trace, layer_exponents, layer_health, layer_trace
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
 from amp_core.formats import FORMATS, limits_to_show
@@ -53,7 +53,7 @@ values = "loss scale taken out" if unscaled else "as stored"
 without = trace["step"][~(trace["absmax"] > 0)].tolist()
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values, without=without)
 charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
-drawn = to_draw(trace)
+drawn = downsample_trace(trace)
 charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")
 magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
 charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")

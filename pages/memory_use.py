@@ -10,9 +10,9 @@ from amp_core.analysis import (
     memory_difference,
     memory_phases,
     memory_steps,
-    not_recorded,
+    not_recorded_reasons,
 )
-from amp_core.views import MEMORY, MEMORY_BESIDE, MEMORY_MOMENTS, MEMORY_PARTS
+from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
@@ -68,7 +68,7 @@ def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
     charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
     tables.show(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
     charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
-    for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
+    for reason in [r for r in loaders.analysed(not_recorded_reasons, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):
         st.caption(batch)
@@ -82,8 +82,10 @@ def difference(run: Run) -> None:
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
         st.info(f"{words.escape(other.name)} did not look at what its memory is made of.")
         return
-    beside = MEMORY_BESIDE.frame([other, run], loaders.analysed)
-    charts.show(MEMORY_BESIDE.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside")
+    beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
+    charts.show(
+        MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside"
+    )
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,

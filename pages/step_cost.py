@@ -40,17 +40,17 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
             "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
-    said = f"{words.percent(bound.open_frac)} of the time is matrix work on CUDA cores"
+    said = f"{words.percent(bound.cuda_core_frac)} of the time is matrix work on CUDA cores"
     if bound.tf32_frac >= SMALL:
         said += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
     if bound.unknown_frac >= SMALL:
         said += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
-    if bound.open_frac < SMALL and bound.tf32_frac < SMALL:
+    if bound.cuda_core_frac < SMALL and bound.tf32_frac < SMALL:
         return f"{said}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
-    if bound.open_frac >= SMALL:
-        said += f". Free of the former, a step would be {words.number(bound.open_bound)} × as fast"
+    if bound.cuda_core_frac >= SMALL:
+        said += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
     if bound.half_expected and bound.rate_ratio:
-        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.open_frac >= SMALL else []
+        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= SMALL else []
         if bound.tf32_frac >= SMALL and bound.tf32_ratio:
             rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
         said += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "

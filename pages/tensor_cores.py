@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import TensorCoreUse, at_stake, matrix_ops, tensor_core_use
+from amp_core.analysis import TensorCoreUse, matrix_ops, missed_tensor_core_time, tensor_core_use
 from amp_core.hardware.gpus import Gpu
 from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import charts, empty, head, loaders, words
@@ -50,7 +50,7 @@ if run.kernels.empty:
 step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)
 ops = loaders.analysed(matrix_ops, run, step)
-head.verdict(verdict(use, at_stake(ops)))
+head.verdict(verdict(use, missed_tensor_core_time(ops)))
 if not use.on_cpu:
     kernels.shares(use)
     charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)

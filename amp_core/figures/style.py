@@ -1,7 +1,7 @@
-"""One colour per meaning, one look for all figures.
+"""One colour per meaning, and a common look of all figures.
 
-Every trace gets its colour from here, for a light or a dark page; background, font and grid are put below it when the
-figure goes to a browser (`browser.py`), so that in a notebook they are those of the notebook. The hues follow Okabe and
+Every trace takes its colour from here, for a light or a dark page; background, font and grid are added when the
+figure is sent to a browser (`browser.py`), so that a notebook keeps its own. The hues follow Okabe and
 Ito, "Color Universal Design" (2008); `tests/figures/test_style.py` measures contrast and distance under the three kinds
 of colour blindness. No meaning rests on colour alone: skipped steps are crosses, classes have hatching.
 """
@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from amp_core import phases
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import margins
+from amp_core.formats import Format
 
 RECIPES: dict[str, tuple[str, str]] = {
     "fp32": ("#6C7480", "#CFD8DF"),
@@ -47,7 +48,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "tensor_no": ("#6C7480", "#75828B"),
     "no_matrix": ("#6A8FB0", "#5E80A0"),
 }
-"""Colour of everything else that has a meaning, light and dark. A skipped step is an overflow that was caught."""
+"""Colour of every other meaning, light and dark. A skipped step is an overflow that was caught."""
 
 _WHITE, _BLACK = "#FFFFFF", "#11181B"
 PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
@@ -67,14 +68,14 @@ PARTS: dict[str, tuple[str, str, tuple[str, str], str]] = {
     "other": ("#B9C2C7", "#5D6A71", (_BLACK, _WHITE), ""),
     "watch": ("#4E9A8C", "#69BCAC", (_BLACK, _BLACK), "."),
 }
-"""Parts of a step's cost, in the order in which they are stacked: colour light and dark, that of a label on it light
+"""Parts of a step's cost, in stacking order: colour light and dark, colour of its label light
 and dark, hatching."""
 UNKNOWN_PART = PARTS["other"]
 
 PHASES = {name: PARTS.get(name, UNKNOWN_PART)[:2] for name in (*phases.PHASES, phases.OTHER)}
 """Colour of each phase of a step, light and dark; neighbours in the stack differ in lightness or in hatching."""
 HATCHES = {name: PARTS[name][3] for name in PHASES if name in PARTS} | {"activations": "/"}
-"""Hatching of phases and of what memory is used for, where lightness does not tell it from its neighbour."""
+"""Hatching of phases and categories of memory whose lightness is close to their neighbour's."""
 
 MEMORY: dict[str, tuple[str, str]] = {
     "parameters": ("#2B5C8F", "#4C82BD"),
@@ -86,7 +87,7 @@ MEMORY: dict[str, tuple[str, str]] = {
     "temporary": ("#C9AE6A", "#BFA45F"),
     "other": ("#B9C2C7", "#5D6A71"),
 }
-"""Colour of what memory is used for, light and dark; neighbours in the stack differ in lightness or in hatching."""
+"""Colour of the categories of memory, light and dark; neighbours in the stack differ in lightness or in hatching."""
 
 COUNTERS: dict[str, tuple[str, str]] = {
     "gpu_util_frac": ("#8A949B", "#6B747A"),
@@ -95,7 +96,7 @@ COUNTERS: dict[str, tuple[str, str]] = {
     "hmma_active_frac": ("#0A5A4A", "#4FE0C4"),
     "dram_active_frac": ("#C24E9A", "#D9679F"),
 }
-"""Colour of each share that a device counts, light and dark; their dashes differ too."""
+"""Colour of each counter of a device, light and dark; their dashes differ too."""
 
 SHARES = (
     ((0.0, "#E3EEF1"), (0.35, "#A9CBD6"), (0.6, "#5B9DB3"), (0.8, "#256F8A"), (1.0, "#083C52")),
@@ -106,32 +107,32 @@ SHARES = (
 PAGE = ("#FCFCFA", "#11181B")
 """The page's own background, light and dark: behind a label that stands on data."""
 INK = ("#0F1A1E", "#E3EBE9")
-"""Colour of titles and of what explains data, light and dark."""
+"""Colour of titles and legends, light and dark."""
 QUIET = ("#56666B", "#A9B8BA")
-"""Colour of what stands along axes."""
+"""Colour of axis labels."""
 GRID = ("#DDE4E1", "#2B393E")
 """Colour of grid lines."""
 
-UNSEEN = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplayed": 1}
-"""Markers that tell and report clicks of what does not by itself, such as a heatmap's cells. Plotly finds each of them
-under the pointer though it draws but one: what nobody sees costs the browser nothing."""
+INVISIBLE_MARKER = {"color": "rgba(0,0,0,0)", "size": 14, "symbol": "square", "maxdisplayed": 1}
+"""Markers with hover texts and clicks for traces without them, such as a heatmap's cells. Plotly finds each of them
+under the pointer although it draws only one, so they cost the browser nothing."""
 
 STROKES, ORNAMENT, NO_X, NO_Y = "strokes", "ornament", "no x", "no y"
-"""`meta` of traces: its points are those of `comb`, with no number for their height; a label, or another trace holds
-its numbers; its points stand at an edge or in a strip, where x or y is no number of theirs."""
+"""`meta` of traces: points of `stroke_points`, whose height is not data; labels, or a trace whose data is in another
+trace; points at an edge or in a strip, where x or y is not data."""
 
-_PIXELS = 500
-"""Fewer than a plot is wide."""
-_COUNTED = ("step", "samples seen")
-"""Titles of axes that count: 20,000 as in the sentences beside them, where plotly's own format has 20k."""
-_FEW = 10
-"""Along so few steps plotly would put ticks between them."""
+_MIN_PLOT_WIDTH_PX = 500
+"""A lower bound of a plot's width."""
+_COUNT_TITLES = ("step", "samples seen")
+"""Titles of axes of counts, which are written 20,000 and not 20k as in plotly's own format."""
+_MIN_FREE_TICK_STEPS = 10
+"""With fewer steps plotly would set ticks between them."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Tell runs of one recipe apart, which all have its colour."""
+"""Distinguish runs of one recipe, which all have its colour."""
 
 
 def recipe_colour(recipe: object, dark: bool = False) -> str:
-    """The colour of a precision recipe; one for all that are not known."""
+    """The colour of a precision recipe; a common one for unknown recipes."""
     known = RECIPES.get(recipe, UNKNOWN_RECIPE) if isinstance(recipe, str) else UNKNOWN_RECIPE
     return known[dark]
 
@@ -141,13 +142,23 @@ def colour(meaning: str, dark: bool = False) -> str:
     return (MEANINGS.get(meaning) or PHASES[meaning])[dark]
 
 
-def hatched(name: str, dark: bool, opacity: float = 0.45) -> dict[str, Any]:
+def pattern(shape: str, dark: bool, size: int = 5, opacity: float | None = None) -> dict[str, Any]:
+    """Hatching of a shape, for `marker.pattern` or `fillpattern`; none for an empty `shape`."""
+    look = {"shape": shape, "size": size, "fgcolor": "#11181B" if dark else "#FFFFFF", "fillmode": "overlay"}
+    return look if opacity is None else look | {"fgopacity": opacity}
+
+
+def bar_marker(hue: str, hatch: str, dark: bool, size: int = 5, opacity: float | None = None) -> dict[str, Any]:
+    """The marker of a bar without an outline, hatched with the shape `hatch`."""
+    return {"color": hue, "line": {"width": 0}, "pattern": pattern(hatch, dark, size, opacity)}
+
+
+def hatching(name: str, dark: bool, opacity: float = 0.45) -> dict[str, Any]:
     """The hatching of a phase or a category of memory, for `marker.pattern` or `fillpattern`; none for most."""
-    ground = "#11181B" if dark else "#FFFFFF"
-    return {"shape": HATCHES.get(name, ""), "size": 6, "fgcolor": ground, "fillmode": "overlay", "fgopacity": opacity}
+    return pattern(HATCHES.get(name, ""), dark, 6, opacity)
 
 
-def faded(hex_colour: str, opacity: float) -> str:
+def with_opacity(hex_colour: str, opacity: float) -> str:
     """`#RRGGBB` as an `rgba()` of that opacity (0–1)."""
     red, green, blue = (int(hex_colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"
@@ -158,30 +169,30 @@ def power_of_two(value: float) -> str:
     if not math.isfinite(value) or value <= 0:
         return f"{value:g}"
     exponent = math.log2(value)
-    return raised(round(exponent)) if abs(exponent - round(exponent)) < 1e-9 else f"{value:.3g}"
+    return power_html(round(exponent)) if abs(exponent - round(exponent)) < 1e-9 else f"{value:.3g}"
 
 
-def raised(exponent: int) -> str:
+def power_html(exponent: int) -> str:
     """2 to the power of `exponent`, as HTML with a real minus sign."""
     return f"2<sup>{exponent}</sup>".replace("-", "−")
 
 
-def log2_axis(low: float, high: float, most: int = 9) -> dict[str, object]:
-    """A logarithmic axis from 2^`low` to 2^`high` (exponents) with ticks at powers of two, at most about `most`."""
-    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (high - low) / s <= most or s == 512)
+def log2_axis(low: float, high: float, max_ticks: int = 9) -> dict[str, object]:
+    """A logarithmic axis from 2^`low` to 2^`high` with about `max_ticks` ticks at most, at powers of two."""
+    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (high - low) / s <= max_ticks or s == 512)
     ticks = range(math.ceil(low / stride) * stride, math.floor(high) + 1, stride)
     return {
         "type": "log",
         "range": [low * math.log10(2), high * math.log10(2)],
         "tickvals": [2.0**k for k in ticks],
-        "ticktext": [raised(k) for k in ticks],
+        "ticktext": [power_html(k) for k in ticks],
         "minor": {"ticks": ""},
     }
 
 
 def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
-    """A linear axis of exponents from `low` to `high`, ticks written as powers of two; plotly puts as many as there is
-    room for, and finer ones when one zooms in."""
+    """A linear axis of exponents from `low` to `high`, with ticks as powers of two; plotly sets as many as
+    fit, and finer ones when zoomed in."""
     return {
         "title": title,
         "range": [low, high],
@@ -193,18 +204,18 @@ def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
     }
 
 
-BAR = 56
-"""Pixels that `bar_below` takes at the bottom of a figure: add them to its height and to its lower margin."""
+COLORBAR_PX = 56
+"""Height of `colorbar_below`: add it to a figure's height and bottom margin."""
 
 
-def bar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
-    """A heatmap's bar of colours along the bottom of the figure; `title` has lines of a dozen letters.
+def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
+    """A heatmap's colour bar along the bottom of the figure; `title` has lines of a dozen letters.
 
-    Beside the plot it would take a third of a narrow page, and steps would not stand below those of the figure above.
+    Beside the plot it would take a third of a narrow page, and steps would not align with those of the figure above.
     """
-    room = "&nbsp;" * 5  # for the first tick
+    padding = "&nbsp;" * 5  # for the first tick
     return {
-        "title": {"text": f"{title}{room}", "side": "right"},
+        "title": {"text": f"{title}{padding}", "side": "right"},
         "tickvals": list(ticks),
         "ticktext": list(texts),
         "thickness": 12,
@@ -222,12 +233,12 @@ def bar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[
 
 
 def percent(share: float) -> str:
-    """A share (0–1) in percent with three digits, as the tables write it; one too small for them is not called zero."""
+    """A share (0–1) in percent with three digits, as in tables; a tiny share is not written as zero."""
     return f"{100 * share:.3g} %" if share >= 1e-4 or share == 0 else "<0.01 %"
 
 
 def share_axis(title: str, top: float = 1.0, past: float = 0.0) -> dict[str, Any]:
-    """A fixed axis of shares from 0 to `top`, and on to `past`, in percent as the pages write it: 20 %, where plotly's
+    """A fixed axis of shares from 0 to `top`, extended to `past`, in percent as on the pages: 20 %, where plotly's
     own format has 20%."""
     stride = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5) if top / s < 4.5 or s == 0.5)
     ticks = [k * stride for k in range(math.floor(top / stride + 1e-9) + 1)]
@@ -235,17 +246,17 @@ def share_axis(title: str, top: float = 1.0, past: float = 0.0) -> dict[str, Any
     return {"title": title, "range": [0, max(top, past)], "fixedrange": True} | shown
 
 
-def shortened(name: str, most: int = 30) -> str:
-    """A long name with its middle left out: both ends tell layers apart."""
-    if len(name) <= most:
+def shorten(name: str, max_chars: int = 30) -> str:
+    """A long name without its middle: both ends distinguish layers."""
+    if len(name) <= max_chars:
         return name
-    tail = (most - 1) * 3 // 5
-    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+    tail = (max_chars - 1) * 3 // 5
+    return f"{name[: max_chars - 1 - tail]}…{name[-tail:]}"
 
 
-def tick_names(names: Sequence[str], most: int = 30) -> list[str]:
-    """Names of tensors for an axis: where they are long, without the parts that all begin and end with."""
-    if max(map(len, names), default=0) <= most:
+def tick_names(names: Sequence[str], max_chars: int = 30) -> list[str]:
+    """Names of tensors for an axis: long ones without their common first and last parts."""
+    if max(map(len, names), default=0) <= max_chars:
         return list(names)
     parts = [name.split(".") for name in names]
     fewest = min(map(len, parts))
@@ -253,11 +264,11 @@ def tick_names(names: Sequence[str], most: int = 30) -> list[str]:
     rest = fewest - 1 - head
     tail = next((i for i in range(rest) if len({p[-1 - i] for p in parts}) > 1), 0 if len(names) == 1 else rest)
     cut = [".".join(p[head : len(p) - tail]) for p in parts]
-    return [shortened(f"{'…' * bool(head)}{name}{'…' * bool(tail)}", most) for name in cut]
+    return [shorten(f"{'…' * bool(head)}{name}{'…' * bool(tail)}", max_chars) for name in cut]
 
 
-def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
-    """Values as plotly sends them best: 32-bit, no lists; whole numbers stay whole."""
+def compact_array(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
+    """Values as compact arrays: 32-bit floats, or 32-bit integers for whole numbers."""
     array = np.asarray(values)
     if array.dtype.kind in "iu" and (not len(array) or abs(array).max() < 2**31):
         return array.astype(np.int32)
@@ -265,47 +276,61 @@ def numbers(values: "pd.Series[Any] | np.ndarray") -> np.ndarray:
         return array.astype(np.float32) if array.dtype.kind != "M" else array
 
 
-def put(figure: FigureSpec | go.Figure, **layout: Any) -> None:
-    """Set these parts of a layout, each as a whole; `update_layout`, which looks into each, takes a hundred times as
+def format_limits(form: Format) -> list[tuple[float, str]]:
+    """log2 and label of a format's smallest subnormal, smallest normal and largest value."""
+    return [
+        (float(form.min_subnormal_exponent), f"min. subnormal {power_html(form.min_subnormal_exponent)}"),
+        (float(form.min_normal_exponent), f"min. normal {power_html(form.min_normal_exponent)}"),
+        (math.log2(form.max_value), f"max. {form.max_value:.5g}"),
+    ]
+
+
+def limit_line(row: int, dark: bool) -> dict[str, Any]:
+    """The line of the limits of the format number `row`; formats differ in their dashes."""
+    return {"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
+
+
+def set_layout(figure: FigureSpec | go.Figure, **layout: Any) -> None:
+    """Set these properties of a layout, each as a whole; `update_layout`, which merges, takes a hundred times as
     long."""
     for name, value in layout.items():
         figure.layout[name] = value
 
 
-def comb(x: np.ndarray, base: float, tip: float) -> tuple[np.ndarray, np.ndarray]:
-    """Strokes at `x` from `base` to `tip` as one line of three points each, which a browser draws as one path. Lay
-    `base` beyond the axis: from stroke to stroke the line runs along it, and is cut off there."""
+def stroke_points(x: np.ndarray, base: float, tip: float) -> tuple[np.ndarray, np.ndarray]:
+    """Strokes at `x` from `base` to `tip` as one line of three points each, which a browser draws as one path. Place
+    `base` beyond the axis, which cuts off the line between strokes."""
     return np.repeat(x, 3), np.tile(np.array([base, tip, base], dtype=np.float32), len(x))
 
 
-def mended(x: "pd.Series[Any]", y: "pd.Series[Any]") -> tuple["pd.Series[Any]", "pd.Series[Any]"]:
-    """A line without those of its gaps (NaN in `y`) that are narrower than a pixel: nobody sees one, and a browser
-    draws each piece between gaps as a path of its own."""
-    there = x[y.notna()]
-    if len(there) < 2:
+def bridge_gaps(x: "pd.Series[Any]", y: "pd.Series[Any]") -> tuple["pd.Series[Any]", "pd.Series[Any]"]:
+    """A line without the gaps (NaN in `y`) that are narrower than a pixel: they are invisible, and a browser
+    draws each piece between gaps as a separate path."""
+    known = x[y.notna()]
+    if len(known) < 2:
         return x, y
     before, behind = x.where(y.notna()).ffill(), x.where(y.notna()).bfill()
-    kept = y.notna() | ~(behind - before < (there.iloc[-1] - there.iloc[0]) / _PIXELS)
+    kept = y.notna() | ~(behind - before < (known.iloc[-1] - known.iloc[0]) / _MIN_PLOT_WIDTH_PX)
     return x[kept], y[kept]
 
 
-def upright(x0: float, x1: float | None = None, **look: Any) -> dict[str, Any]:
-    """A line from the bottom of the plot to its top, or with `x1` a band, for `layout.shapes`."""
+def vertical_line(x0: float, x1: float | None = None, **look: Any) -> dict[str, Any]:
+    """A vertical line across the plot, or with `x1` a band, for `layout.shapes`."""
     kind = "line" if x1 is None else "rect"
     return {"type": kind, "x0": x0, "x1": x0 if x1 is None else x1, "y0": 0, "y1": 1, "yref": "y domain"} | look
 
 
-def level(y: float, **look: Any) -> dict[str, Any]:
-    """The same from side to side."""
+def horizontal_line(y: float, **look: Any) -> dict[str, Any]:
+    """A horizontal line across the plot, for `layout.shapes`."""
     return {"type": "line", "x0": 0, "x1": 1, "xref": "x domain", "y0": y, "y1": y} | look
 
 
-def finished(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout: Any) -> go.Figure:
-    """The look that all figures share: title above, legend below the plot, margins, and `alt` for those who cannot see.
+def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout: Any) -> go.Figure:
+    """Add the common look of all figures: title above, legend below the plot, margins, and `alt`, a text description.
 
-    The legend stands at the figure's own edge: plotly makes room for it there, however many rows a narrow page asks.
+    The legend is at the figure's edge, where plotly can enlarge its margin on a narrow page.
     """
-    put(
+    set_layout(
         figure,
         title={
             "text": title, "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container",
@@ -323,24 +348,24 @@ def finished(figure: FigureSpec, title: str, alt: str, height: int = 360, **layo
     )  # fmt: skip
     for name, axis in figure.axes():
         axis["automargin"] = True
-        if name == "xaxis" and axis.get("title") in _COUNTED:
+        if name == "xaxis" and axis.get("title") in _COUNT_TITLES:
             axis |= {"exponentformat": "none", "separatethousands": True}
-            if axis.get("range") and axis["range"][1] - axis["range"][0] < _FEW:
-                axis["dtick"] = 1  # there is no step 550.5
-    return figure.made()
+            if axis.get("range") and axis["range"][1] - axis["range"][0] < _MIN_FREE_TICK_STEPS:
+                axis["dtick"] = 1  # no ticks between steps
+    return figure.to_figure()
 
 
-def empty(title: str, sentence: str, height: int = 150) -> go.Figure:
-    """A figure with nothing to draw: it says why."""
+def empty_figure(title: str, sentence: str, height: int = 150) -> go.Figure:
+    """A figure without data, with a sentence that says why."""
     figure = FigureSpec()
     figure.add_annotation(text=sentence, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
     figure.xaxis(visible=False)
     figure.yaxis(visible=False)
-    return finished(figure, title, f"{title}: {sentence}", height)
+    return finish(figure, title, f"{title}: {sentence}", height)
 
 
-def span(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
-    """Lowest and highest log2 of the positive finite values; None where there is none."""
+def log2_range(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """Lowest and highest log2 of the positive finite values; None if there are none."""
     array = np.asarray(values, dtype=np.float64)
     array = array[np.isfinite(array) & (array > 0)]
     return (math.log2(array.min()), math.log2(array.max())) if len(array) else None

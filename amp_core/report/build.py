@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from amp_core._version import __version__
-from amp_core.analysis import compare, labelled, overview
+from amp_core.analysis import compare, overview, unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
 from amp_core.findings import Finding, diagnose
@@ -31,7 +31,7 @@ def report_html(runs: Sequence[Run]) -> str:
     for run in runs:
         if run.steps.empty:
             raise RunError(f"run {run.name!r} has no steps; a report needs a run that has made at least one")
-    names = labelled(runs)
+    names = unique_labels(runs)
     found = [diagnose(run, _baseline(runs, run)) for run in runs]
     side_by_side = compare(runs) if len(runs) > 1 else None
     charts = chart_html.Charts()

@@ -8,8 +8,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from amp_core.analysis.comparison.parity import FEW_SEEDS
-from amp_core.analysis.comparison.ratios import MARGIN
+from amp_core.analysis.comparison.parity import MIN_SEEDS
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.text import formatting
 from amp_core.tune.budget import in_round_seconds
 from amp_core.tune.confirm import MIN_STEPS, Shown
@@ -56,7 +56,7 @@ def stay(search: Search, plain: Candidate, raced: Raced) -> None:
         for candidate in raced.order
         if (row := rows.get(candidate.name)) is not None
         and row.speed_verdict.startswith("cannot tell")
-        and row.speed_ratio > 1 + MARGIN
+        and row.speed_ratio > 1 + SAME_SPEED_FRAC
     ]
     if not maybe:
         why = "No recipe that was tried is surely faster and learns the same."
@@ -72,14 +72,14 @@ def stay(search: Search, plain: Candidate, raced: Raced) -> None:
         return
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
     racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
-    asking = budget.takes([plain.name, best.name], steps, FEW_SEEDS)
+    asking = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
     needs = in_round_seconds(budget.look_s + max(racing + asking, asking / (1 - RACE_SHARE)))
     _save(
         search,
         best,
         f"{_title(best)} looks fastest, but neither its speed nor whether it learns the same is told: run with "
         f"--budget {needs}",
-        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {FEW_SEEDS} seeds "
+        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {MIN_SEEDS} seeds "
         f"take about {formatting.duration(racing + asking)}.",
         needs_s=float(needs),
         sure=False,

@@ -26,7 +26,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from amp_core.analysis.comparison.parity import FEW_SEEDS, t_quantile
+from amp_core.analysis.comparison.parity import MIN_SEEDS, t_quantile
 from amp_core.store.run import Run
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
@@ -91,7 +91,7 @@ class Asking:
         row, told, short = unmeasured_row(candidate, "confirm", self._plain.name, [], self._search.into), False, False
         for seed in self._seeds(fresh=raced is None):
             going = [self._plain, candidate] if seed not in self._first else [candidate]
-            if short := budget.left < self._takes(going, max(1, FEW_SEEDS - len(runs))):
+            if short := budget.left < self._takes(going, max(1, MIN_SEEDS - len(runs))):
                 break
             before = budget.used
             ends = self._train(going, seed)
@@ -173,8 +173,8 @@ def seeds_that_tell(row: Tried, seeds: int) -> int:
     """Seeds, one of `LOOKS`, after which a verdict falls if deviation and spread stay what they were after `seeds`."""
     deviation, noise = abs(row.loss_change_frac), row.noise_frac
     reach = row.loss_change_high - row.loss_change_frac
-    if seeds < FEW_SEEDS or not reach >= 0 or not noise > 0:
-        return FEW_SEEDS
+    if seeds < MIN_SEEDS or not reach >= 0 or not noise > 0:
+        return MIN_SEEDS
     spread = reach / t_quantile(seeds - 1, 0.975) * seeds**0.5
     for look in LOOKS:
         there = t_quantile(look - 1, 0.975) * spread / look**0.5

@@ -56,7 +56,7 @@ def measured(
         "speed_ratio": ratio.value,
         "speed_ratio_low": ratio.low,
         "speed_ratio_high": ratio.high,
-        "speed_verdict": ratio.verdict,
+        "speed_verdict": ratio.speed_verdict,
     }
     recipe = compare([*first, *runs], repeatedly=True).recipes.iloc[1]
     found = {str(name): value for name, value in recipe.items()} | speed

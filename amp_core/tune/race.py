@@ -36,9 +36,9 @@ MAX_SKIPPED = 0.5
 FAR = 1.5
 FAR_BLOCKS = 3
 """A recipe that needs `FAR` times as long as the fastest in each of its last `FAR_BLOCKS` blocks leaves at once; one
-nearer needs as many blocks as any claim on speed (`ratios.FEW_BLOCKS`)."""
+nearer needs as many blocks as any claim on speed (`ratios.MIN_BLOCKS`)."""
 RACE_STEPS = (60, 200)
-"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.FEW_BLOCKS`)."""
+"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.MIN_BLOCKS`)."""
 RACE_SHARE = 0.3
 """Of what is left of the budget, what the race of precisions is planned to take."""
 
@@ -192,7 +192,7 @@ def _settled(runs: Sequence[Run]) -> bool:
     lead = runs[ranked([[run] for run in runs])[0]]
     for run in runs:
         ratio = ratios.speed_ratio([(lead, run)])
-        told = _clearly_slower(ratio) or ratio.verdict == "no difference seen"
+        told = _clearly_slower(ratio) or ratio.speed_verdict == "no difference seen"
         if run is not lead and not (ratio.enough and told):
             return False
     return True
@@ -200,13 +200,13 @@ def _settled(runs: Sequence[Run]) -> bool:
 
 def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, yardstick: bool) -> bool:
     ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
-    return ratio.verdict == "slower" if yardstick else _clearly_slower(ratio)
+    return ratio.speed_verdict == "slower" if yardstick else _clearly_slower(ratio)
 
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
     """Whether all of the interval lies beyond the margin: it is asked after each round, and of each pair, so that an
     interval which leaves out 1 now and then is to be expected of recipes that are equally fast."""
-    return ratio.verdict == "slower" and ratio.high < 1 / (1 + ratios.MARGIN)
+    return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 
 def broken(out: str) -> bool:

@@ -8,8 +8,8 @@ A process belongs to one recipe, so that none meets another's memory peak, backe
 trains that recipe's next seed, which saves the seconds that importing torch takes. What a process adds to a recipe's
 speed by where its memory happened to lie is therefore the same for all those seeds, and an interval over them does not
 hold it (Kalibera and Jones, "Rigorous benchmarking in reasonable time", 2013):
-`amp_core.analysis.comparison.ratios.MARGIN` is for that. Where intervals must hold it, as in `ampscope compare`,
-`interleave` is used without a crew. No torch.
+`amp_core.analysis.comparison.ratios.SAME_SPEED_FRAC` is for that. Where intervals must hold it, as in `ampscope
+compare`, `interleave` is used without a crew. No torch.
 """
 
 import dataclasses

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import streamlit as st
 
 from amp_core import Run
-from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
+from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
 from amp_core.hardware.host import cpu_flags, cpu_name
 from amp_core.hardware.nvml import NvmlError
 from amp_core.settings.training import RECIPES
@@ -69,7 +69,7 @@ def _cpu_lines(name: str, flags: Collection[str] | None, *, advise: bool) -> Non
     said = "its instructions are not known."
     if flags is not None:
         has = {p.upper(): names for p, names in cpu_abilities(flags).items() if names}
-        known = listed([f"{p} by {listed(names)}" for p, names in has.items()]) if has else ""
+        known = join_words([f"{p} by {join_words(names)}" for p, names in has.items()]) if has else ""
         said = f"{known}." if known else "no 16-bit matrix instructions: FP16 and BF16 run, but slowly."
     st.markdown(f"**{words.escape(name)}**: {words.escape(said)}")
     if advise:

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded, sparkline
+from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded_reasons, sparkline
 from amp_core.analysis.performance.devices import SHARES
 from pages.parts import cards, words
 
@@ -45,7 +45,7 @@ def _clocks(now: DeviceNow) -> str:
 
 def _why_none(run: Run) -> str:
     """Why there are no gauges, in one sentence."""
-    said = [reason for reason in not_recorded(run) if reason.startswith("device samples")]
+    said = [reason for reason in not_recorded_reasons(run) if reason.startswith("device samples")]
     if said:
         return f"No device gauges: {words.escape(words.sentence(said[0].partition(': ')[2] or said[0]))}"
     device = str(run.head.config.get("device") or "")

@@ -10,7 +10,7 @@ from amp_core.analysis import (
     memory_moments,
     memory_phases,
     memory_steps,
-    not_recorded,
+    not_recorded_reasons,
 )
 from amp_core.settings.training import WORKLOADS
 from pages.parts import loaders, picker, tables, words
@@ -46,7 +46,7 @@ def prepare(run: Run) -> None:
     for step in loaders.analysed(memory_steps, run)[-1:]:
         for function in (memory_breakdown, memory_phases, memory_moments):
             loaders.analysed(function, run, step)
-        loaders.analysed(not_recorded, run)
+        loaders.analysed(not_recorded_reasons, run)
 
 
 def table(found: MemoryBreakdown) -> pd.DataFrame:

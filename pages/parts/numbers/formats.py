@@ -159,8 +159,8 @@ def claims(found: Sequence[FormatMyth]) -> pd.DataFrame:
     """The claims as a table."""
     return pd.DataFrame(
         {
-            "Said": [words.escape(words.raised(c.said)) for c in found],
-            "Verdict": [VERDICTS[c.verdict] for c in found],
-            "Precisely": [words.escape(words.raised(c.precisely)) for c in found],
+            "Said": [words.escape(words.raised(c.claim)) for c in found],
+            "Verdict": [VERDICTS[c.rating] for c in found],
+            "Precisely": [words.escape(words.raised(c.correction)) for c in found],
         }
     )

@@ -16,10 +16,10 @@ from amp_core.analysis import (
     step_marks,
 )
 from amp_core.analysis.numerics.layers import layer_trace, tensor_names
-from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching, readable_depth
+from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching_names, readable_depth
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
-from amp_core.figures.tensors_over_steps import CELLS
+from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
 from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import prediction, tensor
@@ -123,7 +123,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     address.take("search", "ranges.search", str)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
-        found = matching(names, asked)
+        found = matching_names(names, asked)
         depths = list(range(1, deepest(found) + 1))
         at_first = readable_depth(found)
         address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
@@ -174,7 +174,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
 def _over_steps(run: Run, kind: str, names: list[str], depth: int) -> pd.DataFrame:
     rows = len({folded_name(name, depth) for name in names})
     chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
-    return loaders.analysed(shares_over_steps, run, kind, depth, chosen, most_steps=max(8, CELLS // rows))
+    return loaders.analysed(shares_over_steps, run, kind, depth, chosen, max_steps=max(8, MAX_CLICKABLE_CELLS // rows))
 
 
 def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:

@@ -7,7 +7,13 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import kinds_present, what_if
-from amp_core.analysis.numerics.layers import SUBNORMAL_LIMIT, LayerHealth, layer_exponents, layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import (
+    MAX_SUBNORMAL_FRAC,
+    LayerHealth,
+    layer_exponents,
+    layer_trace,
+    tensor_names,
+)
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -126,7 +132,7 @@ def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
         )
     if health.first_subnormal is not None:
         said.append(
-            f"had more than {words.number(100 * SUBNORMAL_LIMIT, '%', 1)} subnormal values first at step "
+            f"had more than {words.number(100 * MAX_SUBNORMAL_FRAC, '%', 1)} subnormal values first at step "
             f"{health.first_subnormal:,}, {words.percent(health.worst_subnormal_frac)} at worst"
         )
     if health.first_all_zero is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, RunError
-from amp_core.analysis import Comparison, Overview, compare, lost_gradient, reference
+from amp_core.analysis import Comparison, Overview, baseline_index, compare, lost_gradient
 from amp_core.library.permissions import current
 from pages.parts import loaders, picker, words
 from pages.parts.library.run_list import Entry
@@ -81,7 +81,7 @@ def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
     """The FP32 run of the same task and place as the run `key`."""
     own = entries[key]
     near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
-    place = reference([e.config or {} for e in near], 0)
+    place = baseline_index([e.config or {} for e in near], 0)
     return near[place] if place is not None else None
 
 

@@ -16,7 +16,7 @@ from amp_core.analysis import (
     step_cost,
     traced_steps,
 )
-from amp_core.analysis.numerics.myths_in_run import METHOD, VANISHING, in_band
+from amp_core.analysis.numerics.myths_in_run import MYTHS, VANISHING_BAND, gradients_in_band
 from amp_core.hardware.gpus import gpu_of
 from pages.parts import glossary, loaders, picker, words
 from pages.parts.hardware import precision
@@ -28,10 +28,10 @@ def show() -> None:
     """A card for each statement: the verdict, what is so, what the chosen run shows, and the page with its chart."""
     run = _chosen()
     with st.container(horizontal=True):
-        for taught in METHOD:
+        for taught in MYTHS:
             with st.container(border=True, width=glossary.WIDTH, height="stretch"):
-                st.markdown(f"{formats.VERDICTS[taught.verdict]} “{taught.said}”")
-                st.markdown(taught.precisely)
+                st.markdown(f"{formats.VERDICTS[taught.rating]} “{taught.claim}”")
+                st.markdown(taught.correction)
                 seen = _SEEN[taught.key](run) if run is not None and taught.key in _SEEN else ""
                 if seen and run is not None:
                     st.markdown(f"**{words.escape(run.name)}:** {seen}")
@@ -111,10 +111,10 @@ def _flags(run: Run) -> str:
 
 
 def _band(run: Run) -> str:
-    found = loaders.analysed(in_band, run)
+    found = loaders.analysed(gradients_in_band, run)
     if found is None:
         return ""
-    low, high = (words.raised(f"2^{end}") for end in VANISHING)
+    low, high = (words.raised(f"2^{end}") for end in VANISHING_BAND)
     return (
         f"{words.percent(found.elements_frac)} of its {words.KIND_LABELS[found.kind].lower()} lie between {low} and "
         f"{high} and carry {words.percent(found.mass_frac)} of the mass."

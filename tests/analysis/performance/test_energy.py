@@ -28,8 +28,8 @@ def powered(path: Path, begins: np.ndarray, step_s: float, power: object = None,
 
 
 def test_energy_is_power_times_time_over_samples(tmp_path: Path) -> None:
-    found = energy_per_sample(powered(tmp_path / "run", np.arange(100) * 0.2, 0.2, lambda t: 400.0))
-    assert found.joules == pytest.approx(400 * 0.2 / 16) and found.power_w == 400 and found.why == ""
+    energy = energy_per_sample(powered(tmp_path / "run", np.arange(100) * 0.2, 0.2, lambda t: 400.0))
+    assert energy.joules == pytest.approx(400 * 0.2 / 16) and energy.power_w == 400 and energy.why == ""
 
 
 def test_power_of_another_run_s_turns_does_not_count(tmp_path: Path) -> None:
@@ -53,17 +53,17 @@ def test_of_a_long_run_some_steps_stand_for_all(tmp_path: Path, wait_s: float) -
 
 def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path) -> None:
     begins = np.array([1.0 * (n // 10) + 0.05 * (n % 10) for n in range(60)])
-    found = energy_per_sample(powered(tmp_path / "run", begins, 0.05, lambda t: 200.0))
-    assert found.joules is None and "turns too short" in found.why
+    energy = energy_per_sample(powered(tmp_path / "run", begins, 0.05, lambda t: 200.0))
+    assert energy.joules is None and "turns too short" in energy.why
 
 
 def test_without_power_there_is_no_energy_and_no_zero(tmp_path: Path) -> None:
     bare = powered(tmp_path / "bare", np.arange(100) * 0.2, 0.2)
-    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device told its power"
+    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device reported its power"
     assert np.isnan(compare([bare]).table["energy_j"]).all()
 
 
-def test_a_recipe_s_energy_stands_beside_the_first(tmp_path: Path) -> None:
+def test_energy_ratios_are_over_the_first_recipe(tmp_path: Path) -> None:
     one = powered(tmp_path / "fp32", np.arange(100) * 0.4, 0.4, lambda t: 500.0, precision="fp32", seed=0)
     two = powered(tmp_path / "bf16", np.arange(100) * 0.2, 0.2, lambda t: 400.0, precision="bf16", seed=0)
     assert compare([one, two]).recipes["energy_ratio"].tolist() == pytest.approx([1.0, 0.4])

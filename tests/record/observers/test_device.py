@@ -84,7 +84,7 @@ def test_a_counter_that_fails_or_is_no_number_is_null_and_one_above_all_is_all(t
     assert row["hmma_active_frac"] is None and row["dram_active_frac"] is None
     (said,) = reasons(run)
     assert "hmma_active_frac: this GPU does not report it" in said
-    assert "dram_active_frac: it answered with no number" in said
+    assert "dram_active_frac: the driver returned a non-finite number" in said
 
 
 def test_before_hopper_the_counters_are_null_and_the_rest_is_there(tmp_path):
