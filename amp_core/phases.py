@@ -5,7 +5,7 @@
 
 A step is always in exactly one of them, so their times add up to the step's. To add a phase, add a line to `PHASES`:
 the column of the table `steps`, the recorder's sums, analysis and charts follow; its colour is in
-`amp_core.figures.style.PARTS`.
+`amp_core.figures.colours.PARTS`.
 """
 
 from dataclasses import dataclass

@@ -10,8 +10,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, tick_names
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, tick_names
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty, finished, put
 
 MAX_BARS = 30
 

@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.colours import RECIPES, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import RECIPES, colour, empty, finished, level, numbers, recipe_colour
+from amp_core.figures.shapes import level, numbers
+from amp_core.figures.style import empty, finished
 from amp_core.schema import RunError
 
 _SHOWN = {

@@ -11,8 +11,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import raised
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, numbers, raised, upright
+from amp_core.figures.shapes import ORNAMENT, numbers, upright
+from amp_core.figures.style import empty, finished
 
 
 def format_range_figure(

@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, shortened
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, shortened
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty, finished, put
 from amp_core.text.formatting import number
 
 MOST = 15

@@ -13,27 +13,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import BAR, bar_below, exponent_axis, log2_axis, raised, share_axis, span
+from amp_core.figures.colours import PAGE, SHARES, colour, faded
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import outer_edges
-from amp_core.figures.style import (
-    BAR,
-    NO_Y,
-    PAGE,
-    SHARES,
-    bar_below,
-    colour,
-    empty,
-    exponent_axis,
-    faded,
-    finished,
-    level,
-    log2_axis,
-    numbers,
-    put,
-    raised,
-    share_axis,
-    span,
-)
+from amp_core.figures.shapes import NO_Y, level, numbers
+from amp_core.figures.style import empty, finished, put
 from amp_core.formats import FORMATS, Format
 
 _MIN_DECADES = -5

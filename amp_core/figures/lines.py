@@ -10,26 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, shortened, span
+from amp_core.figures.colours import DASHES, colour, faded, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.marks import MANY
-from amp_core.figures.style import (
-    DASHES,
-    NO_Y,
-    STROKES,
-    colour,
-    comb,
-    empty,
-    faded,
-    finished,
-    log2_axis,
-    mended,
-    numbers,
-    put,
-    recipe_colour,
-    shortened,
-    span,
-    upright,
-)
+from amp_core.figures.shapes import NO_Y, STROKES, comb, mended, numbers, upright
+from amp_core.figures.style import empty, finished, put
 
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 

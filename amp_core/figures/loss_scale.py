@@ -9,22 +9,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, power_of_two, span
+from amp_core.figures.colours import colour, faded
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import first_to_last, on_the_edge
 from amp_core.figures.marks import MANY
-from amp_core.figures.style import (
-    ORNAMENT,
-    UNSEEN,
-    colour,
-    empty,
-    faded,
-    finished,
-    log2_axis,
-    numbers,
-    power_of_two,
-    put,
-    span,
-)
+from amp_core.figures.shapes import ORNAMENT, UNSEEN, numbers
+from amp_core.figures.style import empty, finished, put
 
 _BEYOND = 24
 """Octaves of the safe window that are shown beyond the loss scale itself: some windows have no end."""

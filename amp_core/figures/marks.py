@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import shortened
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import legend_px
-from amp_core.figures.style import NO_Y, STROKES, colour, comb, numbers, put, shortened
+from amp_core.figures.shapes import NO_Y, STROKES, comb, numbers
+from amp_core.figures.style import put
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 

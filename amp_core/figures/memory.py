@@ -9,19 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.axes import shortened
+from amp_core.figures.colours import MEMORY, colour, faded, hatched
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    MEMORY,
-    ORNAMENT,
-    colour,
-    empty,
-    faded,
-    finished,
-    hatched,
-    numbers,
-    shortened,
-    upright,
-)
+from amp_core.figures.shapes import ORNAMENT, numbers, upright
+from amp_core.figures.style import empty, finished
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 

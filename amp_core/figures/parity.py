@@ -10,19 +10,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import shortened, tick_names
+from amp_core.figures.colours import colour, faded, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    colour,
-    empty,
-    faded,
-    finished,
-    numbers,
-    put,
-    recipe_colour,
-    shortened,
-    tick_names,
-    upright,
-)
+from amp_core.figures.shapes import numbers, upright
+from amp_core.figures.style import empty, finished, put
 
 _WITHIN = 2.0
 """The band reaches so many standard deviations, as `amp_core.analysis.comparison.parity` judges."""

@@ -14,24 +14,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import BAR, bar_below, exponent_axis, percent, raised, tick_names
+from amp_core.figures.colours import SHARES, colour, faded
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    BAR,
-    NO_X,
-    SHARES,
-    UNSEEN,
-    bar_below,
-    colour,
-    empty,
-    exponent_axis,
-    faded,
-    finished,
-    percent,
-    put,
-    raised,
-    tick_names,
-    upright,
-)
+from amp_core.figures.shapes import NO_X, UNSEEN, upright
+from amp_core.figures.style import empty, finished, put
 from amp_core.formats import FORMATS, Format
 
 MAX_CELLS = 400_000

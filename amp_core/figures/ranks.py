@@ -9,23 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core import phases
+from amp_core.figures.axes import log2_axis, power_of_two, span
+from amp_core.figures.colours import DASHES, PAGE, PARTS, PHASES, UNKNOWN_PART, colour, hatched
 from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.shapes import numbers
 from amp_core.figures.step_time import PHASE_NAMES
-from amp_core.figures.style import (
-    DASHES,
-    PAGE,
-    PARTS,
-    PHASES,
-    UNKNOWN_PART,
-    colour,
-    empty,
-    finished,
-    hatched,
-    log2_axis,
-    numbers,
-    power_of_two,
-    span,
-)
+from amp_core.figures.style import empty, finished
 
 _TITLE = "Where each rank's step goes"
 _MOST = 64

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, shortened
+from amp_core.figures.colours import PAGE, PARTS, UNKNOWN_PART
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
+from amp_core.figures.style import empty, finished
 
 _CHARACTERS = 75
 """As many fit along the longest bar on a narrow page; parts without room have their label in the legend."""

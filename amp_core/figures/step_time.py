@@ -10,22 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, shortened, span
+from amp_core.figures.colours import colour, faded, hatched, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import first_to_last
-from amp_core.figures.style import (
-    ORNAMENT,
-    colour,
-    empty,
-    faded,
-    finished,
-    hatched,
-    log2_axis,
-    numbers,
-    recipe_colour,
-    shortened,
-    span,
-    upright,
-)
+from amp_core.figures.shapes import ORNAMENT, numbers, upright
+from amp_core.figures.style import empty, finished
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.text.formatting import number, scale

@@ -9,22 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import BAR, bar_below, percent, raised, tick_names
+from amp_core.figures.colours import SHARES, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import outer_edges
-from amp_core.figures.style import (
-    BAR,
-    SHARES,
-    UNSEEN,
-    bar_below,
-    colour,
-    empty,
-    finished,
-    numbers,
-    percent,
-    put,
-    raised,
-    tick_names,
-)
+from amp_core.figures.shapes import UNSEEN, numbers
+from amp_core.figures.style import empty, finished, put
 from amp_core.schema import RunError
 
 CELLS = 600

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, tick_names
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import colour, empty, finished, percent, tick_names
+from amp_core.figures.style import empty, finished
 
 MAX_BARS = 40
 LEAST = 1e-6
