@@ -5,7 +5,7 @@
 
 A step is always in exactly one phase, so their times add up to the step's. To add a phase, add a line to `PHASES`;
 its column in the table `steps`, the recorder's sums, analyses and charts follow. Its colour is in
-`amp_core.figures.style.PARTS`.
+`amp_core.figures.colours.PARTS`.
 """
 
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ st.query_params["number"] = typed
 value = number("A number", typed)
 table = stored_values(value)
 with answer:
-    head.verdict(formats.verdict(typed, table))
+    head.headline(formats.headline(typed, table))
 st.code(formats.bit_rows(table), language=None)
 tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
 
@@ -83,7 +83,7 @@ low, high = prediction.LOWEST, prediction.HIGHEST
 power = st.select_slider("Loss scale", range(low, high + 1), format_func=tensor.power_of_two, key="lab.scale")
 address.keep("scale", "lab.scale", str(power) if power != 16 else "")
 trip = scaling(value, power, FORMATS["fp16"])
-st.markdown(formats.trip_verdict(trip))
+st.markdown(formats.trip_headline(trip))
 trips = tables.remember(formats.trip(trip, power), "What a loss scale does to the number in FP16.")
 st.table(trips, hide_index=True, border="horizontal", width="content")
 marks = [

@@ -15,7 +15,7 @@ if run.ops.empty:
 steps = loaders.analysed(traced_steps, run)
 step = precision.pick_step(steps)
 view = loaders.analysed(precision_map, run, step)
-head.verdict(precision.verdict(view))
+head.headline(precision.headline(view))
 precision.cards(view)
 
 phase, together = precision.pick_cells(view)

@@ -4,7 +4,7 @@ from amp_core import phases
 from amp_core.analysis import PHASES, ranks
 from amp_core.analysis.performance import step_cost
 from amp_core.analysis.steps import TIMES
-from amp_core.figures import style
+from amp_core.figures import colours
 from amp_core.record import step_phases
 from amp_core.schema import TABLES
 from tests.edited import run_edited
@@ -15,7 +15,7 @@ def test_the_phases_are_written_once_and_in_one_order():
     assert list(phases.PHASES) == names == list(step_phases.PHASES) and (*names, "other") == PHASES
     assert phases.COLUMNS == tuple(f"{name}_ms" for name in names) == TIMES[1:]
     assert [name for name in TABLES["steps"].schema.names if name.endswith("_ms")] == list(TIMES)
-    assert list(step_cost.PHASE_LABELS) == list(style.PHASES) == [*names, "other"]
+    assert list(step_cost.PHASE_LABELS) == list(colours.PHASES) == [*names, "other"]
     assert set(ranks.WAITING_PHASES["fsdp"]) < set(phases.COLUMNS)
 
 

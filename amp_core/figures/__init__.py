@@ -6,10 +6,11 @@
     scale_figure(scale_trace(run), skip_episodes(run), dark=True)
 
 Each figure names its subject in the title, has units on its axes and a text description in
-`figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are only in `style.py`.
+`figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are only in `colours.py`.
 """
 
 from amp_core.figures.classes import class_bars
+from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.devices import device_figure
 from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, format_range_figure
@@ -24,7 +25,6 @@ from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.step_cost import step_cost_figure
 from amp_core.figures.step_time import compare_bars, phase_figure
-from amp_core.figures.style import colour, recipe_colour
 from amp_core.figures.tensors_over_steps import step_heatmap
 from amp_core.figures.underflow import underflow_figure
 

@@ -17,7 +17,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from amp_core.figures.style import GRID, INK, PAGE, QUIET
+from amp_core.figures.colours import GRID, INK, PAGE, QUIET
 
 APP_FONT = "'Source Sans', sans-serif"
 """Included in Streamlit."""

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import NO_X, NO_Y, ORNAMENT, STROKES
+from amp_core.figures.shapes import NO_X, NO_Y, ORNAMENT, STROKES
 from amp_core.text.csv_safe import as_csv
 
 

@@ -10,18 +10,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, tick_names
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    ORNAMENT,
-    bar_marker,
-    colour,
-    empty_figure,
-    finish,
-    percent,
-    set_layout,
-    share_axis,
-    tick_names,
-)
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty_figure, finish, set_layout
 
 MAX_BARS = 30
 

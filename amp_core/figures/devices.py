@@ -7,8 +7,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent
+from amp_core.figures.colours import COUNTERS
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import COUNTERS, compact_array, empty_figure, finish, percent
+from amp_core.figures.shapes import compact_array
+from amp_core.figures.style import empty_figure, finish
 
 NAMES = {
     "gpu_util_frac": "any kernel ran",

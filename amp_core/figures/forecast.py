@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.colours import RECIPES, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import RECIPES, colour, compact_array, empty_figure, finish, horizontal_line, recipe_colour
+from amp_core.figures.shapes import compact_array, horizontal_line
+from amp_core.figures.style import empty_figure, finish
 from amp_core.schema import RunError
 
 _SHOWN = {

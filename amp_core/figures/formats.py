@@ -11,17 +11,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import power_html
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    ORNAMENT,
-    bar_marker,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    power_html,
-    vertical_line,
-)
+from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish
 
 
 def format_range_figure(

@@ -13,18 +13,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, shorten
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    ORNAMENT,
-    bar_marker,
-    colour,
-    empty_figure,
-    finish,
-    percent,
-    set_layout,
-    share_axis,
-    shorten,
-)
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.text.formatting import number
 
 MAX_BARS = 15

@@ -13,28 +13,20 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.lines import cell_edges
-from amp_core.figures.style import (
+from amp_core.figures.axes import (
     COLORBAR_PX,
-    NO_Y,
-    PAGE,
-    SHARES,
     colorbar_below,
-    colour,
-    compact_array,
-    empty_figure,
     exponent_axis,
-    finish,
     format_limits,
-    horizontal_line,
-    limit_line,
     log2_axis,
     log2_range,
-    set_layout,
     share_axis,
-    with_opacity,
 )
+from amp_core.figures.colours import PAGE, SHARES, colour, limit_line, with_opacity
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.lines import cell_edges
+from amp_core.figures.shapes import NO_Y, compact_array, horizontal_line
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.formats import FORMATS, Format
 
 _MIN_DECADES = -5

@@ -10,26 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, log2_range, shorten
+from amp_core.figures.colours import DASHES, colour, recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.marks import MAX_CROSSES
-from amp_core.figures.style import (
-    DASHES,
-    NO_Y,
-    STROKES,
-    bridge_gaps,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    log2_axis,
-    log2_range,
-    recipe_colour,
-    set_layout,
-    shorten,
-    stroke_points,
-    vertical_line,
-    with_opacity,
-)
+from amp_core.figures.shapes import NO_Y, STROKES, bridge_gaps, compact_array, stroke_points, vertical_line
+from amp_core.figures.style import empty_figure, finish, set_layout
 
 _X_TITLES = {"step": "step", "samples": "samples seen", "time_s": "time since the start (s)"}
 

@@ -9,22 +9,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, log2_range, power_of_two
+from amp_core.figures.colours import colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import add_edge_crosses, step_range
 from amp_core.figures.marks import MAX_CROSSES
-from amp_core.figures.style import (
-    INVISIBLE_MARKER,
-    ORNAMENT,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    log2_axis,
-    log2_range,
-    power_of_two,
-    set_layout,
-    with_opacity,
-)
+from amp_core.figures.shapes import INVISIBLE_MARKER, ORNAMENT, compact_array
+from amp_core.figures.style import empty_figure, finish, set_layout
 
 _MAX_OCTAVES_BEYOND = 24
 """Most octaves of the safe window shown beyond the loss scale itself: some windows are unbounded."""

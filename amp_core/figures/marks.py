@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import shorten
+from amp_core.figures.colours import colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.margins import legend_px
-from amp_core.figures.style import NO_Y, STROKES, colour, compact_array, set_layout, shorten, stroke_points
+from amp_core.figures.shapes import NO_Y, STROKES, compact_array, stroke_points
+from amp_core.figures.style import set_layout
 
 _KINDS = (("skipped", "skipped step", "x-thin", "skipped"), ("change", "phase change", "triangle-up", "limit"))
 

@@ -9,19 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.axes import shorten
+from amp_core.figures.colours import MEMORY, colour, hatching, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    MEMORY,
-    ORNAMENT,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    hatching,
-    shorten,
-    vertical_line,
-    with_opacity,
-)
+from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 

@@ -11,19 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.analysis.comparison.parity import NOISE_STDS
+from amp_core.figures.axes import shorten, tick_names
+from amp_core.figures.colours import colour, recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    recipe_colour,
-    set_layout,
-    shorten,
-    tick_names,
-    vertical_line,
-    with_opacity,
-)
+from amp_core.figures.shapes import compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish, set_layout
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross", "star")
 

@@ -9,8 +9,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import shorten, tick_names
+from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import INVISIBLE_MARKER, colour, empty_figure, finish, recipe_colour, shorten, tick_names
+from amp_core.figures.shapes import INVISIBLE_MARKER
+from amp_core.figures.style import empty_figure, finish
 from amp_core.formats import FORMATS, narrowest_first
 
 _OTHER_COLOURS = {"mixed": ("#C9AE6A", "#BFA45F"), "fp64": ("#2B2F33", "#F2F4F5")}

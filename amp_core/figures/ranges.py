@@ -14,26 +14,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
+from amp_core.figures.axes import (
     COLORBAR_PX,
-    INVISIBLE_MARKER,
-    NO_X,
-    SHARES,
     colorbar_below,
-    colour,
-    empty_figure,
     exponent_axis,
-    finish,
     format_limits,
-    limit_line,
     percent,
     power_html,
-    set_layout,
     tick_names,
-    vertical_line,
-    with_opacity,
 )
+from amp_core.figures.colours import SHARES, colour, limit_line, with_opacity
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.shapes import INVISIBLE_MARKER, NO_X, vertical_line
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.formats import FORMATS, Format
 
 MAX_CELLS = 400_000

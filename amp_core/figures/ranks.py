@@ -9,23 +9,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core import phases
+from amp_core.figures.axes import log2_axis, log2_range, power_of_two
+from amp_core.figures.colours import DASHES, PAGE, PARTS, PHASES, UNKNOWN_PART, colour, hatching
 from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.shapes import compact_array
 from amp_core.figures.step_time import PHASE_NAMES
-from amp_core.figures.style import (
-    DASHES,
-    PAGE,
-    PARTS,
-    PHASES,
-    UNKNOWN_PART,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    hatching,
-    log2_axis,
-    log2_range,
-    power_of_two,
-)
+from amp_core.figures.style import empty_figure, finish
 
 _TITLE = "Where each rank's step goes"
 _MAX_BARS = 64

@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, shorten
+from amp_core.figures.colours import PAGE, PARTS, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty_figure, finish, pattern, percent, shorten
+from amp_core.figures.style import empty_figure, finish
 
 _LABEL_CHARS = 75
 """Characters that fit on the longest bar on a narrow page; shorter parts have their label only in the legend."""

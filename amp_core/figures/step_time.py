@@ -10,22 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, log2_range, shorten
+from amp_core.figures.colours import colour, hatching, recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import step_range
-from amp_core.figures.style import (
-    ORNAMENT,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    hatching,
-    log2_axis,
-    log2_range,
-    recipe_colour,
-    shorten,
-    vertical_line,
-    with_opacity,
-)
+from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.text.formatting import number, scale

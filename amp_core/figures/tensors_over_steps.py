@@ -9,22 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import COLORBAR_PX, colorbar_below, percent, power_html, tick_names
+from amp_core.figures.colours import SHARES, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import cell_edges
-from amp_core.figures.style import (
-    COLORBAR_PX,
-    INVISIBLE_MARKER,
-    SHARES,
-    colorbar_below,
-    colour,
-    compact_array,
-    empty_figure,
-    finish,
-    percent,
-    power_html,
-    set_layout,
-    tick_names,
-)
+from amp_core.figures.shapes import INVISIBLE_MARKER, compact_array
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.schema import RunError
 
 MAX_CLICKABLE_CELLS = 600

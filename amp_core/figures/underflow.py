@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, tick_names
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import bar_marker, colour, empty_figure, finish, percent, tick_names
+from amp_core.figures.style import empty_figure, finish
 
 MAX_BARS = 40
 MIN_SHOWN_FRAC = 1e-6

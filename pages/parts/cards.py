@@ -145,11 +145,11 @@ def _picture(label: str, course: list[float]) -> str:
     low, high = values.min(), values.max()
     down = 38 - 36 * (values - low) / (high - low) if high > low else np.full(len(values), 20.0)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(np.linspace(0, 200, len(values)), down, strict=True))
-    look = 'fill="none" stroke="#7C888E" stroke-width="2" vector-effect="non-scaling-stroke"'
+    style = 'fill="none" stroke="#7C888E" stroke-width="2" vector-effect="non-scaling-stroke"'
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 40" preserveAspectRatio="none">'
-        f'<polyline points="{points}" {look}/></svg>'
+        f'<polyline points="{points}" {style}/></svg>'
     )
-    said = f"{label} over the run: from {values[0]:.3g} to {values[-1]:.3g}, between {low:.3g} and {high:.3g}"
+    alt = f"{label} over the run: from {values[0]:.3g} to {values[-1]:.3g}, between {low:.3g} and {high:.3g}"
     encoded = base64.b64encode(svg.encode()).decode()
-    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{said}" style="width:100%;height:40px;display:block">'
+    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{alt}" style="width:100%;height:40px;display:block">'

@@ -127,20 +127,20 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
     """`function(of, *args, **options)`, remembered as long as its runs do not change. Do not change what it gives."""
     runs = list(of) if isinstance(of, Sequence) else [of]
     name = f"{function.__module__}.{function.__qualname__}"
-    given = (args, tuple(sorted(options.items())))
+    parameters = (args, tuple(sorted(options.items())))
     if not any(run.is_live for run in runs):
         files = [_files_of.get(run) or _files(run) for run in runs]
-        remembered: T = _remembered(function, of, name, files, given)
+        remembered: T = _remembered(function, of, name, files, parameters)
         return remembered
     if isinstance(of, Sequence) or not isinstance(of, Extract):
         return function(of, *args, **options)
     with _opening:
         lock, made = _made.setdefault(of, (threading.RLock(), {}))
     with lock:
-        if (name, given) not in made:
-            made[name, given] = function(of, *args, **options)
-        found: T = made[name, given]
-        return found
+        if (name, parameters) not in made:
+            made[name, parameters] = function(of, *args, **options)
+        answer: T = made[name, parameters]
+        return answer
 
 
 def _files(run: Run) -> str:
@@ -154,7 +154,7 @@ def _remembered(
     _of: Run | Sequence[Run],
     name: str,  # noqa: ARG001 - this and `files` are the key under which it is remembered
     files: list[str],  # noqa: ARG001
-    given: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]],
+    parameters: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]],
 ) -> Any:
-    args, options = given
+    args, options = parameters
     return _function(_of, *args, **dict(options))

@@ -8,7 +8,8 @@ import pytest
 from amp_core import Run
 from amp_core.analysis import compare_step_cost, kernel_table, step_cost, tensor_core_shares
 from amp_core.analysis.performance.step_cost import PARTS, PHASE_LABELS
-from amp_core.figures import agreement_figure, kernel_figure, step_cost_figure, style, tensor_core_figure
+from amp_core.figures import agreement_figure, kernel_figure, step_cost_figure, tensor_core_figure
+from amp_core.figures import colours as figure_colours
 from amp_core.figures.kernels import MAX_BARS, short_kernel
 from tests.figures.test_style import contrast
 
@@ -101,8 +102,8 @@ def test_two_runs_are_two_bars_on_one_axis(runs: dict[str, Run]) -> None:
 
 
 def test_every_part_has_a_colour_and_a_label_that_can_be_read_on_it() -> None:
-    assert set(style.PARTS) == set(PARTS) | set(PHASE_LABELS)
-    for part, (light, dark, ink, _) in style.PARTS.items():
+    assert set(figure_colours.PARTS) == set(PARTS) | set(PHASE_LABELS)
+    for part, (light, dark, ink, _) in figure_colours.PARTS.items():
         assert contrast(light, ink[0]) >= 3.0 and contrast(dark, ink[1]) >= 3.0, part
 
 

@@ -7,25 +7,11 @@ import pandas as pd
 import pytest
 
 from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.axes import log2_axis, percent, power_of_two, share_axis, shorten, tick_names
+from amp_core.figures.colours import COUNTERS, MEANINGS, MEMORY, RECIPES, UNKNOWN_RECIPE, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    COUNTERS,
-    MEANINGS,
-    MEMORY,
-    RECIPES,
-    UNKNOWN_RECIPE,
-    bridge_gaps,
-    colour,
-    compact_array,
-    finish,
-    log2_axis,
-    percent,
-    power_of_two,
-    recipe_colour,
-    share_axis,
-    shorten,
-    tick_names,
-)
+from amp_core.figures.shapes import bridge_gaps, compact_array
+from amp_core.figures.style import finish
 from amp_core.settings.training import RECIPES as TRAINED
 
 BACKGROUNDS = {False: ("#FFFFFF", "#FCFCFA"), True: ("#0E1117", "#11181B")}

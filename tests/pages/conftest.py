@@ -60,7 +60,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
-    monkeypatch.setattr(run_table, "PATIENCE_S", 600.0)  # a row looked into later would depend on the machine's speed
+    monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)  # a row read later would depend on the machine's speed
     return where
 
 

@@ -79,12 +79,12 @@ def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
         return []
 
     monkeypatch.setattr(remote_runs, "runs_below", slow)
-    monkeypatch.setattr(remote_runs, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(remote_runs, "LISTING_TIMEOUT_S", 0.01)
     root = Address("s3://slow/runs")
     for _ in range(3):
         with pytest.raises(RunError, match="has not answered yet"):
             remote_runs.runs_at(root)
-    monkeypatch.setattr(remote_runs, "PATIENCE_S", 300.0)
+    monkeypatch.setattr(remote_runs, "LISTING_TIMEOUT_S", 300.0)
     answers.set()
     assert remote_runs.runs_at(root) == remote_runs.runs_at(root) == [] and looked == [root]
 

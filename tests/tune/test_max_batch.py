@@ -94,7 +94,7 @@ def test_each_trial_is_told_and_trains_few_steps_without_evaluation():
         configs.append((config.steps, config.evaluate, timeout_s))
         return machine(40)(config, limit_bytes, timeout_s)
 
-    found = search(40, attempt=attempt, tell=told.append, timeout_s=7.0)
+    found = search(40, attempt=attempt, on_trial=told.append, timeout_s=7.0)
     assert tuple(told) == found.trials and set(configs) == {(3, False, 7.0)}
 
 

@@ -31,7 +31,7 @@ from amp_core.record.loop.steps import Steps, isolated
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import tensors_in
 from amp_core.record.model.parameters import in_backward, unwrapped
-from amp_core.record.torch_internals import clipping, patched_functions
+from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.captures import UNSEEN, capturing
 from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.optimizer_steps import after_step, before_step
@@ -90,7 +90,7 @@ class Hooks:
         self._handles.append(before_step(self._before_any_optimizer))
         if self.scaler is not None:
             self._wrap(self.scaler)
-        clipping.listen(self._on_clip)
+        patched_functions.clipped_by_norm.listen(self._on_clip)
         patched_functions.backward.listen(self._on_backward_call)
         patched_functions.backward.listen_after(self._after_loss)
         patched_functions.grad.listen(self._on_grad)
@@ -166,7 +166,7 @@ class Hooks:
         for method, listeners in self._methods:
             method.unlisten(*listeners)
         self._methods = []
-        clipping.unlisten(self._on_clip)
+        patched_functions.clipped_by_norm.unlisten(self._on_clip)
         patched_functions.backward.unlisten(self._on_backward_call)
         patched_functions.backward.unlisten(self._after_loss)
         patched_functions.grad.unlisten(self._on_grad)
@@ -240,7 +240,7 @@ class Hooks:
         self._steps.tell("backward_ended")
 
     @isolated
-    def _on_clip(self) -> None:
+    def _on_clip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
             return
         self._phases.enter("optimizer")

@@ -189,6 +189,9 @@ grad = Shared(torch.autograd, "grad")
 scheduled = Shared(lr_scheduler.LRScheduler, "step")
 """Every scheduler of torch but the one on plateaus; those made of others call it once for each."""
 scheduled_on_plateau = Shared(lr_scheduler.ReduceLROnPlateau, "step")
+clipped_by_norm = Shared(clip_grad, "_clip_grads_with_norm_")
+"""What `clip_grad_norm_` calls by name for the clipping itself, whatever name it was imported under. A loop without a
+scaler clips between `backward()` and `optimizer.step()`: at the step, gradients are already clipped."""
 grouped_for_clipping = Shared(clip_grad, "_group_tensors_by_device_and_dtype")
 """What `clip_grad_value_` calls by name, whatever name it was imported under; clipping by norm calls it too."""
 

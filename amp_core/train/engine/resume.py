@@ -29,10 +29,10 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     config = load_run(folder).head.config
     if config.get("source") != "train":
         return {}
-    found = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
-    if found.get("nproc", 1) != 1 and str(found.get("device")).startswith("cuda"):
-        found["device"] = "cuda"  # what is recorded is that of the first process
-    return found
+    values = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
+    if values.get("nproc", 1) != 1 and str(values.get("device")).startswith("cuda"):
+        values["device"] = "cuda"  # what is recorded is that of the first process
+    return values
 
 
 def check_same(config: TrainConfig, folder: Path) -> None:

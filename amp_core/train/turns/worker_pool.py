@@ -1,8 +1,8 @@
 """Processes that train by turns, kept from one training to the next.
 
     with Crew() as crew:
-        interleave(first_seed, block_steps, told, crew=crew)       # starts a process for each recipe
-        interleave(second_seed, block_steps, told, crew=crew)      # the same recipes: the same processes
+        interleave(first_seed, block_steps, on_progress, crew=crew)       # starts a process for each recipe
+        interleave(second_seed, block_steps, on_progress, crew=crew)      # the same recipes: the same processes
 
 A process belongs to one recipe, so that none meets another's memory peak, backend flags, cuDNN choices or allocator. It
 trains that recipe's next seed, which saves the seconds that importing torch takes. What a process adds to a recipe's
@@ -58,11 +58,11 @@ class Worker:
     def waits(self) -> bool:
         """Whether it stands before its next turn; False once its training has ended."""
         assert self.process.stdout is not None
-        said = self.process.stdout.readline().split()
-        if not said:  # the process is gone, or about to be
+        words = self.process.stdout.readline().split()
+        if not words:  # the process is gone, or about to be
             self.code = self.process.wait()
-        elif said[0] == "ended":
-            self.code = int(said[1])
+        elif words[0] == "ended":
+            self.code = int(words[1])
         return self.code is None
 
     def end(self) -> int:

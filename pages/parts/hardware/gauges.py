@@ -45,9 +45,9 @@ def _clocks(now: DeviceNow) -> str:
 
 def _why_none(run: Run) -> str:
     """Why there are no gauges, in one sentence."""
-    said = [reason for reason in not_recorded_reasons(run) if reason.startswith("device samples")]
-    if said:
-        return f"No device gauges: {words.escape(words.sentence(said[0].partition(': ')[2] or said[0]))}"
+    reasons = [reason for reason in not_recorded_reasons(run) if reason.startswith("device samples")]
+    if reasons:
+        return f"No device gauges: {words.escape(words.sentence(reasons[0].partition(': ')[2] or reasons[0]))}"
     device = str(run.head.config.get("device") or "")
     if device.startswith("cuda"):
         return "No device gauges yet: the GPU has not been sampled."

@@ -118,7 +118,7 @@ def window(run: Run) -> SafeWindow | None:
         return None
 
 
-def window_verdict(found: SafeWindow, last: float | None) -> str:
+def window_headline(found: SafeWindow, last: float | None) -> str:
     """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
     if not found.exists:
         return (

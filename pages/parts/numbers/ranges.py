@@ -53,14 +53,14 @@ def prepare(run: Run) -> None:
         loaders.analysed(sampled_steps, run, kind)
         RANGES.frame(run, loaders.analysed, kind=kind)
         classes = loaders.analysed(class_shares, run, kind, None)
-        verdict(classes, kind, functools.partial(when, run, kind))
+        headline(classes, kind, functools.partial(when, run, kind))
         names = classes["name"].tolist()
         _over_steps(run, kind, names, readable_depth(names))
         if kind in tensor.SCALED:
             prediction.at_all_scales(run, kind, "fp16")
 
 
-def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
+def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
     """The page's answer: non-finite values first, then the worst subnormal share, else that all is well. `when` says
     at which steps a tensor was not finite."""
     label = words.KIND_LABELS[kind].lower()
@@ -98,16 +98,16 @@ def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
     if not bad:
         return ""
     one = len(bad) == 1
-    said = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
+    where = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
     if not set(bad) <= set(skipped):
-        return said
-    return f"{said}; the scaler skipped {'it' if one else 'each of them'}"
+        return where
+    return f"{where}; the scaler skipped {'it' if one else 'each of them'}"
 
 
 def pick_step(steps: list[int]) -> int | None:
     """One sampled step, or None for all together."""
     key = f"ranges.step.{len(steps)}"
-    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, -1)
+    address.take("step", key, address.whole(steps), -1)
     choice = st.select_slider(
         "Sampled step",
         [-1, *steps],
@@ -166,8 +166,8 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     for point in clicked[:1]:
         if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, which belongs to no tensor
             continue
-        of = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
-        last = int(of["until"].iloc[0]) if len(of) else int(float(point["x"]))
+        cell = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
+        last = int(cell["until"].iloc[0]) if len(cell) else int(float(point["x"]))
         go(kind, point["y"], (int(float(point["x"])), last))
 
 

@@ -35,14 +35,14 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
-    found = []
+    names = []
     for precision in chosen:
         # One form serves several recipes: a fixed scale is for those that have a scaler.
         loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
-        found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
+        names.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
         if state["profile"] != fields.initial("profile"):  # of a training that ends sooner nothing is profiled
-            found[-1].check_profile()
-    return found
+            names[-1].check_profile()
+    return names
 
 
 def begin(in_turns: bool = False) -> None:
