@@ -5,19 +5,17 @@
     release_memory.now()          # at once
 
 A refresh of a live run allocates some megabytes of tables and arrays and frees them, in a thread that ends with it.
-Arrow's own pool keeps what a thread freed for that thread: following a run, the app grew by 50 KB a second. glibc
-raises the size from which it maps blocks one by one to the largest block ever freed, up to 32 MiB (mallopt(3),
-M_MMAP_THRESHOLD), so that large blocks come to lie in a heap that cannot shrink; and it gives threads heaps of their
-own, up to eight per core. Therefore Arrow uses the system's pool, the threshold stays at its first value, and threads
-share one heap (Python's lock lets only one of them allocate mostly), whose free pages are given back. After seven
-pages and a live run the server held 260 to 271 MiB without these settings and 204 to 219 with them. `ampscope serve`
-sets the same in the environment, before there is a thread (`amp_core.library.permissions.HEAP`); trainings do not
-inherit it.
+Arrow's own pool keeps what a thread freed for that thread, so the app would grow as it follows a run. glibc raises the
+size from which it maps blocks one by one to the largest block ever freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD),
+so that large blocks come to lie in a heap that cannot shrink; and it gives threads heaps of their own, up to eight per
+core. Therefore Arrow uses the system's pool, the threshold stays at its first value, and threads share one heap
+(Python's lock lets only one of them allocate mostly), whose free pages are given back. After seven pages and a live run
+the server held 260 to 271 MiB without these settings and 204 to 219 with them. `ampscope serve` sets the same in the
+environment, before there is a thread (`amp_core.library.permissions.HEAP`); trainings do not inherit it.
 
 Figures and their parts refer to each other, so only Python's collector frees them. Streamlit collects after each pass
-of each session (`runner.postScriptGC`), which took two thirds of the server's work with seventy sessions; with one
-session it makes no difference. One thread collects instead, for all passes since the last time, at most a twentieth of
-the time.
+of each session (`runner.postScriptGC`), so its work grows with the sessions. One thread collects instead, for all
+passes since the last time, at most a twentieth of the time.
 """
 
 import ctypes

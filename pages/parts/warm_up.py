@@ -5,7 +5,7 @@
     warm_up.further(run)   # when Overview is drawn
     warm_up.browser()      # likewise
 
-Measured with tests/browser/measure.py, one part switched off at a time, on two busy cores (medians of 2 to 4 rounds):
+Measured with tests/browser/measure.py, one part switched off at a time, on two busy cores:
 
 | without | what it costs |
 |---|---|
