@@ -16,7 +16,7 @@ from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary
 from amp_core.analysis.performance.memory import MemorySummary, memory_summary
 from amp_core.analysis.performance.step_time import SpeedSummary, speed_summary
 from amp_core.analysis.ranks import end_in_words
-from amp_core.analysis.steps import attempts, counted, recipe, warmup_steps, whole_number
+from amp_core.analysis.steps import attempts, recipe, warmup_steps, whole_number
 from amp_core.store.run import Run
 
 _PACE_STEPS = 50  # recent steps from which the time to the end is foretold
@@ -60,7 +60,7 @@ class Overview:
 def overview(run: Run) -> Overview:
     """The run at a glance, live or over."""
     frame = attempts(run)
-    done = counted(frame)
+    done = len(frame)
     config = run.head.config
     losses = run.table("steps").column("loss").drop_null().to_numpy()
     finite = losses[np.isfinite(losses)]

@@ -19,8 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.steps import TIMES, counted, median, warmup_steps
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
+from amp_core.analysis.steps import TIMES, median, warmup_steps
 from amp_core.store.run import Run
 
 WAITING = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
@@ -157,19 +156,18 @@ def rank_table(run: Run) -> pd.DataFrame:
     rows = []
     for rank, end in ends.items():
         mine = frame[frame["rank"] == rank]
-        each = mine.groupby("step").agg(skipped=("skipped", "any"), stands_for=(STANDS_FOR, "first"))
-        count = counted(each)
+        skipped = mine.groupby("step")["skipped"].any()
+        count = len(skipped)
         of_rank = timed[timed["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
-        told = each.loc[of_rank.index, STANDS_FOR]
         rows.append(
             {
                 "rank": rank,
                 "steps": count,
                 "last_step": end.last_step,
-                "skipped": counted(each[each["skipped"]]),
+                "skipped": int(skipped.sum()),
                 "loss_scale": float(mine["loss_scale"].iloc[-1]) if count else np.nan,
                 "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if count else np.nan,
-                **{time: np.nan if (ms := median(of_rank[time], told)) is None else ms for time in TIMES},
+                **{time: np.nan if (ms := median(of_rank[time])) is None else ms for time in TIMES},
                 "status": end.status,
                 "reason": end.reason,
             }
@@ -221,9 +219,7 @@ def _named(ranks: list[str]) -> str:
 
 def _rows(run: Run) -> pd.DataFrame:
     table = run.table("steps")
-    if STANDS_FOR not in table.column_names:
-        table = table.append_column(STANDS_FOR, pa.repeat(1, table.num_rows))
-    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", STANDS_FOR, *TIMES]
+    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", *TIMES]
     frame: pd.DataFrame = table.select(columns).to_pandas().sort_values(["step", "rank", "optimizer"], kind="stable")
     frame["skipped"] = frame["skipped"].fillna(False).astype(bool)
     numbers = ["loss_scale", "memory_peak_bytes", *TIMES]

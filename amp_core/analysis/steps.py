@@ -7,10 +7,6 @@ With several ranks or optimizers the table `steps` has several rows per step. He
 so; the slowest rank sets its time; samples of the ranks add up, and so do squares of norms where each
 rank has a part of each gradient; the loss is the first one recorded; all else is as the first optimizer of rank 0 has
 it.
-
-Of a long run an extract holds some rows for all: `stands_for` says of how many steps each tells (see
-`amp_core.store.long_runs.extract`). Whatever counts, adds up or ranks steps takes it into account; of any other run it
-is 1.
 """
 
 import numpy as np
@@ -18,7 +14,6 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core import phases
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
@@ -30,15 +25,13 @@ def attempts(run: Run) -> pd.DataFrame:
     """Table `steps` with one row per step attempted, in order of `step`.
 
     Null numbers are NaN here, so `has_loss` tells a loss that was not recorded from one that is not a number; `skipped`
-    is never null, `stands_for` neither.
+    is never null.
     """
     return run.cached_frame(["steps"], _attempts)
 
 
 def _attempts(run: Run) -> pd.DataFrame:
     frame = run.steps
-    if STANDS_FOR not in frame:
-        frame[STANDS_FOR] = 1
     frame["has_loss"] = pc.is_valid(run.table("steps").column("loss")).to_numpy()
     frame["skipped"] = pc.fill_null(run.table("steps").column("skipped"), False).to_numpy()
     for column in ("loss", "loss_scale", "grad_norm", "growth_tracker", "samples", *TIMES):
@@ -69,26 +62,10 @@ def along(run: Run) -> pd.DataFrame:
     """`attempts` with what curves are drawn over: `samples` counted from the start of the run, and `time_s`, of a run
     that took turns with others that of its own steps."""
     frame = attempts(run)
-    weight = frame[STANDS_FOR]
-    frame["samples"], frame["time_s"] = (frame["samples"] * weight).cumsum(), frame["time_s"].astype(float)
+    frame["samples"], frame["time_s"] = frame["samples"].cumsum(), frame["time_s"].astype(float)
     if "comparison" in run.head.config:  # it took turns: the clock went on while others trained
-        frame["time_s"] = (frame["step_ms"] * weight).cumsum() / 1e3
+        frame["time_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
-
-
-def counted(frame: pd.DataFrame) -> int:
-    """How many steps these rows of `attempts` tell of."""
-    return int(frame[STANDS_FOR].sum())
-
-
-def fair(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `attempts` without those that were kept for standing out: what is left is a sample of the steps."""
-    weight, steps = frame[STANDS_FOR].to_numpy(), frame["step"].to_numpy()
-    if not (weight > 1).any():
-        return frame
-    gap = np.concatenate([[True], steps[1:] > steps[:-1] + 1, [True]])
-    sample: pd.DataFrame = frame[(weight > 1) | ~(gap[1:] & gap[:-1])]
-    return sample
 
 
 def scaler_enabled(run: Run) -> bool:
@@ -122,33 +99,15 @@ def warmup_steps(steps: int) -> int:
     return min(WARMUP_STEPS, steps // 5)
 
 
-def median(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", weights: "pd.Series[int] | None" = None
-) -> float | None:
-    """Median of the values that were measured; None where none was."""
-    if weights is None or not (weights > 1).any():
-        known = np.asarray(values, dtype=np.float64)
-        known = known[np.isfinite(known)]
-        return float(np.median(known)) if len(known) else None
-    return quantile(values, 0.5, weights)
-
-
-def quantile(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]",
-    frac: float,
-    weights: "pd.Series[int] | None" = None,
-) -> float | None:
-    """The value that a share of `frac` of those that were measured lies below; None where none was.
-
-    With `weights`, of so many steps each value tells.
-    """
+def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:
+    """Median of the finite values; None where there is none."""
     known = np.asarray(values, dtype=np.float64)
-    there = np.isfinite(known)
-    known = known[there]
-    if not len(known):
-        return None
-    if weights is None or not ((counts := np.asarray(weights)[there]) > 1).any():
-        return float(np.quantile(known, frac))
-    order = np.argsort(known)
-    upto = np.cumsum(counts[order])
-    return float(known[order][np.searchsorted(upto, frac * upto[-1])])
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else None
+
+
+def quantile(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", frac: float) -> float | None:
+    """The value below which a share of `frac` of the finite values lies; None where there is none."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.quantile(known, frac)) if len(known) else None

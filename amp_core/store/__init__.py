@@ -9,6 +9,7 @@ Writing, in the training process:
 Reading, anywhere, also while the run is being written:
 
     sources (folder, zip) | remote (object stores, urls) -> segment_reader -> run (Run, load_run)
-    long_runs/: runs of any length in bounded memory · untrusted/: uploads, read in a sandbox process first
+    long_runs/: any number of tensor statistics in bounded memory
+    untrusted/: runs of unknown origin, converted in a sandbox process
     packing: a run folder as one zip, and back
 """

@@ -30,7 +30,6 @@ from amp_core.store.sources import (
     keep_sealed,
     last_lines,
 )
-from amp_core.store.untrusted.sandbox import SandboxedReads
 from amp_core.store.urls import Address, asking, filesystem
 
 LISTING_S = 2.0
@@ -47,7 +46,6 @@ class RemoteSource:
 
     def __init__(self, path: Address) -> None:
         self.path = path
-        self.sandboxed: SandboxedReads | None = None
         self._fs, self._root = filesystem(path)
         self._listing: tuple[float, dict[str, File]] | None = None
         self._fetched: dict[str, bytes] = {}
@@ -78,16 +76,15 @@ class RemoteSource:
         return found
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        data = self.content(file, table, before.offset if before is not None else 0)
         if file.name.endswith(".parquet"):
-            body = self._sealed(file, table)
-            if self.sandboxed is not None:
-                self.sandboxed.sealed(file, table.name, body)
-            return read_parquet(file, pa.BufferReader(body), table, before, where=where)
-        start = before.offset if before is not None else 0
-        data = self._bytes(file.name, start, None) if file.size > start else b""
-        if self.sandboxed is not None:
-            self.sandboxed.stream(file, table.name, data, before)
+            return read_parquet(file, pa.BufferReader(data), table, before, where=where)
         return read_stream(file, data, table, before)
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes:
+        if file.name.endswith(".parquet"):
+            return self._sealed(file, table)
+        return self._bytes(file.name, start, None) if file.size > start else b""
 
     def console(self, lines: int) -> list[str]:
         file = self._listed().get("console.log")

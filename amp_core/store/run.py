@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from amp_core.schema import KINDS, TABLES, RunError, Table
 from amp_core.store.segment_reader import Segment, is_ordered
 from amp_core.store.sources import FolderSource, Source, ZipSource, retried
-from amp_core.store.untrusted.sandbox import Sandbox, SandboxedReads, written_here
+from amp_core.store.untrusted.converted_source import ConvertedSource, written_here
+from amp_core.store.untrusted.sandbox import Sandbox
 from amp_core.store.urls import Address, located
 
 if TYPE_CHECKING:
@@ -288,9 +289,9 @@ class Run:
         return retried(self._source.fingerprint, self.path)
 
     def read_in_sandbox(self, sandbox: Sandbox) -> None:
-        """Have what is read from now on read by `sandbox` first, unless the run was written on this machine."""
+        """Have `sandbox` decode what is read from now on, unless the run was written on this machine."""
         if not written_here(self.head):
-            self._source.sandboxed = SandboxedReads(sandbox, self.path)
+            self._source = ConvertedSource(self._source, sandbox)
 
     # inside
 

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from amp_core.hardware.host import process_alive
 from amp_core.schema import TABLES, Head, RunError, Table
 from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
-from amp_core.store.untrusted.sandbox import SandboxedReads
 from amp_core.store.untrusted.zip_directory import open_zip
 from amp_core.store.urls import Address
 
@@ -40,9 +39,6 @@ SINGLE_FILE_NAME = {table: re.compile(rf"{table}\.(parquet|arrows)") for table i
 
 
 class Source(Protocol):
-    sandboxed: SandboxedReads | None
-    """Reads what is to be read first, where the run is a stranger's."""
-
     @property
     def path(self) -> Path | Address: ...
 
@@ -51,6 +47,9 @@ class Source(Protocol):
     def segments(self, table: str) -> dict[str, File]: ...
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         """Read a segment; rows that do not match `where` may be left out."""
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:
+        """The path of a sealed segment that lies in a folder; of any other its bytes from `start` on."""
 
     def console(self, lines: int) -> list[str]: ...
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
@@ -61,7 +60,6 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sandboxed: SandboxedReads | None = None
 
     def head(self) -> Head:
         file = self.path / "run.json"
@@ -100,22 +98,23 @@ class FolderSource:
         return found
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        try:
+            content = self.content(file, table, before.offset if before is not None else 0)
+        except FileNotFoundError:  # sealed since it was listed
+            content = (self.path / file.name).with_suffix(".parquet")
+            info = content.stat()
+            file = File(content.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
+        if isinstance(content, bytes):
+            return read_stream(file, content, table, before)
+        return read_parquet(file, str(content), table, before, where=where)
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:  # noqa: ARG002
         path = self.path / file.name
-        if not file.name.endswith(".parquet"):
-            try:
-                with open(path, "rb") as stream:
-                    stream.seek(before.offset if before is not None else 0)
-                    data = stream.read()
-                if self.sandboxed is not None:
-                    self.sandboxed.stream(file, table.name, data, before)
-                return read_stream(file, data, table, before)
-            except FileNotFoundError:  # sealed since it was listed
-                path = path.with_suffix(".parquet")
-                info = path.stat()
-                file = File(path.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
-        if self.sandboxed is not None:
-            self.sandboxed.sealed(file, table.name)
-        return read_parquet(file, str(path), table, before, where=where)
+        if file.name.endswith(".parquet"):
+            return path
+        with open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read()
 
     def console(self, lines: int) -> list[str]:
         return console_tail(self.path / "console.log", lines)
@@ -134,11 +133,9 @@ class ZipSource:
     """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
 
     path: Path | Address
-    sandboxed: SandboxedReads | None
 
     def __init__(self, path: Path | Address, opened: IO[bytes] | None = None) -> None:
         self.path = path
-        self.sandboxed = None
         try:
             self._archive = open_zip(opened if opened is not None else path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -166,19 +163,18 @@ class ZipSource:
         return found
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:  # noqa: ARG002 - a zip is bounded as a whole
-        data = self._bytes(file.name, file.size)
+        data = self.content(file, table)
         if file.name.endswith(".parquet"):
-            if self.sandboxed is not None:
-                self.sandboxed.sealed(file, table.name, data)
             segment = read_parquet(file, pa.BufferReader(data), table, before, bounded=True)
         else:
-            if self.sandboxed is not None:
-                self.sandboxed.stream(file, table.name, data, None)
             segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:
             raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")
         return segment
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes:  # noqa: ARG002
+        return self._bytes(file.name, file.size)[start:]
 
     def console(self, lines: int) -> list[str]:
         if str(self._root / "console.log") not in self._archive.namelist():

@@ -83,15 +83,20 @@ def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
 
 def _loss_scale(run: Run, ask: Ask, points: int = MOST, band: bool = True) -> LossScale:
     """Without `band` the safe window is left out: it takes all sampled steps, so its cost grows with them."""
-    trace = ask(scale_trace, run)
+    trace = ask(_scale_points, run, "loss_scale", points)
     if not ask(scale_summary, run).has_scaler:
         return LossScale(trace.iloc[:0], ask(skip_episodes, run), None, _changes(run, ask))
     return LossScale(
-        thin(trace, "step", "loss_scale", points, keep="skipped"),
+        trace,
         ask(skip_episodes, run),
         _certain_window(run, ask) if band else None,
         _changes(run, ask),
     )
+
+
+def _scale_points(run: Run, column: str, points: int) -> pd.DataFrame:
+    """What a chart of `column` shows of `scale_trace`: few rows, which a cache may keep."""
+    return thin(scale_trace(run), "step", column, points, keep="skipped")
 
 
 def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
@@ -118,7 +123,7 @@ def _no_loss_scale(frame: LossScale) -> str | None:
 
 
 def _grad_norm(run: Run, ask: Ask, points: int = MOST) -> Marked:
-    trace = thin(ask(scale_trace, run), "step", "grad_norm", points, keep="skipped")
+    trace = ask(_scale_points, run, "grad_norm", points)
     return Marked(trace, _changes(run, ask))  # crosses on the upper edge show the skipped steps
 
 
@@ -151,8 +156,11 @@ def _no_phases(frame: Marked) -> str | None:
 
 
 def _memory(run: Run, ask: Ask, points: int = MOST) -> Marked:
-    trace = thin(ask(memory_trace, run), "step", "allocated_bytes", points)
-    return Marked(trace, ask(step_marks, run), what_memory(run))
+    return Marked(ask(_memory_points, run, points), ask(step_marks, run), what_memory(run))
+
+
+def _memory_points(run: Run, points: int) -> pd.DataFrame:
+    return thin(memory_trace(run), "step", "allocated_bytes", points)
 
 
 def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":

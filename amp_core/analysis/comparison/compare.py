@@ -30,7 +30,7 @@ from amp_core.analysis.performance.energy import energy_per_sample
 from amp_core.analysis.performance.memory import memory_summary, what_memory
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import labelled
-from amp_core.analysis.steps import attempts, counted, median, recipe
+from amp_core.analysis.steps import attempts, median, recipe
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
@@ -133,7 +133,7 @@ def _row(
         "run": labels[i],
         "precision": recipe(run),
         "status": run.status,
-        "steps": counted(frames[i]),
+        "steps": len(frames[i]),
         "seed": _number(seed),
         "warmup_steps": times.warmup,
         "timed_steps": len(times.step_ms),
@@ -145,7 +145,7 @@ def _row(
         "memory_peak_bytes": _number(memory_summary(run).peak_bytes),
         "energy_j": _number(energy_per_sample(run).joules),
         "loss_final": final(frames[i]).mean,
-        "common_steps": counted(extent.of(frames[i])),
+        "common_steps": len(extent.of(frames[i])),
         "loss_ratio": this.mean / first.mean if first.mean else np.nan,
         "skip_frac": _number(scale.skip_frac),
         "scale_last": _number(scale.last),
@@ -213,7 +213,7 @@ def _notes(
     runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
 ) -> tuple[str, ...]:
     notes = []
-    if len({counted(f) for f in frames}) > 1:
+    if len({len(f) for f in frames}) > 1:
         notes.append(
             "The runs are of unequal length; losses are compared over the steps that each shares with the first."
         )

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.comparison.parity import FEW_SEEDS, Judged, judge
-from amp_core.analysis.steps import counted
 
 GROSS = 0.05
 """A final loss worse by more than this share, and by more than its own noise, is worse whatever the seed."""
@@ -52,8 +51,8 @@ class Extent:
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The part of a run within it."""
         if self.by == "steps":
-            return frame[frame["stands_for"].cumsum() <= int(self.count)]
-        return frame[(frame["samples"] * frame["stands_for"]).cumsum() <= self.count]
+            return frame.iloc[: int(self.count)]
+        return frame[frame["samples"].cumsum() <= self.count]
 
     def __str__(self) -> str:
         return f"{int(self.count):,} common {self.by}"
@@ -63,8 +62,8 @@ def common(frames: Sequence[pd.DataFrame]) -> Extent:
     """What all of the runs did."""
     by_samples = all(len(f) and f["samples"].notna().all() for f in frames)
     if by_samples and len({float(f["samples"].median()) for f in frames}) > 1:
-        return Extent(min(float((f["samples"] * f["stands_for"]).sum()) for f in frames), "samples")
-    return Extent(min(counted(f) for f in frames), "steps")
+        return Extent(min(float(f["samples"].sum()) for f in frames), "samples")
+    return Extent(min(len(f) for f in frames), "steps")
 
 
 def final(frame: pd.DataFrame) -> Final:
@@ -73,14 +72,11 @@ def final(frame: pd.DataFrame) -> Final:
     loss = frame["loss"].to_numpy()
     broken = frame["step"].to_numpy()[~np.isfinite(loss)]
     at = int(broken[0]) if len(broken) else None
-    weight = frame["stands_for"].to_numpy()
-    told = np.cumsum(weight[::-1])[::-1]  # from here to the end
-    last = told <= max(5, int(told[0]) // 10) if len(told) else told.astype(bool)
-    tail, weight = loss[last], weight[last]
+    tail = loss[-max(5, len(loss) // 10) :]
     if len(tail) < 2 or not np.isfinite(tail).all():
         return Final(np.nan, np.nan, at)
     # Differences of neighbours, not deviations from the mean: a falling curve is not noise.
-    return Final(float(np.average(tail, weights=weight)), float(np.std(np.diff(tail)) / np.sqrt(2)), at)
+    return Final(float(np.mean(tail)), float(np.std(np.diff(tail)) / np.sqrt(2)), at)
 
 
 def learning(

@@ -1,7 +1,6 @@
 """Rules on what is too small for FP16: gradients that underflow, and constants that round to zero."""
 
 import numpy as np
-import pandas as pd
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis.numerics.safe_window import SERVED, first_step
@@ -65,11 +64,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     window = safe_window_over_time(some)
     if window.empty:
         return []
-    trace = attempts(run)[["step", "loss_scale", "skipped", "stands_for"]]
-    if (trace["stands_for"] > 1).any():  # skips and changes of the scale are held: a step left out is as the one before
-        window = pd.merge_asof(window, trace, on="step")
-    else:
-        window = window.merge(trace, on="step")
+    window = window.merge(attempts(run)[["step", "loss_scale", "skipped"]], on="step")
     window = window[~window["skipped"] & (window["lowest"] <= window["highest"])]
     if window.empty:
         return []

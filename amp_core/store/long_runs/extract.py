@@ -1,4 +1,4 @@
-"""Runs of any length in bounded memory: some sampled steps of `tensors`, of a live run's `steps` rows that tell of all.
+"""Runs with any number of tensor statistics in bounded memory: an extract holds some sampled steps of `tensors`.
 
     >>> run = open_extract("runs/a")           # a `Run`; short ones are read whole
     >>> run.table("tensors").num_rows, run.sampled_steps
@@ -11,8 +11,7 @@ spike disappears, those with the most infinities, NaNs, subnormal values and zer
 `MAX_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
 footers; the rest is not read. A live run's new step costs the same however long the run is.
 
-Of `steps` all rows are read up to `LIVE_STEPS` while a run is live and `MAX_STEPS` once it has ended; beyond that
-`_thinning` says which are kept, and the column `stands_for` of how many steps each tells.
+All other tables are whole: a million steps take 22 columns of eight bytes each.
 """
 
 import copy
@@ -27,8 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.schema import TABLES, Table
-from amp_core.store.long_runs.live_steps import LiveSteps
 from amp_core.store.long_runs.sealed_tensors import TENSORS, SealedTensors, refuse_null_steps
 from amp_core.store.run import Run, load_run
 from amp_core.store.segment_reader import File, Segment, is_ordered
@@ -42,14 +39,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
 
-LIVE_STEPS, MAX_STEPS = 10_000, 50_000
-"""Rows of `steps` that an extract holds of a live run, which is analysed again with each new row, and of one that has
-ended."""
-
 MAX_BAD = 16
 """So many sampled steps with infinities or NaNs are held in any case."""
-MAX_WINDOW = 1000
-"""Steps of a profiled window that are held in any case."""
 AT_ONCE = 4
 """Segments that are read at one time."""
 
@@ -72,16 +63,12 @@ def open_extract(
 
 
 class Extract(Run):
-    """A run of which `tensors` and `steps` are read in part, where they are large."""
+    """A run of which `tensors` is read in part, where it is large."""
 
-    def __init__(
-        self, folder: Path, most_rows: int = MAX_ROWS, most_steps: tuple[int, int] = (LIVE_STEPS, MAX_STEPS)
-    ) -> None:
+    def __init__(self, folder: Path, most_rows: int = MAX_ROWS) -> None:
         super().__init__(FolderSource(folder))
         self._folder = folder
         self._most = most_rows
-        self._most_steps = most_steps
-        self._live_steps = self._empty_pool()
         self._sealed: dict[str, SealedTensors] = {}
         self._open: dict[str, Segment] = {}
         self._steps_of: dict[str, np.ndarray] = {}
@@ -122,7 +109,6 @@ class Extract(Run):
             for name, value in vars(self).items():
                 if isinstance(value, dict):
                     setattr(other, name, dict(value))
-            other._live_steps = self._live_steps.copy()
             return other
 
     def forget(self) -> None:
@@ -132,7 +118,6 @@ class Extract(Run):
                 if isinstance(value, dict):
                     setattr(self, name, {})
             self._extract = None
-            self._live_steps = self._empty_pool()
 
     def refresh(self) -> bool:
         with self._lock:
@@ -142,43 +127,10 @@ class Extract(Run):
         before = self._extract
         files = {stem: s.file for stem, s in (self._sealed | self._open).items()}
         changed = super().refresh()
-        if (
-            self._live_steps.most != self._empty_pool().most
-        ):  # it has ended: its steps are counted once more, all of them
-            self._live_steps, changed = self._empty_pool(), True
-            self._tables.pop("steps", None)
-            self._frames.pop("steps", None)
         if before is not None and retried(lambda: self._source.segments("tensors"), self._folder) != files:
             self._extract = None
             changed = changed or self.table("tensors") is not before
         return changed
-
-    def _empty_pool(self) -> LiveSteps:
-        live, ended = self._most_steps
-        return LiveSteps(live if self.is_live else ended)
-
-    def _try_read_new(self, table: Table) -> bool:
-        if table.name == "steps":
-            return self._live_steps.read(self._source, table, self._named)
-        return super()._try_read_new(table)
-
-    def _parts(self, table: Table) -> list[pa.Table]:
-        if table.name != "steps":
-            return super()._parts(table)
-        rows = self._live_steps.table()
-        return [rows] if rows is not None else []
-
-    def _named(self) -> set[int]:
-        """Steps that other tables speak of, and those around them that a profiled window is measured by."""
-        found: set[int] = set()
-        for name in ("events", "audits", "windows"):
-            rows = self._tables[name] = self._read(TABLES[name])
-            self._frames.pop(name, None)
-            found.update(pc.unique(rows.column("step")).drop_null().to_pylist())
-            if name == "windows":
-                for window in rows.select(["step", "steps"]).drop_null().to_pylist():
-                    found.update(range(window["step"] - 1, window["step"] + min(window["steps"], MAX_WINDOW) + 1))
-        return found
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """Rows of one tensor at every sampled step, these columns only, ordered by step.
@@ -231,9 +183,9 @@ class Extract(Run):
     def _take_sealed(self, stem: str, file: File) -> None:
         known = self._sealed.get(stem)
         if known is None or known.file != file:
-            if self._source.sandboxed is not None:
-                self._source.sandboxed.sealed(file, "tensors")
-            self._sealed[stem] = SealedTensors(self._folder, file)
+            path = self._source.content(file, TENSORS)
+            assert isinstance(path, Path)  # an extract is read from a folder
+            self._sealed[stem] = SealedTensors(path, file)
             self._open.pop(stem, None)
             self._kept.pop(stem, None)
             self._steps_of.pop(stem, None)
