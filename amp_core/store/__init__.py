@@ -2,9 +2,9 @@
 
 Writing, in the training process:
 
-    record_batch -> segment_writer (open streams, sealing) -> writer (RunWriter) -> resilient_writer (never blocks
-    training) atomic: files that are whole or absent · shutdown: close every run however the process exits · resume ·
-    upload
+    record_batch -> segment_writer (one stream; sealing) -> open_segments (one per table) -> writer (RunWriter)
+    -> resilient_writer (never blocks training)
+    atomic: files that are whole or absent · shutdown: close every run however the process exits · resume · upload
 
 Reading, anywhere, also while the run is being written:
 

@@ -67,13 +67,13 @@ class RemoteSource:
         return time.time() - newest / 1e9 < STALE_S
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for file in self._listed().values():
             path = PurePosixPath(file.name)
             in_folder = path.parent == PurePosixPath(table) and SEGMENT_NAME.fullmatch(path.name)
             if in_folder or (len(path.parts) == 1 and SINGLE_FILE_NAME[table].fullmatch(path.name)):
-                keep_sealed(found, file)
-        return found
+                keep_sealed(files, file)
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         data = self.content(file, table, before.offset if before is not None else 0)
@@ -201,11 +201,11 @@ def runs_below(root: Address, most: int = 2000) -> list[Listed]:
         heads = _heads(fs, first)
         inner = [p for folder in first if folder not in heads for p in _folders(fs, folder)][:most]
         heads |= _heads(fs, inner)
-    found = []
+    listed = []
     for folder in [f for f in (*first, *inner) if f in heads]:
         below = folder.removeprefix(path).lstrip("/")
-        found.append(_listed(root / below, heads[folder]))
-    return found
+        listed.append(_listed(root / below, heads[folder]))
+    return listed
 
 
 def _folders(fs: Any, path: str) -> list[str]:

@@ -7,7 +7,7 @@
     >>> run.tensors(kind="weight_grad", name="blocks.0.fc.weight", steps=(100, 200))
     >>> run.refresh()          # a live run: reads only what is new
 
-Frames are pandas; where null (not measured) and NaN (measured, not a number) must be told apart, take
+Frames are pandas; where null (not measured) and NaN (measured, not a number) must be distinguished, take
 `run.table("steps")`, the same rows as an Arrow table.
 """
 
@@ -79,7 +79,7 @@ class Run:
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
         self.called: str | None = None
-        """A name that it was given since, in place of the recorded one."""
+        """A name given afterwards, which replaces the recorded one."""
 
     def __repr__(self) -> str:
         return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
@@ -112,9 +112,9 @@ class Run:
         """Why it ended, in words; for a lost run, what is known, with the last lines the process printed."""
         if self.status != "lost":
             return self.head.end_reason
-        said = [line for line in self.console(5) if line.strip()]
+        lines = [line for line in self.console(5) if line.strip()]
         ending = "its process is gone and wrote no end: killed, out of memory, or the machine went down"
-        return f"{ending}. Last output: {' / '.join(said)}" if said else ending
+        return f"{ending}. Last output: {' / '.join(lines)}" if lines else ending
 
     @property
     def steps(self) -> "pd.DataFrame":
@@ -278,7 +278,7 @@ class Run:
     def validate(self, full: bool = False) -> None:
         """Raise `RunError` where the run is not what it claims to be; see `amp_core.store.untrusted.validate`.
 
-        Reads every table; with `full`, checks every row too, as is due to files from strangers.
+        Reads every table; with `full`, checks every row too, as untrusted files need.
         """
         from amp_core.store.untrusted.validate import validate
 

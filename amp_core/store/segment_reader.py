@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from amp_core.schema import RunError, Table
 from amp_core.store.untrusted.limits import read_bounded, refuse_compressed, refuse_large
 
-AT_ONCE = 256
+BATCHES_AT_ONCE = 256
 """Messages of a stream that are held as they came."""
 
 
@@ -56,29 +56,29 @@ def read_parquet(
 
     With `where`, rows that do not match may be left out: row groups that their statistics rule out are not decoded.
 
-    With `bounded`, as is due to strangers' files, one that would decode to too much is refused before it is decoded: a
-    run of equal values takes next to nothing in a file, and any amount of memory.
+    With `bounded`, for untrusted files, a file that would decode to too much is refused before it is decoded: equal
+    values take next to nothing in a file, and any amount of memory.
     """
     with DamageAsRunError(file.name):
         reader = pq.ParquetFile(source)
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
         if bounded:
-            found = read_bounded(reader, source)
+            rows = read_bounded(reader, source)
         elif where is not None and _filterable(reader.schema_arrow, table):
-            found = pq.read_table(source, filters=where, partitioning=None)
+            rows = pq.read_table(source, filters=where, partitioning=None)
         else:
-            found = reader.read()
-        found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+            rows = reader.read()
+        rows.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
         if bounded:
-            refuse_large(found, len(table.columns))
-    return Segment(file, conform(found, table, file.name))
+            refuse_large(rows, len(table.columns))
+    return Segment(file, conform(rows, table, file.name))
 
 
-def _filterable(found: pa.Schema, table: Table) -> bool:
+def _filterable(schema: pa.Schema, table: Table) -> bool:
     """Whether a file has all promised columns that are plain values, in their types: `conform` would change none."""
     plain = (c for c in table.columns if not pa.types.is_nested(c.type))
-    return all(c.name in found.names and found.field(c.name).type == c.type for c in plain)
+    return all(c.name in schema.names and schema.field(c.name).type == c.type for c in plain)
 
 
 def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
@@ -102,7 +102,7 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
             if message.type == "record batch" and not _has_dictionaries(schema):
                 batches.append(pa.ipc.read_record_batch(message, schema))
             end = stop
-            if len(batches) == AT_ONCE:
+            if len(batches) == BATCHES_AT_ONCE:
                 parts.append(_together(batches, table, bounded))
                 batches = []
         if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
@@ -185,18 +185,18 @@ def _body_length(metadata: memoryview) -> int:
     return int(length)
 
 
-def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
-    """`found` with the promised columns, in the promised types and order, then its other columns."""
+def conform(rows: pa.Table, table: Table, where: str) -> pa.Table:
+    """`rows` with the promised columns, in the promised types and order, then its other columns."""
     try:
-        given = found.column_names
+        given = rows.column_names
     except UnicodeDecodeError:
         raise RunError(f"{where} has a column whose name is not UTF-8") from None
     if len(set(given)) < len(given):
         raise RunError(f"{where} has two columns of one name")
     arrays, names = [], []
     for column in table.columns:
-        if column.name in found.column_names:
-            values = found.column(column.name)
+        if column.name in rows.column_names:
+            values = rows.column(column.name)
             if values.type != column.type:
                 try:
                     values = values.cast(column.type)
@@ -208,12 +208,12 @@ def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
         elif column.required:
             raise RunError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
         else:
-            values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), found.num_rows)])
+            values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), rows.num_rows)])
         arrays.append(values)
         names.append(column.name)
-    for name in found.column_names:
+    for name in rows.column_names:
         if name not in names:
-            arrays.append(found.column(name))
+            arrays.append(rows.column(name))
             names.append(name)
     return pa.Table.from_arrays(arrays, names=names)
 

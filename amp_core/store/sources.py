@@ -26,7 +26,7 @@ from amp_core.store.urls import Address
 _T = TypeVar("_T")
 
 STALE_S = 600.0
-"""A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
+"""A running run of another machine counts as lost when its files have not changed for so long."""
 
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
@@ -86,7 +86,7 @@ class FolderSource:
         return time.time() - newest / 1e9 < STALE_S
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for folder, within, names in (
             (self.path / table, f"{table}/", SEGMENT_NAME),
             (self.path, "", SINGLE_FILE_NAME[table]),
@@ -94,8 +94,8 @@ class FolderSource:
             if folder.is_dir():
                 if folder.is_symlink() and folder != self.path:
                     raise RunError(f"{folder} is a link; a run folder holds its own files")
-                found |= _listed(folder, within, names)
-        return found
+                files |= _listed(folder, within, names)
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         try:
@@ -154,13 +154,13 @@ class ZipSource:
         return False
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for info in self._archive.infolist():
             path = PurePosixPath(info.filename)
             within = path.parent == self._root / table and SEGMENT_NAME.fullmatch(path.name)
             if within or (path.parent == self._root and SINGLE_FILE_NAME[table].fullmatch(path.name)):
-                keep_sealed(found, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
-        return found
+                keep_sealed(files, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:  # noqa: ARG002 - a zip is bounded as a whole
         data = self.content(file, table)
@@ -200,20 +200,20 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
     Parquet file, which was not there yet. The next listing has it. What only that has was begun meanwhile, perhaps, and
     of those one may be missing again: they count as long as they follow each other.
     """
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     numbers: dict[str, set[int]] = {}
     for again in range(1 + LISTINGS):
         fresh = [e for e in os.scandir(folder) if names.fullmatch(e.name)]
         if again:
-            fresh = sorted((e for e in fresh if within + _stem(e.name) not in found), key=lambda e: _place(e.name))
+            fresh = sorted((e for e in fresh if within + _stem(e.name) not in files), key=lambda e: _place(e.name))
         for entry in fresh:
             series, number = _place(entry.name)
             known = numbers.setdefault(series, set())
-            if (not again or not known or number <= max(known) + 1) and _keep_file(found, within, entry):
+            if (not again or not known or number <= max(known) + 1) and _keep_file(files, within, entry):
                 known.add(number)
         if again and not fresh and all(max(n) - min(n) < len(n) for n in numbers.values() if n):
             break
-    return found
+    return files
 
 
 def _place(name: str) -> tuple[str, int]:
@@ -222,13 +222,13 @@ def _place(name: str) -> tuple[str, int]:
     return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
 
 
-def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
+def _keep_file(files: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
     try:
         info = entry.stat(follow_symlinks=False)
     except FileNotFoundError:  # a stream that was sealed since
         return False
     if stat.S_ISREG(info.st_mode):
-        keep_sealed(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+        keep_sealed(files, File(within + entry.name, info.st_size, info.st_mtime_ns))
     return stat.S_ISREG(info.st_mode)
 
 
@@ -255,11 +255,11 @@ def console_tail(file: Path, lines: int = 20) -> list[str]:
         return last_lines(stream.read(), lines)
 
 
-def keep_sealed(found: dict[str, File], file: File) -> None:
-    """A sealed segment wins over the stream it was made of, which a crash may have left beside it."""
+def keep_sealed(files: dict[str, File], file: File) -> None:
+    """Prefer a sealed segment to the stream it was made from, which a crash may have left beside it."""
     stem = _stem(file.name)
-    if stem not in found or file.name.endswith(".parquet"):
-        found[stem] = file
+    if stem not in files or file.name.endswith(".parquet"):
+        files[stem] = file
 
 
 def _stem(name: str) -> str:
@@ -268,6 +268,6 @@ def _stem(name: str) -> str:
 
 def last_lines(data: bytes, lines: int) -> list[str]:
     text = data.decode("utf-8", "replace").rstrip()
-    found = text.split("\n")[-lines:] if text else []
-    # A progress bar redraws its line after a carriage return; what counts is what it said last.
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in found]
+    tail = text.split("\n")[-lines:] if text else []
+    # A progress bar redraws its line after a carriage return; its last state counts.
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in tail]

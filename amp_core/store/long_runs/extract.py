@@ -40,9 +40,9 @@ MAX_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
 
 MAX_BAD = 16
-"""So many sampled steps with infinities or NaNs are held in any case."""
-AT_ONCE = 4
-"""Segments that are read at one time."""
+"""Sampled steps with infinities or NaNs that an extract always holds, at most."""
+PARALLEL_READS = 4
+"""Segments that are read in parallel."""
 
 EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 """Columns whose largest value is always among the rows."""
@@ -51,7 +51,7 @@ EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 def open_extract(
     path: str | os.PathLike[str] | Address, most_rows: int = MAX_ROWS, sandbox: Sandbox | None = None
 ) -> Run:
-    """Open a run folder so that it takes bounded memory; with `sandbox`, so that it cannot end this process either.
+    """Open a run folder in bounded memory; with `sandbox`, untrusted files cannot end this process either.
 
     Raises `RunError` as `load_run` does.
     """
@@ -76,7 +76,7 @@ class Extract(Run):
         self._extract: pa.Table | None = None
         self._lock = threading.RLock()
         self.sampled_steps: int | None = None
-        """Sampled steps that the run has, where only some of them are in `tensors`; None where all are."""
+        """Number of sampled steps where `tensors` holds only some of them; None where it holds all."""
 
     def table(self, name: str) -> pa.Table:
         with self._lock:
@@ -101,8 +101,7 @@ class Extract(Run):
         return few
 
     def snapshot(self) -> "Extract":
-        """The run with what was read of it so far, for others to read while this one goes on: a `refresh` here changes
-        nothing there."""
+        """A copy that shares what was read so far; a `refresh` of one changes nothing in the other."""
         with self._lock:
             other = copy.copy(self)
             other._lock = threading.RLock()
@@ -112,7 +111,7 @@ class Extract(Run):
             return other
 
     def forget(self) -> None:
-        """Give back everything that was read; what is asked for afterwards is read again, as it is by then."""
+        """Free everything that was read; later requests read the files again."""
         with self._lock:
             for name, value in list(vars(self).items()):
                 if isinstance(value, dict):
@@ -141,14 +140,14 @@ class Extract(Run):
             self.table("tensors")
             sealed, live = list(self._sealed.values()), list(self._open.values())
         chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # decoding lets other threads run
+        with ThreadPoolExecutor(PARALLEL_READS) as pool:  # decoding lets other threads run
             parts = list(pool.map(lambda s: s.of_tensor(kind, name, columns), sealed))
         parts += [s.table.filter(chosen).select(columns) for s in live if s.table is not None]
-        found = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
-        return found.sort_by("step") if "step" in columns else found
+        rows = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
+        return rows.sort_by("step") if "step" in columns else rows
 
     def _extracted(self) -> pa.Table:
-        self._look()
+        self._list_segments()
         rows = sum(s.rows for s in self._sealed.values()) + sum(s.rows for s in self._open.values())
         self.sampled_steps = None
         if rows <= self._most:
@@ -157,12 +156,12 @@ class Extract(Run):
             whole.pop("tensors", None)
         steps = self._all_steps()
         self.sampled_steps = len(steps)
-        found = pa.concat_tables(self._at(self._chosen(steps, rows)), promote_options="default")
+        table = pa.concat_tables(self._at(self._chosen(steps, rows)), promote_options="default")
         keys = list(TENSORS.order)
-        return found if is_ordered(found, keys) else found.sort_by([(k, "ascending") for k in keys])
+        return table if is_ordered(table, keys) else table.sort_by([(k, "ascending") for k in keys])
 
-    def _look(self) -> None:
-        """Bring what is known of the segments up to date; forget rows of files that are gone."""
+    def _list_segments(self) -> None:
+        """Update the list of segments; forget rows of files that are gone."""
         listed = self._source.segments("tensors")
         for stem in [stem for stem in (*self._sealed, *self._open) if stem not in listed]:
             self._sealed.pop(stem, None)
@@ -193,8 +192,8 @@ class Extract(Run):
     def _all_steps(self) -> np.ndarray:
         for stem, sealed in self._sealed.items():
             if stem not in self._steps_of:
-                found = [sealed.steps(group) for group in sealed.groups]
-                self._steps_of[stem] = np.concatenate([np.zeros(0), *found])
+                parts = [sealed.steps(group) for group in sealed.groups]
+                self._steps_of[stem] = np.concatenate([np.zeros(0), *parts])
         live = [pc.unique(s.table.column("step")).to_numpy() for s in self._open.values() if s.table is not None]
         every = np.concatenate([np.zeros(0), *(self._steps_of[stem] for stem in self._sealed), *live])
         return np.unique(every[np.isfinite(every)]).astype(np.int64)
@@ -212,19 +211,19 @@ class Extract(Run):
 
     def _extreme(self) -> set[int]:
         """The step at which each of `EXTREMES` is largest, and the first that holds anything not finite."""
-        found: set[int] = set()
+        kept: set[int] = set()
         groups = [(s, g) for s in self._sealed.values() for g in s.groups]
         for column in EXTREMES:
             best = max(groups, key=lambda at: at[1].largest.get(column, 0.0), default=None)
             top = best[1].largest.get(column, 0.0) if best is not None else 0.0
             if best is not None and top > 0:
                 steps, values = best[0].values(best[1], "step", column)
-                found.add(int(steps[np.nanargmax(values)]))
+                kept.add(int(steps[np.nanargmax(values)]))
             for segment in self._open.values():
                 if segment.table is not None and segment.rows:
                     values = pc.fill_null(pc.cast(segment.table.column(column), "float64", safe=False), 0.0).to_numpy()
                     if np.nanmax(values, initial=0.0) > top:
-                        found.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
+                        kept.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
         bad: set[int] = set()
         for column in ("inf", "nan"):
             for sealed, group in groups:
@@ -236,8 +235,8 @@ class Extract(Run):
                     held = segment.table.filter(pc.field(column) > 0).column("step")
                     bad.update(pc.unique(held).to_pylist())
         every = sorted(bad)
-        found.update(every[i] for i in np.linspace(0, len(every) - 1, min(MAX_BAD, len(every))).astype(int))
-        return found
+        kept.update(every[i] for i in np.linspace(0, len(every) - 1, min(MAX_BAD, len(every))).astype(int))
+        return kept
 
     def _at(self, chosen: np.ndarray) -> list[pa.Table]:
         """The rows of the chosen steps; a sealed segment is read again only for steps that were not chosen before."""

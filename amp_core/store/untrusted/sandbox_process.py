@@ -60,10 +60,10 @@ def _convert_row_groups(path: str, file: File, table: Table, out: str) -> int:
             groups = pq.ParquetFile(path).metadata.num_row_groups
         for group in range(groups):
             with DamageAsRunError(file.name):
-                found = read_bounded(pq.ParquetFile(path), path, [group])
-                refuse_large(found, len(table.columns))
-                found.validate(full=True)
-            rows = conform(found, table, file.name)
+                decoded = read_bounded(pq.ParquetFile(path), path, [group])
+                refuse_large(decoded, len(table.columns))
+                decoded.validate(full=True)
+            rows = conform(decoded, table, file.name)
             writer = writer or pq.ParquetWriter(out, rows.schema, compression="lz4")
             writer.write_table(rows)
             size += int(rows.nbytes)
