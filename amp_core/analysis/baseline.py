@@ -42,8 +42,8 @@ def step_marks(run: Run) -> pd.DataFrame:
     begun: dict[int, dict[str, None]] = {}  # a dict keeps the order, and each text once
     for step, what in _phases(run, frame):
         begun.setdefault(step, {})[what] = None
-    known = set(steps.tolist())
-    changed = [step for step in sorted(begun) if step in known]
+    wanted = np.array(sorted(begun), dtype=np.int64)
+    changed = wanted[np.isin(wanted, steps)].tolist()
     places = np.concatenate([skipped, np.searchsorted(steps, changed)]).astype(int)
     return pd.DataFrame(
         {column: frame[column].to_numpy()[places] for column in ("step", "samples", "time_s")}

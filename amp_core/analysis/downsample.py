@@ -40,37 +40,28 @@ def downsample(
     span = places[-1] - places[0]
     share = (places - places[0]) / span if np.isfinite(span) and span > 0 else np.linspace(0, 1, len(places))
     bucket = np.minimum((share * buckets).astype(np.int64), buckets - 1)
-    # Sorted by bucket, then value: the ends of each bucket's block are its lowest and highest. NaN sorts last.
-    order = np.lexsort((values, bucket))
-    finite = order[np.isfinite(values[order])]
-    chosen = [np.array([0, len(frame) - 1]), *_ends(finite, bucket)]
-    chosen.append(_ends(order[~np.isfinite(values[order])], bucket)[0])
+    finite = np.isfinite(values)
+    chosen = [np.array([0, len(frame) - 1]), _firsts(~finite, bucket)]
+    starts = np.flatnonzero(np.diff(bucket, prepend=-1))
+    rows = np.diff(starts, append=len(frame))
+    for ufunc, never in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+        extreme = ufunc.reduceat(np.where(finite, values, never), starts)
+        chosen.append(_firsts(finite & (values == np.repeat(extreme, rows)), bucket))
     if keep is not None:
         marked = np.flatnonzero(frame[keep].to_numpy(dtype=bool))
         chosen.append(marked[:: max(1, -(-len(marked) // max_points))])
     return frame.iloc[np.unique(np.concatenate(chosen))].reset_index(drop=True)
 
 
-def sparkline(values: "pd.Series[float]", max_points: int = 50, weights: "pd.Series[int] | None" = None) -> list[float]:
-    """Means of at most `max_points` segments of `values`, without those that have no finite value: for a metric card.
-
-    `weights` (`stands_for` of a long run) are the steps that each value represents: segments have equal steps.
-    """
+def sparkline(values: "pd.Series[float]", max_points: int = 50) -> list[float]:
+    """Means of at most `max_points` equal segments of the finite `values`: for a metric card."""
     known = values.to_numpy(dtype=np.float64)
-    there = np.isfinite(known)
-    known = known[there]
-    if weights is not None and len(known) and (steps := weights.to_numpy(dtype=np.float64)[there]).max() > 1:
-        middle = np.cumsum(steps) - steps / 2
-        segment = (middle / steps.sum() * max_points).astype(np.int64)
-        sums, counts = np.bincount(segment, known * steps), np.bincount(segment, steps)
-        return [float(mean) for mean in sums[counts > 0] / counts[counts > 0]]
+    known = known[np.isfinite(known)]
     parts = np.array_split(known, min(max_points, len(known))) if len(known) else []
     return [float(p.mean()) for p in parts]
 
 
-def _ends(rows: np.ndarray, bucket: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last of `rows`, which are grouped by bucket, in each bucket."""
-    if not len(rows):
-        return rows, rows
-    change = np.flatnonzero(np.diff(bucket[rows])) + 1
-    return rows[np.append(0, change)], rows[np.append(change - 1, len(rows) - 1)]
+def _firsts(rows: np.ndarray, bucket: np.ndarray) -> np.ndarray:
+    """Of the rows that the mask `rows` marks, the first of each bucket."""
+    places = np.flatnonzero(rows)
+    return places[np.diff(bucket[places], prepend=-1) > 0]

@@ -16,7 +16,7 @@ from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary
 from amp_core.analysis.performance.memory import MemorySummary, memory_summary
 from amp_core.analysis.performance.step_time import SpeedSummary, speed_summary
 from amp_core.analysis.ranks import end_in_words
-from amp_core.analysis.steps import attempts, recipe, step_count, warmup_steps, whole_number
+from amp_core.analysis.steps import attempts, recipe, warmup_steps, whole_number
 from amp_core.store.run import Run
 
 _PACE_STEPS = 50  # recent steps that the time to the end is estimated from
@@ -60,7 +60,7 @@ class Overview:
 def overview(run: Run) -> Overview:
     """The overview of a run, live or ended."""
     frame = attempts(run)
-    done = step_count(frame)
+    done = len(frame)
     config = run.head.config
     losses = run.table("steps").column("loss").drop_null().to_numpy()
     finite = losses[np.isfinite(losses)]

@@ -18,8 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.steps import TIMES, median, step_count, warmup_steps
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
+from amp_core.analysis.steps import TIMES, median, warmup_steps
 from amp_core.store.run import Run
 
 WAITING_PHASES = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
@@ -156,19 +155,18 @@ def rank_table(run: Run) -> pd.DataFrame:
     rows = []
     for rank, end in ends.items():
         rows_of_rank = frame[frame["rank"] == rank]
-        each = rows_of_rank.groupby("step").agg(skipped=("skipped", "any"), stands_for=(STANDS_FOR, "first"))
-        count = step_count(each)
+        skipped = rows_of_rank.groupby("step")["skipped"].any()
+        count = len(skipped)
         of_rank = timed[timed["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
-        weights = each.loc[of_rank.index, STANDS_FOR]
         rows.append(
             {
                 "rank": rank,
                 "steps": count,
                 "last_step": end.last_step,
-                "skipped": step_count(each[each["skipped"]]),
+                "skipped": int(skipped.sum()),
                 "loss_scale": float(rows_of_rank["loss_scale"].iloc[-1]) if count else np.nan,
                 "memory_peak_bytes": float(rows_of_rank["memory_peak_bytes"].max()) if count else np.nan,
-                **{time: np.nan if (ms := median(of_rank[time], weights)) is None else ms for time in TIMES},
+                **{time: np.nan if (ms := median(of_rank[time])) is None else ms for time in TIMES},
                 "status": end.status,
                 "reason": end.reason,
             }
@@ -220,9 +218,7 @@ def _named(ranks: list[str]) -> str:
 
 def _rows(run: Run) -> pd.DataFrame:
     table = run.table("steps")
-    if STANDS_FOR not in table.column_names:
-        table = table.append_column(STANDS_FOR, pa.repeat(1, table.num_rows))
-    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", STANDS_FOR, *TIMES]
+    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", *TIMES]
     frame: pd.DataFrame = table.select(columns).to_pandas().sort_values(["step", "rank", "optimizer"], kind="stable")
     frame["skipped"] = frame["skipped"].fillna(False).astype(bool)
     numbers = ["loss_scale", "memory_peak_bytes", *TIMES]

@@ -7,9 +7,6 @@ With several ranks or optimizers the table `steps` has several rows per step. `a
 if any row is; its time is that of the slowest rank; samples of the ranks are summed, and so are squares of gradient
 norms where each rank has a shard of each gradient; the loss is the first one recorded; everything else is from the
 first optimizer of rank 0.
-
-An extract of a long run holds a sample of its rows: `stands_for` is the number of steps that a row represents (see
-`amp_core.store.long_runs.extract`), and 1 in any other run. Whatever counts, sums or ranks steps must weight by it.
 """
 
 import numpy as np
@@ -17,7 +14,6 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core import phases
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
@@ -29,15 +25,13 @@ def attempts(run: Run) -> pd.DataFrame:
     """Table `steps` with one row per step attempted, in order of `step`.
 
     Null numbers become NaN, so `has_loss` distinguishes a loss that was not recorded from one that is NaN; `skipped`
-    and `stands_for` are never null.
+    is never null.
     """
     return run.cached_frame(["steps"], _attempts)
 
 
 def _attempts(run: Run) -> pd.DataFrame:
     frame = run.steps
-    if STANDS_FOR not in frame:
-        frame[STANDS_FOR] = 1
     frame["has_loss"] = pc.is_valid(run.table("steps").column("loss")).to_numpy()
     frame["skipped"] = pc.fill_null(run.table("steps").column("skipped"), False).to_numpy()
     for column in ("loss", "loss_scale", "grad_norm", "growth_tracker", "samples", *TIMES):
@@ -68,26 +62,10 @@ def attempts_with_axes(run: Run) -> pd.DataFrame:
     """`attempts` with the x axes of curves: `samples` cumulative from the start of the run, and `time_s`, which for a
     run that took turns with others is the time of its own steps."""
     frame = attempts(run)
-    weight = frame[STANDS_FOR]
-    frame["samples"], frame["time_s"] = (frame["samples"] * weight).cumsum(), frame["time_s"].astype(float)
+    frame["samples"], frame["time_s"] = frame["samples"].cumsum(), frame["time_s"].astype(float)
     if "comparison" in run.head.config:  # it took turns: the clock ran on while others trained
-        frame["time_s"] = (frame["step_ms"] * weight).cumsum() / 1e3
+        frame["time_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
-
-
-def step_count(frame: pd.DataFrame) -> int:
-    """Number of steps that these rows of `attempts` represent."""
-    return int(frame[STANDS_FOR].sum())
-
-
-def unbiased_sample(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `attempts` without the outliers that an extract keeps: the rest is an unbiased sample of the steps."""
-    weight, steps = frame[STANDS_FOR].to_numpy(), frame["step"].to_numpy()
-    if not (weight > 1).any():
-        return frame
-    gap = np.concatenate([[True], steps[1:] > steps[:-1] + 1, [True]])
-    sample: pd.DataFrame = frame[(weight > 1) | ~(gap[1:] & gap[:-1])]
-    return sample
 
 
 def scaler_enabled(run: Run) -> bool:
@@ -121,33 +99,15 @@ def warmup_steps(steps: int) -> int:
     return min(MAX_WARMUP_STEPS, steps // 5)
 
 
-def median(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", weights: "pd.Series[int] | None" = None
-) -> float | None:
+def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:
     """Median of the finite values; None if there are none."""
-    if weights is None or not (weights > 1).any():
-        known = np.asarray(values, dtype=np.float64)
-        known = known[np.isfinite(known)]
-        return float(np.median(known)) if len(known) else None
-    return quantile(values, 0.5, weights)
-
-
-def quantile(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]",
-    frac: float,
-    weights: "pd.Series[int] | None" = None,
-) -> float | None:
-    """Quantile `frac` of the finite values; None if there are none.
-
-    `weights` are the steps that each value represents.
-    """
     known = np.asarray(values, dtype=np.float64)
-    finite = np.isfinite(known)
-    known = known[finite]
-    if not len(known):
-        return None
-    if weights is None or not ((counts := np.asarray(weights)[finite]) > 1).any():
-        return float(np.quantile(known, frac))
-    order = np.argsort(known)
-    upto = np.cumsum(counts[order])
-    return float(known[order][np.searchsorted(upto, frac * upto[-1])])
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else None
+
+
+def quantile(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", frac: float) -> float | None:
+    """The value below which a share of `frac` of the finite values lies; None if there are none."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.quantile(known, frac)) if len(known) else None

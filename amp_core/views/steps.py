@@ -83,15 +83,20 @@ def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
 
 def _loss_scale(run: Run, ask: Ask, points: int = MAX_POINTS, band: bool = True) -> LossScale:
     """Without `band` the safe window is omitted: it reads all sampled steps, so its cost grows with them."""
-    trace = ask(scale_trace, run)
+    trace = ask(_scale_points, run, "loss_scale", points)
     if not ask(scale_summary, run).has_scaler:
         return LossScale(trace.iloc[:0], ask(skip_episodes, run), None, _changes(run, ask))
     return LossScale(
-        downsample(trace, "step", "loss_scale", points, keep="skipped"),
+        trace,
         ask(skip_episodes, run),
         _certain_window(run, ask) if band else None,
         _changes(run, ask),
     )
+
+
+def _scale_points(run: Run, column: str, points: int) -> pd.DataFrame:
+    """What a chart of `column` shows of `scale_trace`: few rows, which a cache may keep."""
+    return downsample(scale_trace(run), "step", column, points, keep="skipped")
 
 
 def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
@@ -118,7 +123,7 @@ def _no_loss_scale(frame: LossScale) -> str | None:
 
 
 def _grad_norm(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
-    trace = downsample(ask(scale_trace, run), "step", "grad_norm", points, keep="skipped")
+    trace = ask(_scale_points, run, "grad_norm", points)
     return Marked(trace, _changes(run, ask))  # crosses on the upper edge mark the skipped steps
 
 
@@ -151,8 +156,11 @@ def _no_phases(frame: Marked) -> str | None:
 
 
 def _memory(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
-    trace = downsample(ask(memory_trace, run), "step", "allocated_bytes", points)
-    return Marked(trace, ask(step_marks, run), memory_description(run))
+    return Marked(ask(_memory_points, run, points), ask(step_marks, run), memory_description(run))
+
+
+def _memory_points(run: Run, points: int) -> pd.DataFrame:
+    return downsample(memory_trace(run), "step", "allocated_bytes", points)
 
 
 def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":

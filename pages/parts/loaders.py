@@ -1,7 +1,7 @@
 """Open runs and analyse them, each thing once.
 
     >>> run = open_run(entry)
-    >>> trace = analysed(scale_trace, run)
+    >>> view = analysed(overview, run)
 
 Sessions that look at one run share it: it is read by one of them, and each gets a snapshot that nobody changes. What an
 analysis made of a snapshot is shared like it, and what it made of a run that no longer grows is remembered under the
@@ -75,7 +75,7 @@ _held: WeakSet[Run] = WeakSet()
 _files_of: WeakKeyDictionary[Run, str] = WeakKeyDictionary()
 """The files of each run as the last pass found them: one look at a folder of some hundred files for all its numbers."""
 _opening = threading.Lock()
-_taster = Sandbox()
+_sandbox = Sandbox()
 
 
 def open_run(entry: Entry) -> Run:
@@ -111,7 +111,7 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
         shared = _shared.get(str(entry.path))
         if shared is None:
             own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or written anew by it
-            run = open_extract(entry.path, sandbox=None if own else _taster)
+            run = open_extract(entry.path, sandbox=None if own else _sandbox)
             if not isinstance(run, Extract):  # at an address: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)

@@ -37,14 +37,12 @@ from amp_core.analysis import (
     compare,
     device_samples,
     lost_gradient,
-    memory_trace,
     overview,
     phase_times,
     predicted_and_audited,
     safe_window,
     safe_window_over_time,
     scale_summary,
-    scale_trace,
     skip_episodes,
 )
 from amp_core.analysis.numerics.layers import tensor_names
@@ -180,7 +178,7 @@ def _analyse_for_library(entry: Entry) -> Run:
 
 def _draw_ahead(run: Run, base: Run | None) -> None:
     """What Overview asks besides, and a figure: plotly reads its classes one by one when they are first used."""
-    for function in (scale_trace, memory_trace, phase_times, device_samples, lost_gradient):
+    for function in (phase_times, device_samples, lost_gradient):
         loaders.analysed(function, run)
     for kind in KIND_LABELS:
         loaders.analysed(tensor_names, run, kind)

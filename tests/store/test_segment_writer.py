@@ -93,7 +93,7 @@ class TornFile:
 def test_write_that_fails_half_way_costs_its_own_row_only(tmp_path: Path, rows_before: int) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, rows_before)
-    segment = writer._segment("steps")
+    segment = writer._segments.of_table("steps")
     segment._file = TornFile(segment._file)  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space left"):
         write_steps(writer, 50, 51)

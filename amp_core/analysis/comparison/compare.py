@@ -30,7 +30,7 @@ from amp_core.analysis.performance.energy import energy_per_sample
 from amp_core.analysis.performance.memory import memory_description, memory_summary
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import unique_labels
-from amp_core.analysis.steps import attempts, median, recipe, step_count
+from amp_core.analysis.steps import attempts, median, recipe
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
@@ -133,7 +133,7 @@ def _row(
         "run": labels[i],
         "precision": recipe(run),
         "status": run.status,
-        "steps": step_count(frames[i]),
+        "steps": len(frames[i]),
         "seed": _number(seed),
         "warmup_steps": times.warmup,
         "timed_steps": len(times.step_ms),
@@ -145,7 +145,7 @@ def _row(
         "memory_peak_bytes": _number(memory_summary(run).peak_bytes),
         "energy_j": _number(energy_per_sample(run).joules),
         "loss_final": final(frames[i]).mean,
-        "common_steps": step_count(extent.cut(frames[i])),
+        "common_steps": len(extent.cut(frames[i])),
         "loss_ratio": this.mean / first.mean if first.mean else np.nan,
         "skip_frac": _number(scale.skip_frac),
         "scale_last": _number(scale.last),
@@ -213,7 +213,7 @@ def _notes(
     runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
 ) -> tuple[str, ...]:
     notes = []
-    if len({step_count(f) for f in frames}) > 1:
+    if len({len(f) for f in frames}) > 1:
         notes.append(
             "The runs are of unequal length; losses are compared over the steps that each shares with the first."
         )

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.comparison.parity import MIN_SEEDS, ParityTest, judge
-from amp_core.analysis.steps import step_count
 
 GROSS_CHANGE_FRAC = 0.05
 """A final loss that is worse by more than this share, and by more than its own noise, is worse whatever the seed."""
@@ -52,8 +51,8 @@ class Extent:
     def cut(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The rows of a run within the common part."""
         if self.by == "steps":
-            return frame[frame["stands_for"].cumsum() <= int(self.count)]
-        return frame[(frame["samples"] * frame["stands_for"]).cumsum() <= self.count]
+            return frame.iloc[: int(self.count)]
+        return frame[frame["samples"].cumsum() <= self.count]
 
     def __str__(self) -> str:
         return f"{int(self.count):,} common {self.by}"
@@ -63,8 +62,8 @@ def common(frames: Sequence[pd.DataFrame]) -> Extent:
     """The part that all of the runs have."""
     by_samples = all(len(f) and f["samples"].notna().all() for f in frames)
     if by_samples and len({float(f["samples"].median()) for f in frames}) > 1:
-        return Extent(min(float((f["samples"] * f["stands_for"]).sum()) for f in frames), "samples")
-    return Extent(min(step_count(f) for f in frames), "steps")
+        return Extent(min(float(f["samples"].sum()) for f in frames), "samples")
+    return Extent(min(len(f) for f in frames), "steps")
 
 
 def final(frame: pd.DataFrame) -> Final:
@@ -73,14 +72,11 @@ def final(frame: pd.DataFrame) -> Final:
     loss = frame["loss"].to_numpy()
     broken = frame["step"].to_numpy()[~np.isfinite(loss)]
     broken_at = int(broken[0]) if len(broken) else None
-    weight = frame["stands_for"].to_numpy()
-    to_end = np.cumsum(weight[::-1])[::-1]  # steps from here to the end
-    last = to_end <= max(5, int(to_end[0]) // 10) if len(to_end) else to_end.astype(bool)
-    tail, weight = loss[last], weight[last]
+    tail = loss[-max(5, len(loss) // 10) :]
     if len(tail) < 2 or not np.isfinite(tail).all():
         return Final(np.nan, np.nan, broken_at)
     # Differences of neighbours, not deviations from the mean: a falling curve is not noise.
-    return Final(float(np.average(tail, weights=weight)), float(np.std(np.diff(tail)) / np.sqrt(2)), broken_at)
+    return Final(float(np.mean(tail)), float(np.std(np.diff(tail)) / np.sqrt(2)), broken_at)
 
 
 def learning(

@@ -4,17 +4,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from amp_core.analysis.downsample import downsample
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import attempts_with_axes, recipe
 from amp_core.schema import RunError
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.run import Run
 
 X_AXES = ("step", "samples", "time_s")
@@ -40,29 +38,12 @@ def loss_curves(
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))
-        smooth = _smooth(finite, frame[STANDS_FOR].to_numpy())
-        part = pd.DataFrame(
-            {
-                "run": label,
-                "precision": recipe(run),
-                x: frame[x].to_numpy(),
-                "loss": loss,
-                "smooth": smooth.where(finite.notna()),
-            }
-        )
-        parts.append(part if max_points is None else downsample(part, x, "loss", max_points))
+        smooth = finite.ewm(span=max(1.0, len(finite) / 25), ignore_na=True).mean()
+        part = pd.DataFrame({x: frame[x].to_numpy(), "loss": loss, "smooth": smooth.where(finite.notna())})
+        part = part if max_points is None else downsample(part, x, "loss", max_points)
+        part.insert(0, "run", label)
+        part.insert(1, "precision", recipe(run))
+        parts.append(part)
     columns = ["run", "precision", x, "loss", "smooth"]
     parts = [p for p in parts if len(p)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
-
-
-def _smooth(loss: "pd.Series[float]", weight: "npt.NDArray[np.int64]") -> "pd.Series[float]":
-    """An exponential mean over about 1/25 of the run."""
-    span = max(1.0, float(weight.sum()) / 25)
-    if not (weight > 1).any():
-        return loss.ewm(span=span, ignore_na=True).mean()
-    # Rows that represent many steps are further apart: the half-life is the same in steps.
-    decay = np.log1p(-2 / (span + 1))
-    times = (np.cumsum(weight) * 1_000_000).astype("datetime64[us]")
-    halflife: Any = f"{-np.log(2) / decay:.6f}s"  # pandas' stubs accept only a number
-    return loss.ewm(halflife=halflife, times=times).mean()

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core.analysis.steps import attempts, unbiased_sample, warmup_steps
+from amp_core.analysis.steps import attempts, warmup_steps
 from amp_core.store.run import Run
 
 Floats = npt.NDArray[np.float64]
@@ -96,7 +96,7 @@ def timed(run: Run) -> Timed:
     """Times of the run's steps without its warm-up."""
     frame = attempts(run)
     warmup = warmup_steps(len(frame))
-    frame = unbiased_sample(frame.iloc[warmup:])
+    frame = frame.iloc[warmup:]
     frame = frame[np.isfinite(frame["step_ms"]) & (frame["step_ms"] > 0)]
     samples = frame["samples"].where(frame["samples"] > 0)
     return Timed(

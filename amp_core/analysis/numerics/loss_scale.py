@@ -1,6 +1,6 @@
 """The loss scale: its trace, the skipped steps, and their episodes.
 
->>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm, stands_for
+>>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm
 >>> scale_summary(run).skip_frac
 0.02
 >>> skip_episodes(run)  # one row per group of steps skipped in a row
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.steps import attempts, scaler_enabled, step_count
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.store.run import Run
 
 MAX_NAMES = 5
@@ -48,9 +48,8 @@ class ScaleSummary:
 
 def scale_trace(run: Run) -> pd.DataFrame:
     """One row per step attempted: step, time_s (s), loss_scale (1 without a scaler), skipped, growth_tracker (clean
-    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped),
-    stands_for (steps that the row represents: 1 except in a long run)."""
-    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm", "stands_for"]]
+    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped)."""
+    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm"]]
     return frame.reset_index(drop=True)
 
 
@@ -69,12 +68,11 @@ def _skip_episodes(run: Run) -> pd.DataFrame:
     starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)  # ends are exclusive
     steps, scales = trace["step"].to_numpy(), trace["loss_scale"].to_numpy()
     first, last = steps[starts], steps[ends - 1]
-    steps_before = np.concatenate([[0], np.cumsum(trace["stands_for"].to_numpy())])
     return pd.DataFrame(
         {
             "first": first,
             "last": last,
-            "skips": steps_before[ends] - steps_before[starts],
+            "skips": ends - starts,
             "scale_before": scales[starts],
             "scale_after": np.append(scales, np.nan)[ends],
             "tensors": _tensors(run.events, first, last),
@@ -87,7 +85,7 @@ def scale_summary(run: Run) -> ScaleSummary:
     """The loss scale in a few numbers."""
     trace = attempts(run)
     scales = trace["loss_scale"].dropna().to_numpy()
-    skips, count = step_count(trace[trace["skipped"]]), step_count(trace)
+    skips, count = int(trace["skipped"].sum()), len(trace)
     column = run.table("steps").column("skipped")
     recorded = column.null_count < len(column)
     return ScaleSummary(

@@ -51,8 +51,8 @@ def energy_per_sample(run: Run) -> Energy:
         return Energy(None, None, 0, "the power of only one of the run's devices would be counted")
     end = frame["time_s"].to_numpy(dtype=np.float64)
     begin = end - frame["step_ms"].to_numpy() / 1e3
-    # A step that begins well after the end of the one before begins a turn: another run had the device in between. In a
-    # long run a row represents neighbouring steps that are not read; they take as long as others, up to a quarter more.
+    # A step that begins well after the end of the one before begins a turn: another run had the device in between. A
+    # step that was not timed lies between two others and is taken to last as long as they do, or a quarter more.
     missing = np.diff(frame["step"].to_numpy()) - 1
     usual = float(np.median(np.diff(end) / (missing + 1))) if len(end) > 1 else 0.0
     waited = begin[1:] - end[:-1] - 1.25 * usual * missing
@@ -69,5 +69,5 @@ def energy_per_sample(run: Run) -> Energy:
             None, None, int(inside.sum()), f"fewer than {MIN_SAMPLES} samples of power fell in the run's {short}"
         )
     power = float(device["power_w"].to_numpy()[inside].mean())
-    per_sample_s = median(frame["step_ms"] / frame["samples"], frame["stands_for"]) or np.nan
+    per_sample_s = median(frame["step_ms"] / frame["samples"]) or np.nan
     return Energy(power * per_sample_s / 1e3, power, int(inside.sum()), "")

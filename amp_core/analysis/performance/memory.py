@@ -27,9 +27,8 @@ class MemorySummary:
 
 
 def memory_trace(run: Run) -> pd.DataFrame:
-    """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far),
-    stands_for (steps that the row represents)."""
-    frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes", "stands_for"]]
+    """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far)."""
+    frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes"]]
     frame = frame.rename(columns=lambda c: c.removeprefix("memory_"))
     for column in ("allocated_bytes", "peak_bytes"):
         frame[column] = frame[column].astype(float)

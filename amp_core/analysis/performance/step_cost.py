@@ -16,7 +16,7 @@ import pandas as pd
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.steps import attempts, median, step_count, unbiased_sample, warmup_steps
+from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.store.run import Run
 
@@ -119,7 +119,7 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     labels = PARTS | (CPU_LABELS if cpu else {})
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    samples = unbiased_sample(attempts(run))["samples"].median()
+    samples = attempts(run)["samples"].median()
     return StepCost(
         source="profile",
         parts=_frame(
@@ -146,14 +146,9 @@ def phase_cost(run: Run) -> StepCost:
     frame = frame.iloc[warmup_steps(len(frame)) :]
     frame = frame[np.isfinite(frame["step_ms"]) & (frame["step_ms"] > 0)]
     device = str(run.head.config.get("device") or "")
-    samples = unbiased_sample(frame)["samples"].median() if len(frame) else np.nan
-    weight = frame["stands_for"] / max(1, step_count(frame))
-    ms = (
-        {phase: float((frame[f"{phase}_ms"].fillna(0.0) * weight).sum()) for phase in phases.PHASES}
-        if len(frame)
-        else {}
-    )
-    whole = float((frame["step_ms"] * weight).sum())
+    samples = frame["samples"].median() if len(frame) else np.nan
+    ms = {p: float(frame[f"{p}_ms"].fillna(0.0).mean()) for p in phases.PHASES} if len(frame) else {}
+    whole = float(frame["step_ms"].mean()) if len(frame) else 0.0
     known = sum(ms.values())
     step_us = 1e3 * max(whole, known)  # separately timed phases may add up to slightly more
     parts = [(phase, PHASE_LABELS[phase], 1e3 * value) for phase, value in ms.items()]
@@ -162,7 +157,7 @@ def phase_cost(run: Run) -> StepCost:
         source="phases" if len(frame) else "nothing",
         parts=_frame(parts if len(frame) else []),
         step_us=step_us,
-        steps=step_count(frame),
+        steps=len(frame),
         on_cpu=device.startswith("cpu"),
         device_name="",
         launches=None,
@@ -246,7 +241,7 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
     steps = steps.iloc[warmup_steps(len(steps)) :]
     for first, count in windows[["step", "steps"]].dropna().to_numpy(dtype=np.float64):
         steps = steps[(steps["step"] < first) | (steps["step"] > first + count)]  # the next step writes the profile
-    usual = median(steps["step_ms"], steps["stands_for"])
+    usual = median(steps["step_ms"])
     profiled = float((windows["wall_us"] / windows["steps"]).median()) / 1e3
     if not usual or not profiled > MIN_SLOWED_RATIO * usual:
         return []

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core import phases
-from amp_core.analysis.steps import attempts, median, quantile, step_count, unbiased_sample, warmup_steps
+from amp_core.analysis.steps import attempts, median, quantile, warmup_steps
 from amp_core.store.run import Run
 
 PHASES = (*phases.PHASES, phases.OTHER)
@@ -50,7 +50,7 @@ def phase_times(run: Run, window: int = 9) -> pd.DataFrame:
     rows, the medians of blocks of steps. A phase that was not measured is NaN; `watch_ms` is the mean, not the median,
     because only every n-th step is sampled and a median would hide it.
     """
-    frame = _with_other(unbiased_sample(attempts(run)))
+    frame = _with_other(attempts(run))
     columns = [f"{p}_ms" for p in PHASES] + ["step_ms"]
     if len(frame) > MAX_POINTS:
         return _blocks(frame, columns, -(-len(frame) // MAX_POINTS))
@@ -66,21 +66,20 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     frame = _with_other(attempts(run))
     warmup = warmup_steps(len(frame)) if warmup is None else warmup
     frame = frame.iloc[warmup:]
-    step_ms, weight = frame["step_ms"].to_numpy(), frame["stands_for"]
+    step_ms = frame["step_ms"].to_numpy()
     with np.errstate(divide="ignore"):
         rate = frame["samples"].to_numpy() / step_ms * 1e3
     both = frame[["watch_ms", "step_ms"]].dropna()
-    both = both.mul(weight.loc[both.index], axis=0)
     whole = float(both["step_ms"].sum())
     return SpeedSummary(
-        step_ms=median(step_ms, weight),
-        step_ms_low=quantile(step_ms, 0.25, weight),
-        step_ms_high=quantile(step_ms, 0.75, weight),
-        samples_per_s=median(rate, weight),
-        phases_ms={p: median(frame[f"{p}_ms"], weight) for p in PHASES},
+        step_ms=median(step_ms),
+        step_ms_low=quantile(step_ms, 0.25),
+        step_ms_high=quantile(step_ms, 0.75),
+        samples_per_s=median(rate),
+        phases_ms={p: median(frame[f"{p}_ms"]) for p in PHASES},
         watch_frac=float(both["watch_ms"].sum()) / whole if whole > 0 else None,
         warmup=warmup,
-        steps=step_count(frame),
+        steps=len(frame),
     )
 
 

@@ -166,8 +166,8 @@ def watch_overhead(run: Run) -> list[Finding]:
     steps = steps.iloc[warmup_steps(len(steps)) :]
     steps = steps[~steps["step"].isin(_steps_with_extra_cost(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
-    total = float((known["step_ms"] * known["stands_for"]).sum())
-    share = float((known["watch_ms"] * known["stands_for"]).sum()) / total if total > 0 else 0.0
+    total = float(known["step_ms"].sum())
+    share = float(known["watch_ms"].sum()) / total if total > 0 else 0.0
     if share <= MIN_REPORTED_FRAC:
         return []
     return [

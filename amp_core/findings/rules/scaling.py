@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.what_if import GRADIENTS
-from amp_core.analysis.steps import attempts, step_count
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import Cause, first_cause, stretch_end
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
@@ -80,8 +79,7 @@ def loss_nonfinite(run: Run) -> list[Finding]:
         return []
     numbers = steps.column("step").to_numpy()
     first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
-    weights = attempts(run)[["step", "stands_for"]]  # one row per step; with several ranks `steps` has more
-    num_steps, steps_bad = (step_count(weights[weights["step"].isin(chosen)]) for chosen in (numbers, numbers[bad]))
+    num_steps, steps_bad = (len(np.unique(some)) for some in (numbers, numbers[bad]))  # several ranks have a row each
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
     cause = _cause_of_loss(run, numbers[bad])

@@ -98,8 +98,7 @@ def _changed_rates(run: Run) -> dict[int, bool]:
     steps, rates = frame["step"].to_numpy(), frame["lr"].to_numpy(dtype=float)
     if len(steps) < 3 or not np.isfinite(rates).all() or (np.diff(rates) == 0).all():
         return {}
-    next_to = np.diff(steps) == 1 if "stands_for" in run.steps else np.ones(len(steps) - 1, dtype=bool)
-    return dict(zip(steps[:-1][next_to].tolist(), (np.diff(rates) != 0)[next_to].tolist(), strict=True))
+    return dict(zip(steps[:-1].tolist(), (np.diff(rates) != 0).tolist(), strict=True))
 
 
 @rule(
@@ -151,8 +150,6 @@ def shared_backoff(run: Run) -> list[Finding]:
             )
         ]
     turns = frame.sort_values(["step", "optimizer"])["optimizer"].to_numpy()
-    if "stands_for" in run.steps:  # only the steps after the last gap
-        turns = turns[int(np.flatnonzero(np.diff(np.sort(frame["step"])) > 1)[-1]) + 1 :]
     if len(turns) >= 4 * count and frame["step"].is_unique and (turns[count:] == turns[:-count]).all():
         return [
             make_finding(
@@ -197,9 +194,9 @@ def branch_always_skipped(run: Run) -> list[Finding]:
         place = np.searchsorted(branches["step"].to_numpy(dtype=np.int64), numbers, side="right") - 1
         name = np.where(place >= 0, branches["name"].to_numpy(dtype=object)[np.maximum(place, 0)], "branch 0")
         by = (
-            trace.assign(branch=name, skips=trace["skipped"] * trace["stands_for"])
+            trace.assign(branch=name)
             .groupby("branch")
-            .agg(sum=("skips", "sum"), size=("stands_for", "sum"), last=("step", "max"))
+            .agg(sum=("skipped", "sum"), size=("step", "size"), last=("step", "max"))
         )
         settled = by["last"] >= numbers[0] + CALIBRATION_STEPS  # not only during calibration
         always = by[(by["sum"] == by["size"]) & (by["size"] >= 3) & settled]
@@ -225,15 +222,15 @@ def _repeated_single_skips(run: Run, trace: pd.DataFrame) -> list[Finding]:
     bad: list[int] = []
     before, grown = np.inf, False  # a scale that grew since the last skip may simply have grown too large
     singles = set(after_start["first"].tolist())
-    columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped", "stands_for"))
-    for step, scale, skipped, many in zip(*columns, strict=True):
+    columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped"))
+    for step, scale, skipped in zip(*columns, strict=True):
         grown, before = grown or scale > before, scale
         if skipped:
             if step in singles and not grown and any(scale * MUCH_LOWER_RATIO <= known for known in proven):
                 bad.append(step)
             clean, grown = {}, False
         else:
-            clean[scale] = clean.get(scale, 0) + many
+            clean[scale] = clean.get(scale, 0) + 1
             if clean[scale] >= 10:
                 proven.add(scale)
     if len(bad) < 3:

@@ -1,7 +1,6 @@
 """Rules on values too small for FP16: gradients that underflow, and constants that round to zero."""
 
 import numpy as np
-import pandas as pd
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
 from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
@@ -65,13 +64,7 @@ def gradient_underflow(run: Run) -> list[Finding]:
     window = safe_window_over_time(thinned_run)
     if window.empty:
         return []
-    trace = attempts(run)[["step", "loss_scale", "skipped", "stands_for"]]
-    if (
-        trace["stands_for"] > 1
-    ).any():  # an extract keeps skips and changes of the scale, so a missing step equals the one before
-        window = pd.merge_asof(window, trace, on="step")
-    else:
-        window = window.merge(trace, on="step")
+    window = window.merge(attempts(run)[["step", "loss_scale", "skipped"]], on="step")
     window = window[~window["skipped"] & (window["lowest"] <= window["highest"])]
     if window.empty:
         return []

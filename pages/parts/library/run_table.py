@@ -144,7 +144,7 @@ def look_into(entry: Entry) -> dict[str, Any]:
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {
         "Verdict": said,
-        "Loss": sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for")) or None,
+        "Loss": sparkline(run.steps["loss"].astype(float)) or None,
         "Last loss": view.loss_last,
         "Samples/s": view.speed.samples_per_s,
         "Skipped": words.percent(view.scale.skip_frac),

@@ -87,7 +87,7 @@ def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambd
 
 def when(run: Run, kind: str, name: str) -> str:
     """The clause of `not_finite_at` for a tensor of the run."""
-    steps = loaders.analysed(scale_trace, run)
+    steps = scale_trace(run)
     return not_finite_at(loaders.analysed(layer_trace, run, kind, name), steps.loc[steps["skipped"], "step"].tolist())
 
 
