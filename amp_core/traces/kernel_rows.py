@@ -59,7 +59,9 @@ def window_of_work(windows: Sequence[Window], tied: Tied) -> Ints:
     return np.where((at >= 0) & (tied.launched_us < ends[np.maximum(at, 0)]), at, -1)
 
 
-def kernel_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window], of_window: Ints) -> Rows:
+def kernel_rows(
+    kept: Kept, host: Host, tied: Tied, windows: Sequence[Window], of_window: Ints, accelerator: str
+) -> Rows:
     """Rows of `kernels`: equal ones are added up."""
     spans, texts = kept.spans, kept.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
@@ -114,7 +116,7 @@ def kernel_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window], o
             op_text,
             host.modules[module] if module >= 0 else None,
             PHASES[phase],
-            device_name(device),
+            device_name(device, accelerator),
             of.steps if of else None,
             category,
             text_of(texts, shape),
@@ -145,9 +147,9 @@ _KERNEL_COLUMNS = (
 )
 
 
-def device_name(device: int) -> str:
-    """`cuda:0`, or `cpu` for -1. AMD's GPUs are called so too, as torch does."""
-    return "cpu" if device < 0 else f"cuda:{device}"
+def device_name(device: int, accelerator: str) -> str:
+    """`cuda:0`, or `cpu` for -1."""
+    return "cpu" if device < 0 else f"{accelerator}:{device}"
 
 
 def text_of(texts: list[str], number: int) -> str | None:

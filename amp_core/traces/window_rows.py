@@ -25,6 +25,7 @@ def window_rows(
     of_window: Ints,
     kernels: Rows,
     device_names: Mapping[int, str],
+    accelerator: str,
 ) -> Rows:
     """Rows of `windows`, one per window and device; what the columns mean is in `amp_core.schema`.
 
@@ -43,7 +44,7 @@ def window_rows(
         inside = of_window == number
         for device in np.unique(tied.device[inside]).tolist():
             mine = inside & (tied.device == device)
-            on_cpu, name = device < 0, device_name(device)
+            on_cpu, name = device < 0, device_name(device, accelerator)
             # On a CPU the time of operators inside others is theirs already.
             starts, ends = tied.start_us[mine], tied.end_us[mine]
             high = window.end if on_cpu else max(window.end, float(ends.max()))

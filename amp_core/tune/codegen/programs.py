@@ -82,8 +82,8 @@ def _imports(body: str) -> str:
 
 def _switches(config: TrainConfig) -> str:
     tf32 = config.recipe.tf32 if config.tf32 is None else config.tf32
-    device = '"cpu"' if config.device == "cpu" else '"cuda"'
-    number = config.device.partition(":")[2]
+    kind, _, number = config.device.partition(":")
+    device = f'"{"cuda" if kind == "auto" else kind}"'
     device += f"  # CUDA_VISIBLE_DEVICES={number} chooses the one it was found for" if number else ""
     lines = [
         f"DEVICE = {device}",
