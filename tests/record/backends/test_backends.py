@@ -15,7 +15,7 @@ from amp_core.train.engine.training import choose_device
 class Two(Backend):
     """Two devices, of which the second is the current one."""
 
-    type = "xpu"
+    type = "hpu"
     selected_index: int | None = None
     count = staticmethod(lambda: 2)
     current = staticmethod(lambda: 1)
@@ -27,7 +27,7 @@ class Two(Backend):
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> type[Two]:
-    monkeypatch.setattr(backends, "BACKENDS", {"xpu": Two} | BACKENDS)
+    monkeypatch.setattr(backends, "BACKENDS", {"hpu": Two} | BACKENDS)
     return Two
 
 
@@ -46,28 +46,28 @@ def test_a_device_has_one_backend() -> None:
 
 
 def test_a_device_of_another_type_is_chosen_as_a_gpu_is(two: type[Two]) -> None:
-    assert choose_device("auto") == choose_device("xpu") == torch.device("xpu:1") and two.selected_index == 1
-    assert choose_device("xpu:0") == torch.device("xpu:0") and two.selected_index == 0
+    assert choose_device("auto") == choose_device("hpu") == torch.device("hpu:1") and two.selected_index == 1
+    assert choose_device("hpu:0") == torch.device("hpu:0") and two.selected_index == 0
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(RunError, match=r"device='xpu:2' is not there; this machine has xpu:0, xpu:1"):
-        choose_device("xpu:2")
-    assert backend_named("xpu:1") is two
+    with pytest.raises(RunError, match=r"device='hpu:2' is not there; this machine has hpu:0, hpu:1"):
+        choose_device("hpu:2")
+    assert backend_named("hpu:1") is two
 
 
 def test_a_type_without_devices_is_refused_with_the_reason(two: type[Two], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two, "count", lambda: 0)
-    with pytest.raises(RunError, match="device='xpu' is not there: torch finds no xpu device; choose cpu or auto"):
-        choose_device("xpu")
+    with pytest.raises(RunError, match="device='hpu' is not there: torch finds no hpu device; choose cpu or auto"):
+        choose_device("hpu")
 
 
 def test_a_limit_that_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(RunError, match="limit_bytes=5 cannot be kept to on xpu:0"):
-        Two(torch.device("xpu:0")).limit_memory(5)
+    with pytest.raises(RunError, match="limit_bytes=5 cannot be kept to on hpu:0"):
+        Two(torch.device("hpu:0")).limit_memory(5)
 
 
 @pytest.mark.parametrize(
     ("device", "expected"),
-    [("cuda:0", True), ("xpu", True), ("cpu", False), ("cpu:0", False), ("", False), (None, False), (3, False)],
+    [("cuda:0", True), ("hpu", True), ("cpu", False), ("cpu:0", False), ("", False), (None, False), (3, False)],
 )
 def test_recorded_devices_are_accelerators_or_the_cpu(device: object, expected: bool) -> None:
     assert is_accelerator(device) is expected
