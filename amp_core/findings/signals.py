@@ -16,6 +16,7 @@ from amp_core.analysis.ranks import rank_cause
 from amp_core.analysis.steps import recipe
 from amp_core.findings.model import Severity
 from amp_core.formats import FORMATS
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
 CallOrders = list[tuple[int, int, list[str]]]
@@ -92,9 +93,8 @@ def autocast_dtype(run: Run) -> str | None:
 
 
 def on_gpu(run: Run) -> bool:
-    """Whether the run was on a CUDA device."""
-    device = run.head.config.get("device", run.head.environment.get("device"))
-    return isinstance(device, str) and device.startswith("cuda")
+    """Whether the run was on a GPU or another accelerator."""
+    return is_accelerator(run.head.config.get("device", run.head.environment.get("device")))
 
 
 def by_framework(run: Run, *frameworks: str) -> Severity | None:

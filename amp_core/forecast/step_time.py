@@ -12,6 +12,7 @@ from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import EFFICIENCY, Range, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
 from amp_core.hardware.data_sheets import NAMES, Rates, dense_rates, named_part
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
@@ -71,7 +72,8 @@ def measured_factor(run: Run) -> tuple[str, float] | None:
 
     None for a run on another device or without step times.
     """
-    gpu = profiled_gpu(run, "cuda:0") if str(run.head.config.get("device") or "").startswith("cuda") else None
+    device = run.head.config.get("device")
+    gpu = profiled_gpu(run, str(device)) if is_accelerator(device) else None
     rates = dense_rates(gpu.name) if gpu is not None else None
     took = speed_summary(run).step_ms
     if gpu is None or rates is None or not took:

@@ -91,7 +91,7 @@ CPU = _lists(
 )
 
 LISTS = MappingProxyType({"cuda": CUDA, "cpu": CPU})
-"""The lists of each device type, by policy."""
+"""The lists of each device type that a training can be sent to, by policy; empty where nothing is known of them."""
 
 KERNELS = MappingProxyType(
     {

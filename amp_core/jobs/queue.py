@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from amp_core.hardware.child_environment import python_path
+from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
 from amp_core.hardware.nvml import Nvml, NvmlError, visible
 from amp_core.jobs import job_file, reaper
@@ -202,10 +203,10 @@ def folder_name(name: str) -> str:
 
 
 def device_of(config: TrainConfig) -> str:
-    """The device that `config` will train on, as far as is known without torch: `cpu` or `cuda:N`."""
+    """The device that `config` will train on, as far as is known without torch: `cpu`, `cuda:N` or the like."""
     if config.device == "auto":
         return "cuda:0" if _has_cuda() else "cpu"
-    return "cuda:0" if config.device == "cuda" else config.device
+    return f"{config.device}:0" if config.device in ACCELERATORS else config.device
 
 
 # inside

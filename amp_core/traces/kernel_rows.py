@@ -59,7 +59,7 @@ def launch_windows(windows: Sequence[Window], linked: LinkedWork) -> Ints:
 
 
 def kernel_rows(
-    events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window], window_index: Ints
+    events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window], window_index: Ints, accelerator: str
 ) -> Rows:
     """Rows of `kernels`; equal ones are summed."""
     spans, texts = events.spans, events.texts
@@ -115,7 +115,7 @@ def kernel_rows(
             op_text,
             host.modules[module] if module >= 0 else None,
             PHASES[phase],
-            device_name(device),
+            device_name(device, accelerator),
             launched_in.steps if launched_in else None,
             category,
             text_at(texts, shape),
@@ -146,9 +146,9 @@ _KERNEL_COLUMNS = (
 )
 
 
-def device_name(device: int) -> str:
-    """`cuda:0`, or `cpu` for -1. As in torch, AMD's GPUs are `cuda` too."""
-    return "cpu" if device < 0 else f"cuda:{device}"
+def device_name(device: int, accelerator: str) -> str:
+    """`cuda:0`, or `cpu` for -1."""
+    return "cpu" if device < 0 else f"{accelerator}:{device}"
 
 
 def text_at(texts: list[str], number: int) -> str | None:

@@ -69,8 +69,11 @@ class Trace:
                 writer.append(table, rows)
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else."""
+def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace:
+    """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
+
+    A trace numbers its devices; `accelerator` is their type. AMD's GPUs are `cuda` too, as for torch.
+    """
     if not Path(path).is_file():
         raise RunError(
             f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
@@ -89,7 +92,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     linked = link_work(events, host)
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
-    kernels = kernel_rows(events, host, linked, windows, inside)
+    kernels = kernel_rows(events, host, linked, windows, inside, accelerator)
     names = {number: gpu["name"] for number, gpu in enumerate(gpus)}
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
@@ -103,7 +106,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
-        windows=window_rows(events, host, linked, windows, inside, kernels, names),
+        windows=window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
         step_rows=step_rows(events, host, linked, windows),
         ops=op_rows(events, host, windows, of_span),
     )

@@ -25,6 +25,7 @@ def window_rows(
     window_index: Ints,
     kernels: Rows,
     device_names: Mapping[int, str],
+    accelerator: str,
 ) -> Rows:
     """Rows of `windows`, one per window and device; `amp_core.schema` describes the columns.
 
@@ -45,7 +46,7 @@ def window_rows(
         inside = window_index == number
         for device in np.unique(linked.device[inside]).tolist():
             selected = inside & (linked.device == device)
-            on_cpu, name = device < 0, device_name(device)
+            on_cpu, name = device < 0, device_name(device, accelerator)
             # On a CPU the time of nested operators is part of the outer ones.
             starts, ends = linked.start_us[selected], linked.end_us[selected]
             high = window.end if on_cpu else max(window.end, float(ends.max()))

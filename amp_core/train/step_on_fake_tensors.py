@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from amp_core.forecast import StepMemory, StepTrace
 from amp_core.forecast.traced_work import device_work
+from amp_core.record.backends import BACKENDS
 from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
@@ -56,7 +57,7 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
         _make_fake(model)
         fake = tree_map(_like, batch)
         optimizer = make_optimizer(config, model)
-        tally = OpCounter(model, ("cpu", "cuda"))
+        tally = OpCounter(model, tuple(BACKENDS))
         kept = _Kept(model)
         region = torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext()
         tally.attach()

@@ -16,6 +16,7 @@ from typing import Any
 
 from amp_core.analysis import layer_advice, safe_window, what_if
 from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.hardware.gpus import Gpu
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
@@ -197,7 +198,7 @@ def _cannot_compile(gpu: Gpu | None) -> str | None:
 def _gpu(probe_run: Run) -> Gpu | None:
     """The GPU that it ran on; None for a CPU."""
     device = str(probe_run.head.config.get("device"))
-    return profiled_gpu(probe_run, device) if device.startswith("cuda") else None
+    return profiled_gpu(probe_run, device) if is_accelerator(device) else None
 
 
 def _facts(probe_run: Run, name: str) -> dict[str, Any]:

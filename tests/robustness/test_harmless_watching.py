@@ -9,6 +9,7 @@ import torch
 
 from amp_core import load_run
 from amp_core.record import watching
+from amp_core.record.backends.cuda import NvmlSource
 from amp_core.record.loop import error_budget, sampled_tensors
 from amp_core.record.loop.autocast_regions import PrecisionSeen
 from amp_core.record.loop.hooks import Hooks
@@ -128,8 +129,8 @@ def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
     nvml = fake_nvml.FakeNvml(fake_nvml.HOPPER)
 
     def sampler(writer: Any, device: Any) -> DeviceSampler:
-        uuids = [fake_nvml.HOPPER.uuid]
-        return DeviceSampler(writer, torch.device("cuda:0"), 0.2, library=nvml, uuids=uuids, retry_s=0.05)
+        source = NvmlSource([fake_nvml.HOPPER.uuid], library=nvml)
+        return DeviceSampler(writer, torch.device("cuda:0"), 0.2, source=source, retry_s=0.05)
 
     def between(step: int, folder: Path) -> None:
         if step == 5:

@@ -31,6 +31,7 @@ from amp_core.analysis.performance.memory import memory_description, memory_summ
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
 from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import attempts, median, recipe
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
@@ -248,8 +249,7 @@ def _tf32(baseline: Run) -> tuple[str, ...]:
     name = baseline.name
     flags = baseline.head.environment.get("flags")
     recorded = flags if isinstance(flags, Mapping) else {}
-    device = str(baseline.head.config.get("device", baseline.head.environment.get("device")))
-    if not device.startswith("cuda"):
+    if not is_accelerator(baseline.head.config.get("device", baseline.head.environment.get("device"))):
         return ()
     inside = {"matrix products": recorded.get("tf32_matmul"), "cuDNN": recorded.get("tf32_cudnn")}
     if any(value is None for value in inside.values()):

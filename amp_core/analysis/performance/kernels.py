@@ -57,8 +57,7 @@ def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     if not everything:
         frame = frame[(frame["phase"] != "watch") & ~frame["category"].isin(COPIES)]
     on_cpu = frame["device"].str.startswith("cpu")
-    if on_cpu.any() and not on_cpu.all():
-        frame = frame[~on_cpu]
+    frame = _accelerators_alone(frame)
     known = frame["tensor_core"].isin(["yes", "no", "unknown", ""])
     frame["tensor_core"] = frame["tensor_core"].where(known, "unknown").where(~on_cpu, "")
     return frame.reset_index(drop=True)
@@ -72,10 +71,13 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(run.windows, ("device", "device_name"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
+    return _accelerators_alone(frame).reset_index(drop=True)
+
+
+def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without the rows of a CPU, where others are among them."""
     on_cpu = frame["device"].str.startswith("cpu")
-    if on_cpu.any() and not on_cpu.all():
-        frame = frame[~on_cpu]
-    return frame.reset_index(drop=True)
+    return frame[~on_cpu] if not on_cpu.all() else frame
 
 
 def on_cpu(rows: pd.DataFrame) -> bool:

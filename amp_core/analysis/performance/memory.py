@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from amp_core.analysis.steps import attempts
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
 
@@ -52,4 +53,4 @@ def memory_description(run: Run) -> str:
     device = run.head.config.get("device", run.head.environment.get("device"))
     if not isinstance(device, str):
         return "held at the step"
-    return "allocated by torch on the GPU" if device.startswith("cuda") else "resident set of the process"
+    return "allocated by torch on the GPU" if is_accelerator(device) else "resident set of the process"

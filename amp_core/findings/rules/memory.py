@@ -4,6 +4,7 @@ from amp_core.analysis.performance.memory import memory_summary
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
 from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.signals import autocast_dtype, on_gpu
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
 MIN_STATE_FRAC = 0.8
@@ -35,7 +36,7 @@ def memory_not_lower(run: Run) -> list[Finding]:
         return []
     frame = run.memory
     parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes"]
-    frame = frame[frame["device"].fillna("").str.startswith("cuda") & frame["allocated_bytes"].notna()]
+    frame = frame[frame["device"].map(is_accelerator).astype(bool) & frame["allocated_bytes"].notna()]
     if frame.empty:
         return []
     peak = float(memory_summary(run).peak_bytes or frame["allocated_bytes"].max())

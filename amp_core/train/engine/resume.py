@@ -13,6 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.schema import RunError
 from amp_core.settings.setting import settings_of
 from amp_core.settings.training import TrainConfig
@@ -30,8 +31,8 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     if config.get("source") != "train":
         return {}
     values = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
-    if values.get("nproc", 1) != 1 and str(values.get("device")).startswith("cuda"):
-        values["device"] = "cuda"  # what is recorded is that of the first process
+    if values.get("nproc", 1) != 1 and is_accelerator(values.get("device")):
+        values["device"] = type_of(values["device"])  # what is recorded is that of the first process
     return values
 
 

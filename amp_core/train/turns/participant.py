@@ -76,12 +76,13 @@ def main() -> int:
 def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: TextIO) -> int:
     import torch
 
-    from amp_core.record.stats.process_memory import forget_peaks
+    from amp_core.record.backends import BACKENDS, forget_peaks
     from amp_core.train.engine.training import train
 
     def synchronize() -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        for backend in BACKENDS.values():
+            if backend.in_use():
+                backend.synchronize()
 
     config = TrainConfig.from_dict(order["config"])
     try:
@@ -96,9 +97,9 @@ def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: Te
         sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
         return 2
     gc.collect()  # the model and what watched it refer to each other
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    for backend in BACKENDS.values():
+        if backend.in_use():
+            backend.release_memory()
     forget_peaks()
     if config.compile:
         torch._dynamo.reset()  # a few models more, and it would compile no further one

@@ -13,6 +13,7 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.cli.settings import flags
+from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.library.labels import Label, write_label
 from amp_core.library.permissions import current
 from amp_core.settings.training import RECIPES, WORKLOADS, Size, TrainConfig
@@ -30,8 +31,8 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         settings["batch_size"] = None
     else:
         _check_fits(WORKLOADS[workload].sizes[size], state["device"])
-    if settings["nproc"] != 1 and str(state["device"]).startswith("cuda"):
-        settings["device"] = "cuda"  # each process takes the GPU of its own number
+    if settings["nproc"] != 1 and is_accelerator(state["device"]):
+        settings["device"] = type_of(state["device"])  # each process takes the GPU of its own number
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
