@@ -61,9 +61,9 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
     attach: list[Hooks] = []
     install = Hooks._install
 
-    def noted(hooks: Hooks, model: Any) -> None:
+    def noted(hooks: Hooks) -> None:
         attach.append(hooks)
-        install(hooks, model)
+        install(hooks)
 
     monkeypatch.setattr(Hooks, "_install", noted)
     counts = []

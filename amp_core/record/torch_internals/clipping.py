@@ -27,8 +27,9 @@ def listen(listener: Callable[[], None]) -> None:
 
 
 def unlisten(listener: Callable[[], None]) -> None:
-    """Stop calling `listener`; the last one to go restores torch."""
-    _listeners.remove(listener)
+    """Stop calling `listener`; the last one to go restores torch. Twice is harmless."""
+    if listener in _listeners:
+        _listeners.remove(listener)
     if not _listeners:
         _patches.restore()
 
