@@ -17,6 +17,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from pages.parts.library import run_list, run_table
+from tests.app_test import app_test
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "pages/run_overview.py"
@@ -69,10 +70,7 @@ def open_app(home: Home) -> Callable[..., AppTest]:
     """Open a page as an address would: `open_app("pages/loss_scale.py", run="run/a")`."""
 
     def go(page: str = OVERVIEW, **address: Any) -> AppTest:
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-        for name, value in address.items():
-            app.query_params[name] = value
-        app.run()
+        app = app_test(**address).run()
         if page != OVERVIEW:
             app.switch_page(page).run()
         return app
