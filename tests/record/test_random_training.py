@@ -76,13 +76,25 @@ def smaller(case: Case, thorough: bool) -> Case:
     return smallest(case, lambda c: not kinds.isdisjoint(map(signature, faults(c, thorough=thorough))), most=20)
 
 
-@given(cases(rare=False))
-@seconds(40)
-def test_random_trainings_come_out_as_unwatched(case):
+def hold_random(case: Case) -> None:
+    """Fail with the faults of a simpler case than `case` that shows the same."""
     thorough = case.seed % 8 == 0
     if found := faults(case, thorough=thorough):
         hold(smaller(case, thorough), thorough)
         pytest.fail(f"shown once, but not again: {found} by {case}")
+
+
+@given(cases(rare=False))
+@seconds(12)
+def test_random_trainings_come_out_as_unwatched(case):
+    hold_random(case)
+
+
+@pytest.mark.whole
+@given(cases(rare=False))
+@seconds(40)
+def test_more_random_trainings_come_out_as_unwatched(case):
+    hold_random(case)
 
 
 @given(cases(rare=False))
