@@ -46,6 +46,7 @@ def test_whatever_a_loop_does_after_backward_comes_out_as_unwatched(act):
         Case(loop=Loop(root="vector")),
         Case(loop=Loop(precision="fp16_scaler_each_step")),
         Case(loop=Loop(precision="fp16_two_scalers", optimizers="both")),
+        Case(loop=Loop(precision="fp16"), acts=(Act(2, "swap_tensors", inside=True),), watching=Watching(trace_ops=1)),
         Case(Model(("lstm_time_first", "shared"), returns="dict"), watching=Watching(level="full", scaler="unseen")),
         Case(Model(tiny=1000), Loop(optimizer="adam_foreach", steps=3), watching=Watching(every=3)),
     ],
