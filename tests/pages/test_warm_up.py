@@ -15,6 +15,8 @@ from pages.parts.library import run_list
 from tests.pages.conftest import ROOT
 from tests.synthetic import write
 
+pytestmark = pytest.mark.usefixtures("warming")
+
 
 def asked_by(monkeypatch, work):
     """What `work` has analysed: names of the functions, of which runs, with what else."""

@@ -143,15 +143,12 @@ def test_the_live_page_draws_the_same_traces(tmp_path: Path, monkeypatch: pytest
 def opened(home: Path, monkeypatch: pytest.MonkeyPatch, run: Path) -> Any:
     """The app on a run of a library of its own."""
     pytest.importorskip("streamlit", reason="the app needs streamlit")
-    from streamlit.testing.v1 import AppTest
-
     from pages.parts.library import run_list
+    from tests.app_test import app_test
 
     monkeypatch.setenv("AMPSCOPE_RUNS", str(home / "runs"))
     monkeypatch.setattr(run_list, "SAMPLES", home / "samples")
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-    app.query_params["run"] = f"run/{run.name}"
-    return app.run()
+    return app_test(run=f"run/{run.name}").run()
 
 
 def shown(app: Any) -> list[list[tuple[Any, ...]]]:

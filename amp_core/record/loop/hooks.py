@@ -74,15 +74,19 @@ class Hooks:
         self._on_tensors = TensorHooks()
         self._handles: list[Any] = []
         self._of_optimizer: dict[int, list[Any]] = {}
-        self._install(model)
+        self._model = model
+        self._batch = BatchSize(unwrapped(model))
+        self._entry_points = EntryPoints(model, self._on_forward, self._on_forward_end)
+        try:
+            self._install()
+        except BaseException:
+            self.remove()
+            raise
 
     def __len__(self) -> int:
         return len(self._handles) + len(self._entry_points)
 
-    def _install(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._batch = BatchSize(unwrapped(model))
-        self._entry_points = EntryPoints(model, self._on_forward, self._on_forward_end)
+    def _install(self) -> None:
         self._steps.over = self._entry_points.settle
         self._steps.lost_forwards = self._find_entry_points
         for index, optimizer in enumerate(self._steps.optimizers):
@@ -152,9 +156,7 @@ class Hooks:
             self._writer.event("warning", name="not recorded", detail=UNSEEN, step=self._steps.number)
 
     def remove(self) -> None:
-        """Take every hook off, and give every wrapped method back. Twice is harmless."""
-        if not self._handles:
-            return
+        """Remove every hook and restore every patched method. Twice is harmless."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -162,7 +164,6 @@ class Hooks:
         self._batch.detach()
         self._outputs.remove()
         self._on_tensors.remove()
-        self._precision.stop_looking()
         for method, listeners in self._methods:
             method.unlisten(*listeners)
         self._methods = []
@@ -172,6 +173,7 @@ class Hooks:
         patched_functions.grad.unlisten(self._on_grad)
         patched_functions.grad.unlisten(self._after_loss)
         patched_functions.grouped_for_clipping.unlisten(self._on_grouped)
+        self._precision.stop_looking()
 
     @listening
     @isolated

@@ -336,9 +336,11 @@ class Steps:
             detail = NO_STEP if self.backwards or self.seen else NOTHING
             self.writer.event("warning", name="not recorded", detail=detail)
         pending, self._pending = self._pending, []
-        self._look_out_for_losses(pending, last=True)
-        self.row_writer.empty(pending)
-        self._observers.tell("close")
+        try:
+            self._look_out_for_losses(pending, last=True)
+            self.row_writer.empty(pending)
+        finally:  # whatever cannot be written, the observers restore what they patched
+            self._observers.tell("close")
 
     def abandon(self) -> None:
         """An exception broke the step off and the loop goes on: forget what was gathered for it."""

@@ -70,6 +70,9 @@ class Shared:
         """Stop calling these listeners; the last one to go restores torch."""
         for listeners in (self._listeners, self._afterwards, self._failures):
             listeners[:] = [(listener, of) for listener, of in listeners if listener not in gone]
+        self._restore_if_unheard()
+
+    def _restore_if_unheard(self) -> None:
         if not self._listeners and not self._afterwards and not self._failures:
             self._patches.restore()
             if _methods.get(key := (id(self._owner), self._name)) is self:
@@ -123,7 +126,9 @@ class Shared:
                 try:
                     listener(*of)
                 except Exception as error:
-                    present.remove(entry)
+                    if entry in present:
+                        present.remove(entry)
+                    self._restore_if_unheard()
                     said = f"AMPscope no longer listens to {self._name}: {error!r}"
                     warnings.warn(said, RuntimeWarning, stacklevel=5)
 

@@ -153,7 +153,7 @@ def test_segment_whose_sandbox_gives_no_answer_is_refused(
         return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     monkeypatch.setattr(sandbox, "_start", start)
-    running = Sandbox(timeout_s=60.0 if program == "input()" else 0.2)
+    running = Sandbox(timeout_s=600.0 if program == "input()" else 0.2)
     folder = strangers(tmp_path / "a", honest()[0])
     for _ in range(2):  # the refusal is remembered
         with pytest.raises(RunError, match=r"steps/00000.parquet is damaged in a way that stopped its reader"):
