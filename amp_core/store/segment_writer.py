@@ -175,5 +175,7 @@ def seal(stream: Path) -> None:
         table = pa.ipc.open_stream(source).read_all()
         with aside(stream.with_name(f".{stream.stem}.parquet.tmp")) as unfinished:
             pq.write_table(table, unfinished, compression="zstd")
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())  # before the stream goes: a power cut may keep the rename and lose the content
             unfinished.replace(stream.with_suffix(".parquet"))
     stream.unlink()
