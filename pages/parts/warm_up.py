@@ -47,7 +47,7 @@ from amp_core.analysis import (
 )
 from amp_core.analysis.numerics.layers import tensor_names
 from amp_core.store.long_runs.extract import open_extract
-from amp_core.views import LOSS
+from amp_core.views import GRAD_NORM, LOSS, LOSS_SCALE, MEMORY
 from pages.parts import loaders, release_memory
 from pages.parts.hardware import memory, profiled
 from pages.parts.library import run_list
@@ -132,6 +132,9 @@ def _analyse_further(run: Run) -> None:
         for function in FURTHER:
             with contextlib.suppress(*REPORTED_BY_PAGE):  # without gradients there is no window: the page says so
                 loaders.analysed(function, run)
+        for view in (LOSS_SCALE, GRAD_NORM):
+            with contextlib.suppress(*REPORTED_BY_PAGE):
+                view.frame(run, loaders.analysed)
         for prepare in PREPARE:
             with contextlib.suppress(*REPORTED_BY_PAGE):
                 prepare(run)
@@ -184,4 +187,5 @@ def _draw_ahead(run: Run, base: Run | None) -> None:
         loaders.analysed(tensor_names, run, kind)
     if base is not None:
         loaders.analysed(compare, [base, run])
+    MEMORY.frame(run, loaders.analysed)
     LOSS.draw(run, ask=loaders.analysed).to_json()
