@@ -8,7 +8,7 @@ from amp_core.analysis import traced_steps
 from amp_core.figures import forecast_figure
 from amp_core.forecast import Forecast, forecast, gpu_names, traces_of_run
 from amp_core.forecast import measured_factor as measured
-from pages.gpu_names import address, charts, empty, head, loaders, tables, words
+from pages.parts import address, charts, empty, head, loaders, tables, words
 
 HOW = (
     "Trace one with `watch(…, trace_ops=2)` in your own loop or `ampscope train … --trace-ops`: a CPU will do. A "
