@@ -5,16 +5,15 @@ import streamlit as st
 from amp_core.formats import FORMATS, limits_to_show
 from pages.parts import address, glossary
 
-LIMITS = limits_to_show()
-
 
 def pick(page: str) -> tuple[list[str], bool]:
     """The formats, and whether exponents are shown without the loss scale; `page` begins the fields' keys."""
+    known = limits_to_show()  # at each pass: a format may be registered while the server runs
     formats_key, unscaled_key = f"{page}.formats", f"{page}.unscaled"
-    address.take("format", formats_key, address.several(LIMITS), ["fp16"])
+    address.take("format", formats_key, address.several(known), ["fp16"])
     formats = st.pills(
         "Limits of",
-        LIMITS,
+        known,
         selection_mode="multi",
         format_func=lambda name: FORMATS[name].label,
         key=formats_key,
