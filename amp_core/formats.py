@@ -5,11 +5,11 @@
     (65504.0, 6.103515625e-05, 5.960464477539063e-08)
 
 Sources: IEEE 754-2019 (fp32, fp16, fp64), the bfloat16 description of Google's TPUs, NVIDIA's A100 white paper (tf32)
-and Micikevicius et al. 2022, "FP8 formats for deep learning" (e4m3 without infinities, e5m2 like IEEE). The tests hold
+and Micikevicius et al. 2022, "FP8 formats for deep learning" (e4m3 without infinities, e5m2 like IEEE). The tests check
 each value against `torch.finfo` for every format that torch has.
 
-All that other modules ask about a format is a property here: how it is scaled, how its dtype is spelt elsewhere, what
-tensor cores call it. To add a format, add a line to `FORMATS`.
+Everything that other modules need to know about a format is a property here: how it is scaled, how its dtype is spelt
+elsewhere, what tensor cores call it. To add a format, add an entry to `FORMATS`.
 """
 
 import math
@@ -26,13 +26,13 @@ class Scaling:
     block: int | None = None
     """Values that share a scale, where `by` is `block`."""
     scale_format: str | None = None
-    """What a block's scale is stored in, e.g. `e8m0`, where `by` is `block`."""
+    """Format in which a block's scale is stored, e.g. `e8m0`, where `by` is `block`."""
 
     def __post_init__(self) -> None:
         if self.by not in ("loss", "tensor", "block"):
             raise ValueError(f"by={self.by!r} is unknown; choose loss, tensor or block")
         if (self.by == "block") != (self.block is not None and self.scale_format is not None):
-            raise ValueError("block and scale_format are given with by='block', and only then")
+            raise ValueError("block and scale_format are required with by='block' and must be None otherwise")
 
 
 BY_LOSS_SCALE = Scaling("loss")
@@ -54,14 +54,14 @@ class Format:
     max_value: float
     """Largest finite value."""
     has_inf: bool
-    """Whether a value too large becomes infinity. e4m3 has none: such a value becomes NaN or the largest one, as the
-    cast decides (torch saturates since 2.13 at the latest)."""
+    """Whether overflow gives infinity. e4m3 has no infinity: overflow gives NaN or saturates, as the cast decides
+    (torch saturates since 2.13 at the latest)."""
     scaling: Scaling = BY_LOSS_SCALE
     """How training in this format scales a tensor."""
     autocast: bool = False
     """Whether torch.autocast takes its dtype."""
     family: str = ""
-    """The word that GPUs, data sheets and kernel names have for it, e.g. `fp8` for both FP8 formats; empty where that
+    """What GPUs, data sheets and kernel names call it, e.g. `fp8` for both FP8 formats; empty where that
     is its name. See `kernel_precision`."""
     spellings: tuple[str, ...] = ()
     """Other names of its dtype in lower case: of C++, CUDA and CUTLASS (`half`, `__half`, `half_t`), without the
@@ -98,17 +98,17 @@ class Format:
 
     @property
     def kernel_precision(self) -> str:
-        """The word for it among kernels and tensor cores: `family`, or its own name."""
+        """What kernels and tensor cores call it: `family`, or its own name."""
         return self.family or self.name
 
     @property
     def width(self) -> tuple[int, int]:
-        """What formats are ordered by: bits, then bits of the mantissa."""
+        """Sort key of formats: bits, then bits of the mantissa."""
         return self.bits, self.mantissa_bits
 
     @property
     def bias(self) -> int:
-        """What is added to an exponent to store it."""
+        """Added to an exponent to store it."""
         return int(2 ** (self.exponent_bits - 1)) - 1
 
     @property
@@ -143,8 +143,9 @@ class Format:
 
     @property
     def overflow_threshold(self) -> float:
-        """Middle between `max_value` and what the next step would be: larger magnitudes overflow. So does the middle,
-        since ties go to even; only in e4m3, whose largest mantissa is even, it becomes `max_value`."""
+        """Midpoint of `max_value` and the next value in a format with more exponents: larger magnitudes overflow. The
+        midpoint itself overflows too, since ties go to even; in e4m3, whose largest mantissa is even, it rounds
+        down."""
         return self.max_value + math.ldexp(1.0, self.max_exponent - self.mantissa_bits - 1)
 
     @property
@@ -154,7 +155,7 @@ class Format:
 
     @property
     def powers_of_two(self) -> int:
-        """How many powers of two, subnormals included, lie between `min_subnormal` and `max_value`."""
+        """Number of powers of two from `min_subnormal` to `max_value`."""
         return self.max_exponent - self.min_subnormal_exponent + 1
 
 
@@ -209,7 +210,7 @@ class Integer:
     spellings: tuple[str, ...] = ()
     """As in `Format`."""
     kernel_precision: str | None = None
-    """The word for it among kernels and tensor cores; None where neither multiplies it."""
+    """What kernels and tensor cores call it; None where neither multiplies it."""
 
 
 INTEGERS: dict[str, Integer] = {
@@ -226,13 +227,13 @@ INTEGERS: dict[str, Integer] = {
         Integer("bool", 8),
     )
 }
-"""Dtypes that are no number format, by torch's name."""
+"""Integer and boolean dtypes, by torch's name."""
 
 
 def format_of(spelling: object) -> Format | None:
-    """The format that a dtype stores, by any name of it: `float16`, `torch.float16`, `c10::Half`, `half`, `fp16`.
+    """The format that a dtype stores, by any of its names: `float16`, `torch.float16`, `c10::Half`, `half`, `fp16`.
 
-    None for integers and for what is no dtype.
+    None for integers and for anything that is not a dtype.
     """
     if not isinstance(spelling, str):
         return None
@@ -241,19 +242,19 @@ def format_of(spelling: object) -> Format | None:
 
 
 def dtype_of(spelling: str) -> str | None:
-    """torch's name of a dtype, integers included, by any name of it; None for what is no dtype of torch's."""
-    found = format_of(spelling) or _integer_of(spelling)
-    return None if found is None else found.dtype
+    """torch's name of a dtype, integers included, by any of its names; None where torch has no such dtype."""
+    dtype = format_of(spelling) or _integer_of(spelling)
+    return None if dtype is None else dtype.dtype
 
 
 def kernel_precision_of(spelling: str) -> str | None:
-    """The word that kernels and tensor cores have for a dtype (`Format.kernel_precision`), by any name of it."""
-    found = format_of(spelling) or _integer_of(spelling)
-    return None if found is None else found.kernel_precision
+    """What kernels and tensor cores call a dtype (`Format.kernel_precision`), by any of its names."""
+    dtype = format_of(spelling) or _integer_of(spelling)
+    return None if dtype is None else dtype.kernel_precision
 
 
 def memory_bits_of(kernel_precision: str) -> int | None:
-    """Bits in memory of an element that kernels call `kernel_precision`, e.g. 32 of tf32; None for an unknown word."""
+    """Bits that an element of `kernel_precision` takes in memory, e.g. 32 for tf32; None for an unknown name."""
     for form in FORMATS.values():
         if form.kernel_precision == kernel_precision:
             return form.memory_bits
@@ -261,13 +262,13 @@ def memory_bits_of(kernel_precision: str) -> int | None:
 
 
 def element_bytes(spelling: object) -> int | None:
-    """Bytes that an element of a dtype takes, by any name of it; None for what is no dtype."""
-    found = format_of(spelling) or _integer_of(spelling)
-    return None if found is None else max(found.memory_bits // 8, 1)
+    """Bytes that an element of a dtype takes, by any of its names; None where it is not a dtype."""
+    dtype = format_of(spelling) or _integer_of(spelling)
+    return None if dtype is None else max(dtype.memory_bits // 8, 1)
 
 
 def narrowest_first() -> list[Format]:
-    """All formats in order of `Format.width`: the order of charts and of what operators promote to."""
+    """All formats in order of `Format.width`, the order of charts and of type promotion."""
     return sorted(FORMATS.values(), key=lambda f: f.width)
 
 

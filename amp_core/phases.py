@@ -3,9 +3,9 @@
     >>> PHASES["data"].column, PHASES["data"].label
     ('data_ms', 'waiting for data')
 
-A step is always in exactly one of them, so their times add up to the step's. To add a phase, add a line to `PHASES`:
-the column of the table `steps`, the recorder's sums, analysis and charts follow; its colour is in
-`amp_core.figures.style.PARTS`.
+A step is always in exactly one phase, so their times add up to the step's. To add a phase, add a line to `PHASES`;
+its column in the table `steps`, the recorder's sums, analyses and charts follow. Its colour is in
+`amp_core.figures.colours.PARTS`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Phase:
     """One phase of a step."""
 
     name: str
-    """As the column `phase` of several tables has it, e.g. `forward`."""
+    """Value of the column `phase` in several tables, e.g. `forward`."""
     label: str
     """What charts call it."""
     meaning: str
@@ -41,10 +41,10 @@ PHASES: dict[str, Phase] = {
 """All phases by name, in order."""
 
 COLUMNS = tuple(phase.column for phase in PHASES.values())
-"""Their columns in the table `steps`."""
+"""The columns of all phases in the table `steps`."""
 
 OTHER = "other"
-"""What is left of a step beside the phases that were measured: no phase, but shown as one."""
+"""The rest of a step, outside the measured phases; shown like a phase."""
 
 LABELS = {name: phase.label for name, phase in PHASES.items()} | {OTHER: "other"}
-"""What charts call the phases and the rest."""
+"""What charts call the phases and the rest of a step."""

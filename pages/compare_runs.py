@@ -13,14 +13,14 @@ from amp_core.analysis import (
     memory_difference,
 )
 from amp_core.figures import compare_bars, deviation_figure
-from amp_core.views import AGREEMENT, MEMORY_BESIDE, STEP_COSTS
+from amp_core.views import AGREEMENT, MEMORY_COMPARISON, STEP_COSTS
 from pages.parts import address, charts, empty, head, loaders, picker, tables, words
 from pages.parts.compare import comparison
 from pages.parts.compare import multiple_runs as together
 from pages.parts.library.run_list import Entry
 from pages.parts.overview import findings, report
 
-MOST = 15
+MAX_RUNS = 15
 ASK = "Choose two runs or more: the first is the reference that the others are set beside."
 ALWAYS = ("speed_ratio", "memory_ratio")
 # A figure for each of these; beyond the first two only where a run has it.
@@ -41,17 +41,17 @@ def pick() -> list[Entry]:
         elif entries[key].status == "damaged":
             left_out(entries[key], entries[key].sentence)
     if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
-        address.settle("compare.runs", asked[:MOST])
+        address.set_value("compare.runs", asked[:MAX_RUNS])
     elif "compare.runs" not in st.session_state:
         st.session_state["compare.runs"] = suggested(entries, known)
-    address.settle("compare.runs", [key for key in st.session_state["compare.runs"] if key in known])
+    address.set_value("compare.runs", [key for key in st.session_state["compare.runs"] if key in known])
     keys = st.multiselect(
         "Runs, the reference first",
         known,
         st.session_state["compare.runs"],  # see picker.show: what is set alone may never reach the browser
         key="compare.runs",
         format_func=lambda key: picker.label(entries[key]),
-        max_selections=MOST,
+        max_selections=MAX_RUNS,
         placeholder="Choose two runs or more",
         persist_state="session",
     )
@@ -62,7 +62,8 @@ def pick() -> list[Entry]:
 def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
     """The chosen run and those of the same place that train the same workload at the same size, FP32 first.
 
-    Those under way only where the chosen one is."""
+    Those under way only where the chosen one is.
+    """
 
     def turns(key: str) -> object:
         about = (entries[key].config or {}).get("comparison")
@@ -79,7 +80,7 @@ def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
     keys.sort(key=lambda key: ((entries[key].config or {}).get("precision") != "fp32", key != chosen))
     together = [key for key in keys if turns(key) is not None and turns(key) == turns(keys[0])]
     if len(together) > 1:
-        return together[:MOST]
+        return together[:MAX_RUNS]
     return [*keys[:4], chosen] if chosen in keys[5:] else keys[:5]
 
 
@@ -113,10 +114,10 @@ def gradients(runs: list[Run]) -> None:
         charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
 
 
-def costs(runs: list[Run], found: Comparison) -> None:
+def costs(runs: list[Run], compared: Comparison) -> None:
     """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
     dark = charts.dark()
-    table = found.recipes.assign(run=found.recipes["recipe"])
+    table = compared.recipes.assign(run=compared.recipes["recipe"])
     row = st.container(horizontal=True)  # three across beside a scroll bar, two on a narrow page
     for column in BARS:
         if column in ALWAYS or (table[column] > 0).any():
@@ -130,9 +131,9 @@ def costs(runs: list[Run], found: Comparison) -> None:
         charts.show(STEP_COSTS.figure(steps, dark), "compare.steps")
         if steps["source"].iloc[0] == "profile":
             st.caption("Of profiled steps: the profiler makes them longer than those in the table.")
-    memory = MEMORY_BESIDE.frame(first, loaders.analysed)
-    if not MEMORY_BESIDE.absent(memory):
-        charts.show(MEMORY_BESIDE.figure(memory, dark), "compare.memory")
+    memory = MEMORY_COMPARISON.frame(first, loaders.analysed)
+    if not MEMORY_COMPARISON.absent(memory):
+        charts.show(MEMORY_COMPARISON.figure(memory, dark), "compare.memory")
         changes = loaders.analysed(memory_difference, first)
         if len(changes):
             tables.show(difference(changes), hide_index=True, alt="Memory by category against the first recipe.")
@@ -183,15 +184,15 @@ if under_way:
         st.header("So far", anchor=False)
         st.button("Read what is new", icon=":material/refresh:", type="tertiary")
 
-found = loaders.analysed(compare, runs)
-comparison.verdict(found)
-comparison.settings(found)
-comparison.tables(found)
+compared = loaders.analysed(compare, runs)
+comparison.headline(compared)
+comparison.settings(compared)
+comparison.tables(compared)
 findings_beside(runs)
 if not under_way:
     together.losses(runs)
-if found.recipes["loss_change_frac"].notna().any():
-    charts.show(deviation_figure(found.recipes, charts.dark()), "compare.deviation")
-costs(runs, found)
+if compared.recipes["loss_change_frac"].notna().any():
+    charts.show(deviation_figure(compared.recipes, charts.dark()), "compare.deviation")
+costs(runs, compared)
 gradients(runs)
 report.of(runs)

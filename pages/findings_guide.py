@@ -37,7 +37,7 @@ def explain(entry: Entry, *, unfolded: bool) -> None:
 
 head.title("Findings guide")
 known = Counter(entry.severity for entries in FAMILIES.values() for entry in entries)
-head.verdict(f"AMPscope knows {known['error'] + known['warning']} ways in which mixed-precision training goes wrong.")
+head.headline(f"AMPscope knows {known['error'] + known['warning']} ways in which mixed-precision training goes wrong.")
 st.caption(
     f"{words.plural(known['error'], 'error')} that break training, {words.plural(known['warning'], 'warning')} that "
     f"cost quality or speed, and {words.plural(known['info'], 'info')}, good to know. Each is told from what a run "

@@ -8,12 +8,12 @@ from amp_core.analysis.format_lab.rounding import (
     MAX_ADDENDS,
     Number,
     accumulated,
-    combined,
     element_formats,
     format_ranges,
-    held,
     parse_number,
+    rounded_operation,
     scaling,
+    stored_values,
 )
 from amp_core.figures import accumulation_figure, format_range_figure
 from amp_core.formats import FORMATS
@@ -71,9 +71,9 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     st.pills("For example", EXAMPLES, key="lab.example", on_change=take_example)
 st.query_params["number"] = typed
 value = number("A number", typed)
-table = held(value)
+table = stored_values(value)
 with answer:
-    head.verdict(formats.verdict(typed, table))
+    head.headline(formats.headline(typed, table))
 st.code(formats.bit_rows(table), language=None)
 tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
 
@@ -83,7 +83,7 @@ low, high = prediction.LOWEST, prediction.HIGHEST
 power = st.select_slider("Loss scale", range(low, high + 1), format_func=tensor.power_of_two, key="lab.scale")
 address.keep("scale", "lab.scale", str(power) if power != 16 else "")
 trip = scaling(value, power, FORMATS["fp16"])
-st.markdown(formats.trip_verdict(trip))
+st.markdown(formats.trip_headline(trip))
 trips = tables.remember(formats.trip(trip, power), "What a loss scale does to the number in FP16.")
 st.table(trips, hide_index=True, border="horizontal", width="content")
 marks = [
@@ -113,7 +113,7 @@ with st.container(horizontal=True):
     shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
     address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
     many = st.number_input("Add b so many times", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
-st.markdown(formats.operation(combined(a, b, sign, form), sign, form.label))
+st.markdown(formats.operation(rounded_operation(a, b, sign, form), sign, form.label))
 sums = accumulated(a, b, int(many), form)
 title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")

@@ -6,7 +6,7 @@ import streamlit as st
 from amp_core import Run, RunError
 from amp_core.analysis import traced_steps
 from amp_core.figures import forecast_figure
-from amp_core.forecast import Forecast, forecast, parts, traces_of_run
+from amp_core.forecast import Forecast, forecast, gpu_names, traces_of_run
 from amp_core.forecast import measured_factor as measured
 from pages.parts import address, charts, empty, head, loaders, tables, words
 
@@ -35,7 +35,7 @@ def made(run: Run, gpus: tuple[str, ...]) -> Forecast:
     return forecast(traces_of_run(run), gpus, factor=known[1] if known else None)
 
 
-def verdict(table: pd.DataFrame) -> str:
+def headline(table: pd.DataFrame) -> str:
     """The page's answer: the best recipe of each GPU."""
     known = table[(table["recipe"].isin(["bf16", "fp16"])) & (table["why_not"] == "")]
     best_of = []
@@ -43,10 +43,10 @@ def verdict(table: pd.DataFrame) -> str:
         best = rows.sort_values("speedup", ascending=False, kind="stable").iloc[0]
         span = f"{words.number(best['speedup_low'], digits=2)}–{words.number(best['speedup_high'], digits=2)}"
         best_of.append(f"{gpu}: {best['recipe'].upper()} {words.number(best['speedup'], digits=2)} × FP32 ({span})")
-    said = f"Forecast, not measured. {'; '.join(best_of)}."
+    sentence = f"Forecast, not measured. {'; '.join(best_of)}."
     if (known["bound_by"] == "launches").any():
-        said += " Where launches set the time, the GPU waits for Python: larger batches or compiling gain more."
-    return said
+        sentence += " Where launches set the time, the GPU waits for Python: larger batches or compiling gain more."
+    return sentence
 
 
 def span(row: pd.Series, column: str, unit: str) -> str:
@@ -90,21 +90,21 @@ run = head.run(table="ops")
 if not loaders.analysed(traced_steps, run):
     empty.nothing(f"A forecast is computed from a traced step, and this run has no traced step. {HOW}", sample=True)
 answer = st.container()
-address.take("gpu", "forecast.gpus", address.several(parts()), GPUS)
-asked = st.multiselect("GPUs", parts(), key="forecast.gpus", persist_state="session")
+address.take("gpu", "forecast.gpus", address.several(gpu_names()), GPUS)
+asked = st.multiselect("GPUs", gpu_names(), key="forecast.gpus", persist_state="session")
 address.keep("gpu", "forecast.gpus", ",".join(asked) if asked != GPUS else "")
 if not asked:
     empty.nothing("Choose one GPU or more.")
 try:
-    found = loaders.analysed(made, run, tuple(asked))
+    result = loaders.analysed(made, run, tuple(asked))
 except RunError:  # a profiler's trace has operators, but not what autocast decided of them
     empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)
 with answer:
-    head.verdict(verdict(found.table))
+    head.headline(headline(result.table))
 dark = charts.dark()
-charts.show(forecast_figure(found.table, "speedup", dark), "forecast.speedup")
-charts.show(forecast_figure(found.table, "step_ms", dark), "forecast.time")
+charts.show(forecast_figure(result.table, "speedup", dark), "forecast.speedup")
+charts.show(forecast_figure(result.table, "step_ms", dark), "forecast.time")
 alt = "Forecast by GPU and recipe."
-tables.show(shown(found.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
-for note in [*left_out(found.table), *found.notes]:
+tables.show(shown(result.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
+for note in [*left_out(result.table), *result.notes]:
     st.caption(words.escape(note))

@@ -3,14 +3,11 @@
 import streamlit as st
 
 from amp_core.analysis import kinds_present, step_marks
-from amp_core.analysis.numerics.layers import layer_exponents, layer_health, layer_trace, to_draw
+from amp_core.analysis.numerics.layers import downsample_trace, layer_exponents, layer_health, layer_trace
 from amp_core.figures import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.marks import with_marks
-from amp_core.formats import FORMATS, limits_to_show
-from pages.parts import address, charts, empty, glossary, head, loaders, tables, words
-from pages.parts.numbers import tensor
-
-LIMITS = limits_to_show()
+from pages.parts import charts, empty, head, loaders, tables, words
+from pages.parts.numbers import limits, tensor
 
 head.title("Layer detail")
 run = head.run()
@@ -21,30 +18,14 @@ if not kinds:
 answer = st.container()
 kind, name = tensor.pick(run, kinds)
 with st.container(horizontal=True, vertical_alignment="bottom"):
-    address.take("format", "layer.formats", address.several(LIMITS), ["fp16"])
-    formats = st.pills(
-        "Limits of",
-        LIMITS,
-        selection_mode="multi",
-        format_func=lambda form: FORMATS[form].label,
-        key="layer.formats",
-        help=glossary.tip("underflow"),
-    )
-    address.take("true", "layer.unscaled", lambda text: text == "1", False)
-    unscaled = st.toggle(
-        "Without the loss scale",
-        key="layer.unscaled",
-        help="Moves the histogram of each step by its loss scale: where the true gradient lies.",
-    )
-address.keep("true", "layer.unscaled", "1" if unscaled else "")
-address.keep("format", "layer.formats", ",".join(formats) if formats != ["fp16"] else "")
+    formats, unscaled = limits.pick("layer")
 
 trace = loaders.analysed(layer_trace, run, kind, name)
 first, last = tensor.pick_steps(trace["step"].tolist())
 trace = trace[trace["step"].between(first, last)]
 health = layer_health(trace)
 with answer:
-    head.verdict(tensor.verdict(name, kind, health, trace["dtype"].iloc[-1]))
+    head.headline(tensor.headline(name, kind, health, trace["dtype"].iloc[-1]))
 dark = charts.dark()
 shares = loaders.analysed(layer_exponents, run, kind, name, true_exponents=unscaled, within=(first, last))
 marks = loaders.analysed(step_marks, run)
@@ -53,7 +34,7 @@ values = "loss scale taken out" if unscaled else "as stored"
 without = trace["step"][~(trace["absmax"] > 0)].tolist()
 over_time = exponents_over_time(shares, tuple(formats), dark, values=values, without=without)
 charts.show(with_marks(over_time, marks, dark=dark), "layer.exponents")
-drawn = to_draw(trace)
+drawn = downsample_trace(trace)
 charts.show(with_marks(classes_over_time(drawn, dark=dark), marks, dark=dark), "layer.classes")
 magnitudes = magnitude_figure(drawn, tuple(formats), dark, values="as stored")
 charts.show(with_marks(magnitudes, marks, dark=dark), "layer.magnitudes")

@@ -25,7 +25,7 @@ EPISODE_COLUMNS = {
 EPISODES = "Episodes of skipped steps with scales."
 
 
-def verdict(about: ScaleSummary, episodes: int, recipe: str) -> str:
+def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
     """The page's answer in one or two sentences."""
     if about.last is None and not about.skips_recorded:
         return "Neither a loss scale nor skipped steps were recorded in this run."
@@ -96,9 +96,9 @@ about = loaders.analysed(scale_summary, run)
 episodes = loaders.analysed(skip_episodes, run)
 
 window = prediction.window(run)
-said = verdict(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
-head.verdict(
-    f"{said} {prediction.window_verdict(window, about.last if about.has_scaler else None)}" if window else said
+sentence = headline(about, len(episodes), words.escape(run.head.config.get("precision") or "This run"))
+head.headline(
+    f"{sentence} {prediction.window_headline(window, about.last if about.has_scaler else None)}" if window else sentence
 )
 if about.has_scaler:
     show_cards(about, len(episodes), run.head.config.get("growth_interval"))

@@ -10,40 +10,42 @@ from amp_core.analysis import (
     memory_difference,
     memory_phases,
     memory_steps,
-    not_recorded,
+    not_recorded_reasons,
 )
-from amp_core.views import MEMORY, MEMORY_BESIDE, MEMORY_MOMENTS, MEMORY_PARTS
+from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
 from pages.parts.hardware import memory
 
 
-def verdict(found: MemoryBreakdown, attempted: int) -> str:
+def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
     """The page's answer; of what was not looked at, the reason, which the number of steps tells."""
-    if found.total_bytes is None:
+    if breakdown.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
         return f"What this run's memory is made of was not looked at: {why}."
-    largest = found.named.nlargest(2, "bytes")
+    largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
-    if found.on_cpu:
-        held = found.named["bytes"].sum()
+    if breakdown.on_cpu:
+        held = breakdown.named["bytes"].sum()
         return (
-            f"Tensors held most, {words.size(held)}, {words.escape(found.moment)}: mostly {named}. "
-            f"The process as a whole stood at {words.size(found.total_bytes)} there."
+            f"Tensors held most, {words.size(held)}, {words.escape(breakdown.moment)}: mostly {named}. "
+            f"The process as a whole stood at {words.size(breakdown.total_bytes)} there."
         )
-    return f"The peak of {words.size(found.total_bytes)} came {words.escape(found.moment)}: mostly {named}."
+    return f"The peak of {words.size(breakdown.total_bytes)} came {words.escape(breakdown.moment)}: mostly {named}."
 
 
-def numbers(found: MemoryBreakdown, phases: pd.DataFrame) -> None:
+def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
     """The row of cards: the peak, and that of each phase."""
-    on_cpu = found.on_cpu
+    on_cpu = breakdown.on_cpu
     column = "tensors_bytes" if on_cpu else "peak_bytes"
     left, right = cards.pairs()
     with left:
         if on_cpu:
-            cards.card("Process", words.size(found.total_bytes), "resident set", help_=memory.CPU)
+            cards.card("Process", words.size(breakdown.total_bytes), "resident set", help_=memory.CPU)
         else:
-            reserved = f"{words.size(found.reserved_bytes)} reserved" if found.reserved_bytes else found.what
-            cards.card("Peak", words.size(found.total_bytes), reserved, help_=memory.RESERVED)
+            reserved = (
+                f"{words.size(breakdown.reserved_bytes)} reserved" if breakdown.reserved_bytes else breakdown.what
+            )
+            cards.card("Peak", words.size(breakdown.total_bytes), reserved, help_=memory.RESERVED)
     beside = "in tensors" if on_cpu else "allocated"
     for number, row in enumerate(phases.itertuples()):
         with right if number else left:
@@ -55,20 +57,20 @@ def pick_step(steps: list[int]) -> int:
     if len(steps) == 1:
         return steps[0]
     key = f"memory.step.{len(steps)}"
-    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, steps[-1])
+    address.take("step", key, address.whole(steps), steps[-1])
     step: int = st.segmented_control("Step", steps, required=True, format_func=lambda n: f"{n:,}", key=key)
     address.keep("step", key, str(step) if step != steps[-1] else "")
     return step
 
 
-def explanation(run: Run, found: MemoryBreakdown, step: int) -> None:
+def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
     """What the peak was made of, and how it came about."""
-    for note in found.notes:
+    for note in breakdown.notes:
         st.markdown(note)
     charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
-    tables.show(memory.table(found), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
+    tables.show(memory.table(breakdown), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
     charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
-    for reason in [r for r in loaders.analysed(not_recorded, run) if "in memory" in r]:
+    for reason in [r for r in loaders.analysed(not_recorded_reasons, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
     if batch := memory.larger_batch(run):
         st.caption(batch)
@@ -82,8 +84,10 @@ def difference(run: Run) -> None:
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
         st.info(f"{words.escape(other.name)} did not look at what its memory is made of.")
         return
-    beside = MEMORY_BESIDE.frame([other, run], loaders.analysed)
-    charts.show(MEMORY_BESIDE.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside")
+    beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
+    charts.show(
+        MEMORY_COMPARISON.figure(beside, charts.dark(), title="Memory at the peak, side by side"), "memory.beside"
+    )
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
@@ -97,13 +101,13 @@ run = head.run()
 steps = loaders.analysed(memory_steps, run)
 answer = st.container()
 step = pick_step(steps) if steps else None
-found = loaders.analysed(memory_breakdown, run, step)
+breakdown = loaders.analysed(memory_breakdown, run, step)
 with answer:
-    head.verdict(verdict(found, len(run.steps)))
-if step is not None and found.total_bytes is not None:
+    head.headline(headline(breakdown, len(run.steps)))
+if step is not None and breakdown.total_bytes is not None:
     with answer:
-        numbers(found, loaders.analysed(memory_phases, run, step))
-    explanation(run, found, step)
+        numbers(breakdown, loaders.analysed(memory_phases, run, step))
+    explanation(run, breakdown, step)
     difference(run)
 st.header("Over the run", anchor=False)
 over_time = MEMORY.frame(run, loaders.analysed)

@@ -5,12 +5,9 @@ import functools
 import streamlit as st
 
 from amp_core.analysis import class_shares, kinds_present, sampled_steps
-from amp_core.formats import FORMATS, limits_to_show
 from amp_core.views import CLASSES, RANGES
-from pages.parts import address, charts, clicks, empty, glossary, head, loaders, words
-from pages.parts.numbers import prediction, ranges
-
-LIMITS = limits_to_show()
+from pages.parts import address, charts, clicks, empty, head, loaders, words
+from pages.parts.numbers import limits, prediction, ranges
 
 head.title("Number ranges")
 run = head.run()
@@ -29,43 +26,27 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
         st.session_state["ranges.kind"] = order[0]
     kind = st.segmented_control("Values of", order, required=True, format_func=label_of, key="ranges.kind")
     address.keep("kind", "ranges.kind", kind if kind != order[0] else "")
-    address.take("format", "ranges.formats", address.several(LIMITS), ["fp16"])
-    formats = st.pills(
-        "Limits of",
-        LIMITS,
-        selection_mode="multi",
-        format_func=lambda name: FORMATS[name].label,
-        key="ranges.formats",
-        help=glossary.tip("underflow"),
-    )
-    address.keep("format", "ranges.formats", ",".join(formats) if formats != ["fp16"] else "")
-    address.take("true", "ranges.unscaled", lambda text: text == "1", False)
-    unscaled = st.toggle(
-        "Without the loss scale",
-        key="ranges.unscaled",
-        help="Moves each histogram by the loss scale of its step: where the true gradient lies.",
-    )
-address.keep("true", "ranges.unscaled", "1" if unscaled else "")
+    formats, unscaled = limits.pick("ranges")
 steps = loaders.analysed(sampled_steps, run, kind)
 step = ranges.pick_step(steps) if len(steps) > 1 else None
 
 classes = loaders.analysed(class_shares, run, kind, step)
 with answer:
     if step is None:
-        head.verdict(ranges.verdict(classes, kind, functools.partial(ranges.when, run, kind)))
+        head.headline(ranges.headline(classes, kind, functools.partial(ranges.when, run, kind)))
     else:
-        head.verdict(ranges.verdict(classes, kind))
+        head.headline(ranges.headline(classes, kind))
 if unfold := st.session_state.pop("ranges.unfold", None):
     st.session_state["ranges.search"] = unfold
     st.session_state[f"ranges.depth.{kind}"] = None
-found, depth = ranges.pick_layers(classes["name"].tolist(), kind)
-frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, unscaled=unscaled, names=found, depth=depth)
+layers, depth = ranges.pick_layers(classes["name"].tolist(), kind)
+frame = RANGES.frame(run, loaders.analysed, kind=kind, step=step, unscaled=unscaled, names=layers, depth=depth)
 classes = frame.classes
 heatmap = RANGES.figure(frame, charts.dark(), formats=tuple(formats))
 clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"ranges.heatmap.{kind}")
 st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 if len(steps) > 1:
-    ranges.over_steps(run, kind, found, depth)
+    ranges.over_steps(run, kind, layers, depth)
 if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.SEEN).any(axis=None):
     charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
 opened = ranges.table(classes, kind)
@@ -74,4 +55,4 @@ for point in clicked[:1]:
     ranges.go(kind, str(point["y"]), here)
 for name in opened:
     ranges.go(kind, name, here)
-prediction.show(run, kind, formats[0] if formats else "fp16", found)
+prediction.show(run, kind, formats[0] if formats else "fp16", layers)

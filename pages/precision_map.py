@@ -15,13 +15,13 @@ if run.ops.empty:
 steps = loaders.analysed(traced_steps, run)
 step = precision.pick_step(steps)
 view = loaders.analysed(precision_map, run, step)
-head.verdict(precision.verdict(view))
+head.headline(precision.headline(view))
 precision.cards(view)
 
 phase, together = precision.pick_cells(view)
 cells = loaders.analysed(precision_cells, run, step, phase, together)
 if len(cells):
-    charts.view(PRECISION_MAP, run, "precision.map", step=step, phase=phase, together=together)
+    charts.view(PRECISION_MAP, run, "precision.map", step=step, phase=phase, folded=together)
     st.caption(precision.about_map(view, cells))
 
 if not view.has_policies:

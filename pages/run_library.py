@@ -12,7 +12,7 @@ from pages.parts import head, picker, tables, words
 from pages.parts.library import actions, run_list, run_table, upload
 from pages.parts.library.run_list import Entry
 
-MOST = 50  # rows of the table at first
+MAX_ROWS = 50  # rows of the table at first
 TOLD_S = 10.0
 ROW = 35  # pixels
 ROWS = 16  # of the table before it scrolls
@@ -152,7 +152,7 @@ with st.container():  # so that the fields below stay where they are, and a file
             folder = folders(entries)
         found = [entry for entry in entries.values() if run_table.matches(entry, asked)]
         shown, folded = (found, {}) if asked and folder is None else run_table.in_folder(found, folder)
-        most = st.session_state.setdefault("library.most", MOST)
+        most = st.session_state.setdefault("library.most", MAX_ROWS)
         page, more = shown[:most], max(0, len(shown) - most)
         st.session_state["library.shown"] = [entry.key for entry in page]
         actions.actions(head.entry(), [key for key in st.session_state.get("library.ticked", []) if key in entries])
@@ -163,7 +163,7 @@ with st.container():  # so that the fields below stay where they are, and a file
             aside = f", {lost} of them damaged" if lost else ""
             found_here = f" {len(found):,} found." if asked else ""
             disk = sum(run_list.size_bytes(entry.path) for entry in entries.values())
-            head.verdict(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
+            head.headline(f"{words.plural(len(entries), 'run')}{aside}. {words.size(disk)} on disk.{found_here}")
         if len(table):
             st.caption("Tick a run to choose it, or several to compare them.")
             tables.show(
@@ -180,8 +180,8 @@ with st.container():  # so that the fields below stay where they are, and a file
                 alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
             )
             run_table.look_on(waiting)
-            if more and st.button(f"Show {min(more, MOST)} more"):
-                st.session_state["library.most"] = most + MOST
+            if more and st.button(f"Show {min(more, MAX_ROWS)} more"):
+                st.session_state["library.most"] = most + MAX_ROWS
                 st.rerun()
             for name, sentence in damaged[["Name", "Sentence"]].itertuples(index=False):
                 st.caption(f"**{words.escape(name)}** cannot be read: {words.escape(words.sentence(sentence))}")

@@ -13,9 +13,9 @@ from pages.parts.overview import costs_and_gains, findings, report, tour
 
 def summary(view: Overview) -> str:
     """How far it came and what became of the loss, in a sentence."""
-    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    planned_text = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {words.duration(view.duration_s)}" if view.duration_s is not None else ""
-    steps = f"{view.steps_done:,}{of} steps{time}"
+    steps = f"{view.steps_done:,}{planned_text} steps{time}"
     known = view.loss_first is not None
     loss = f"; loss {words.loss(view.loss_first)} at first, {words.loss(view.loss_last)} at the end" if known else ""
     skips = f"; {words.plural(view.scale.skips, 'step')} skipped" if view.scale.has_scaler else ""
@@ -26,16 +26,16 @@ def of_profile(run: Run) -> None:
     """A run without steps, as of an imported trace: what a profiler saw, and the pages that show it."""
     use = loaders.analysed(tensor_core_use, run)
     share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
-    said = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
-    found = loaders.analysed(diagnose, run)
+    work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
+    diagnosed = loaders.analysed(diagnose, run)
     planned = run.head.config.get("steps")
     missing = isinstance(planned, int) and planned > 0
     if missing:
         st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
-    findings.banner(found, f"{said}. No training steps were recorded.", ended_well=not missing, run=run)
+    findings.banner(diagnosed, f"{work}. No training steps were recorded.", ended_well=not missing, run=run)
     head.profiled(run)
-    findings.causes(found, run)
-    findings.remarks(found, run)
+    findings.causes(diagnosed, run)
+    findings.remarks(diagnosed, run)
 
 
 def of_training(run: Run, entry: Entry) -> None:
@@ -43,15 +43,15 @@ def of_training(run: Run, entry: Entry) -> None:
     view = loaders.analysed(overview, run)
     head.ending(run)
     ended_well = view.status not in ("failed", "lost")
-    found = loaders.analysed(diagnose, run)
-    findings.banner(found, summary(view), ended_well=ended_well, run=run)
+    diagnosed = loaders.analysed(diagnose, run)
+    findings.banner(diagnosed, summary(view), ended_well=ended_well, run=run)
     tour.show(entry)
-    costs_and_gains.show(run, view, findings.to_tell(found, run))
+    costs_and_gains.show(run, view, findings.to_tell(diagnosed, run))
     if view.loss_first is None:  # an imported trace has steps and nothing else of a training
         head.profiled(run)
-    findings.causes(found, run)
+    findings.causes(diagnosed, run)
     cards.show(run, view)
-    findings.remarks(found, run)
+    findings.remarks(diagnosed, run)
     if view.loss_first is not None:
         charts.view(LOSS, run, "overview.loss")
     # One below the other: at one width their steps stand below each other too, and no title is cut off.

@@ -23,14 +23,14 @@ MIN_US = 1e-3  # less is what subtraction leaves of nothing
 SMALL = 0.01  # shares of the time below this are not worth a clause
 
 
-def verdict(cost: StepCost, bound: Amdahl | None) -> str:
+def headline(cost: StepCost, bound: Amdahl | None) -> str:
     """The page's answer: the time of a step, its largest parts, and the bound."""
     unit = "A step takes" if cost.steps else "The profiled window takes"
     largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
     # Without the comma of "matrix, on tensor cores": among others it would begin the next part.
-    told = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
-    said = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(told)}."
-    return f"{said} {bound.sentence}" if bound else said
+    shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
+    sentence = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(shares)}."
+    return f"{sentence} {bound.sentence}" if bound else sentence
 
 
 def outlook(cost: StepCost, bound: Amdahl) -> str:
@@ -40,24 +40,26 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
             "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
-    said = f"{words.percent(bound.open_frac)} of the time is matrix work on CUDA cores"
+    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is matrix work on CUDA cores"
     if bound.tf32_frac >= SMALL:
-        said += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
+        sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
     if bound.unknown_frac >= SMALL:
-        said += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
-    if bound.open_frac < SMALL and bound.tf32_frac < SMALL:
-        return f"{said}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
-    if bound.open_frac >= SMALL:
-        said += f". Free of the former, a step would be {words.number(bound.open_bound)} × as fast"
+        sentence += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
+    if bound.cuda_core_frac < SMALL and bound.tf32_frac < SMALL:
+        return (
+            f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
+        )
+    if bound.cuda_core_frac >= SMALL:
+        sentence += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
     if bound.half_expected and bound.rate_ratio:
-        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.open_frac >= SMALL else []
+        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= SMALL else []
         if bound.tf32_frac >= SMALL and bound.tf32_ratio:
             rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
-        said += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
-        said += f"{words.number(bound.half_expected)} ×"
+        sentence += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
+        sentence += f"{words.number(bound.half_expected)} ×"
     if cost.us("tensor") - cost.tf32_us > cost.us("matrix"):
-        return f"{said}."
-    return f"{said}. 16-bit values also halve the bytes of memory-bound kernels, so a little more may come of them."
+        return f"{sentence}."
+    return f"{sentence}. 16-bit values also halve the bytes of memory-bound kernels, so a little more may come of them."
 
 
 def show_cards(cost: StepCost, bound: Amdahl) -> None:
@@ -111,7 +113,7 @@ if cost.source == "nothing":
     empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}", sample=True)
 
 bound = amdahl(cost)
-head.verdict(verdict(cost, bound))
+head.headline(headline(cost, bound))
 if bound is None:
     st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
 else:

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import TensorCoreUse, at_stake, matrix_ops, tensor_core_use
+from amp_core.analysis import TensorCoreUse, matrix_ops, missed_tensor_core_time, tensor_core_use
 from amp_core.hardware.gpus import Gpu
 from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import charts, empty, head, loaders, words
@@ -12,7 +12,7 @@ from pages.parts.hardware import abilities, kernels, profiled
 WORTH_SAYING = 0.01  # of kernel time
 
 
-def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
+def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     """The page's answer."""
     if use.on_cpu:
         return (
@@ -26,19 +26,19 @@ def verdict(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
     untold = f"; of {words.percent(use.unknown_frac)} the name does not tell" if use.unknown_frac else ""
     lead = "Tensor cores do the matrix work" if share >= 0.9 else "Tensor cores do part of the matrix work"
-    said = (
+    text = (
         f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
         f"kernels that use them{untold}."
     )
     if share < 0.01:
         lead = "Tensor cores stand idle" if unknown < 0.5 else "Whether tensor cores are used cannot be told by name"
-        said = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
-        said += f"{words.percent(use.matrix_frac)}{untold}."
+        text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
+        text += f"{words.percent(use.matrix_frac)}{untold}."
     if stake["time_frac"].sum() >= WORTH_SAYING:
         first = stake.iloc[0]
-        said += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
-        said += words.escape(words.sentence(first["why"]))
-    return said
+        text += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
+        text += words.escape(words.sentence(first["why"]))
+    return text
 
 
 head.title("Tensor cores")
@@ -50,7 +50,7 @@ if run.kernels.empty:
 step = profiled.pick(run)
 use = loaders.analysed(tensor_core_use, run, step)
 ops = loaders.analysed(matrix_ops, run, step)
-head.verdict(verdict(use, at_stake(ops)))
+head.headline(headline(use, missed_tensor_core_time(ops)))
 if not use.on_cpu:
     kernels.shares(use)
     charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)

@@ -15,22 +15,22 @@ HOW = (
 )
 
 head.title("Tune")
-found = searches.listing()
+searches_by_name = searches.listing()
 started = st.session_state.get("tune.started")
-waiting = [job for job in queue.alive() if job.name.startswith("tune-") and job.name not in found]
-if started in found:
+waiting = [job for job in queue.alive() if job.name.startswith("tune-") and job.name not in searches_by_name]
+if started in searches_by_name:
     st.session_state["tune.search"] = st.session_state.pop("tune.started")
 if not current().read_only:
-    with st.expander("Start a search", expanded=not found and not waiting):
+    with st.expander("Start a search", expanded=not searches_by_name and not waiting):
         st.markdown(HOW)
         searches.form()
 queue.show(waiting, None)
 if waiting:
     st.button("Read what is new", icon=":material/refresh:", type="tertiary")
-if not found:
+if not searches_by_name:
     begun = "The search has not begun to write yet. What it finds" if waiting else "No search yet. What one finds"
     empty.nothing(f"{begun} will stand here.")
-folder = searches.choose(found)
+folder = searches.choose(searches_by_name)
 try:
     tuned = load_tuned(folder)
 except RunError as error:
@@ -48,7 +48,7 @@ if goes_on:
     searches.follow(folder)
     st.stop()
 if tuned.answer:
-    head.verdict(words.escape(tuned.answer))
+    head.headline(words.escape(tuned.answer))
 if tuned.why:
     st.markdown(words.escape(tuned.why))
 if not tuned.confirmed:

@@ -15,6 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_restored() -> Iterator[None]:
+    """No test leaves torch patched: every recorder is closed, and restores what it patched."""
+    before = patched_in_torch()
+    yield
+    assert patched_in_torch() in (before, []), "torch stays patched: close every recorder, also where a loop raises"
+
+
+def patched_in_torch() -> list[str]:
+    """What AMPscope has patched in torch just now, and what it listens to; empty while nothing is recorded."""
+    if "amp_core.record.torch_internals" not in sys.modules:
+        return []
+    import torch
+    from torch.nn.utils import clip_grad
+    from torch.optim import lr_scheduler, optimizer
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    functions = [
+        (torch.autograd, "backward"),
+        (torch.autograd, "grad"),
+        (lr_scheduler.LRScheduler, "step"),
+        (lr_scheduler.ReduceLROnPlateau, "step"),
+        (torch.optim.Optimizer, "zero_grad"),
+        *((torch.amp.GradScaler, name) for name in ("scale", "unscale_", "step", "update", "get_scale")),
+        (clip_grad, "_clip_grads_with_norm_"),
+        (clip_grad, "_group_tensors_by_device_and_dtype"),
+    ]
+    states = {
+        "calls of modules": vars(torch.nn.Module)["_compiled_call_impl"] is not None,
+        "optimizer steps": bool(optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks),
+        "operators": bool(_get_current_dispatch_mode_stack()),
+    }
+    patched = [f"{owner.__name__}.{name}" for owner, name in functions if _is_of_ours(vars(owner)[name])]
+    return patched + [what for what, listened_to in states.items() if listened_to]
+
+
+def _is_of_ours(function: object) -> bool:
+    """Whether this function, or one that it wraps, is defined in amp_core."""
+    while function is not None:
+        if function.__globals__["__name__"].startswith("amp_core."):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 @pytest.fixture

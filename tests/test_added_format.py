@@ -9,7 +9,7 @@ import pytest
 
 from amp_core import RunError
 from amp_core.analysis import layer_advice, safe_window, what_if
-from amp_core.analysis.format_lab.rounding import bits, element_formats, format_ranges, held, rounded
+from amp_core.analysis.format_lab.rounding import bits, element_formats, format_ranges, rounded, stored_values
 from amp_core.analysis.performance import eligible_ops
 from amp_core.analysis.performance.traced_ops import formats_of, ran_in
 from amp_core.figures.precision_map import precision_figure
@@ -48,8 +48,10 @@ def wide(folder):
 def test_a_format_is_scaled_as_it_says_and_not_as_it_is_called(tmp_path, monkeypatch):
     twin = dataclasses.replace(FORMATS["fp8-e4m3"], name="ocp-e4m3", dtype=None, spellings=(), kernel_tokens=())
     monkeypatch.setitem(FORMATS, twin.name, twin)
-    found = what_if(wide(tmp_path / "run"), ("fp8-e4m3", "ocp-e4m3"), (0,))
-    one, other = (found[found["format"] == name].drop(columns="format") for name in ("fp8-e4m3", "ocp-e4m3"))
+    predictions = what_if(wide(tmp_path / "run"), ("fp8-e4m3", "ocp-e4m3"), (0,))
+    one, other = (
+        predictions[predictions["format"] == name].drop(columns="format") for name in ("fp8-e4m3", "ocp-e4m3")
+    )
     assert len(one) and (one["own_log2_scale"] != 0).all()
     pd.testing.assert_frame_equal(one.reset_index(drop=True), other.reset_index(drop=True))
 
@@ -94,7 +96,7 @@ def test_it_stands_between_eight_and_sixteen_bits(fp12):
 
 
 def test_the_format_lab_rounds_to_it(fp12):
-    table = held(Fraction(1, 10)).set_index("format")
+    table = stored_values(Fraction(1, 10)).set_index("format")
     assert table.loc["fp12-e5m6", "value"] == rounded(Fraction(1, 10), fp12) == 0.099609375  # 1.59375 × 2^-4
     assert bits(0.099609375, fp12) == ("0", "01011", "100110")
     ranges = format_ranges().set_index("format")

@@ -14,9 +14,9 @@ NARROW = [f for f in STORED if f.narrow]
 
 def dtype(fmt: Format) -> torch.dtype:
     assert fmt.dtype is not None
-    found = getattr(torch, fmt.dtype)
-    assert isinstance(found, torch.dtype)
-    return found
+    result = getattr(torch, fmt.dtype)
+    assert isinstance(result, torch.dtype)
+    return result
 
 
 def every_value(fmt: Format) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

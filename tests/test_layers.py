@@ -53,6 +53,32 @@ def test_a_module_imports_only_from_layers_below_and_no_private_name(module: str
         assert not name.startswith("_") or name == "__version__", f"{module} imports the private name {source}.{name}"
 
 
+BACKENDS = ("record.backends",)
+"""Where an accelerator's own functions may be called; elsewhere a recorder asks its backend."""
+
+
+def of_one_accelerator(file: Path) -> Iterator[str]:
+    """What in a file holds for CUDA alone: uses of `torch.cuda`, and comparisons with its name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda":
+            yield f"line {node.lineno}: torch.cuda"
+        elif isinstance(node, ast.ImportFrom | ast.Import) and "torch.cuda" in ast.unparse(node):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Attribute) and node.attr == "is_cuda":
+            yield f"line {node.lineno}: is_cuda"
+        elif isinstance(node, ast.Compare | ast.Call) and '"cuda' in ast.unparse(node).replace("'", '"'):
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("package", ["record", "train", "tune"])
+def test_only_backends_know_one_accelerator_from_another(package: str) -> None:
+    ours = [(name, file) for name, file in modules() if name.partition(".")[0] == package]
+    found = {name: list(of_one_accelerator(file)) for name, file in ours if not name.startswith(BACKENDS)}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    backend = dict(ours).get("record.backends.cuda")
+    assert backend is None or list(of_one_accelerator(backend))  # the check sees what it is after
+
+
 def test_few_modules_lie_at_the_top() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MAX_MODULES_AT_THE_TOP
 

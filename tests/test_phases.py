@@ -4,7 +4,7 @@ from amp_core import phases
 from amp_core.analysis import PHASES, ranks
 from amp_core.analysis.performance import step_cost
 from amp_core.analysis.steps import TIMES
-from amp_core.figures import style
+from amp_core.figures import colours
 from amp_core.record import step_phases
 from amp_core.schema import TABLES
 from tests.edited import run_edited
@@ -15,8 +15,8 @@ def test_the_phases_are_written_once_and_in_one_order():
     assert list(phases.PHASES) == names == list(step_phases.PHASES) and (*names, "other") == PHASES
     assert phases.COLUMNS == tuple(f"{name}_ms" for name in names) == TIMES[1:]
     assert [name for name in TABLES["steps"].schema.names if name.endswith("_ms")] == list(TIMES)
-    assert list(step_cost.PHASE_LABELS) == list(style.PHASES) == [*names, "other"]
-    assert set(ranks.WAITING["fsdp"]) < set(phases.COLUMNS)
+    assert list(step_cost.PHASE_LABELS) == list(colours.PHASES) == [*names, "other"]
+    assert set(ranks.WAITING_PHASES["fsdp"]) < set(phases.COLUMNS)
 
 
 def test_a_phase_more_is_recorded_analysed_and_drawn(tmp_path):
@@ -36,10 +36,10 @@ with RunWriter("run") as writer:
     times = {"step_ms": [9.0] * 30, "forward_ms": [4.0] * 30, "communicate_ms": [3.0] * 30}
     writer.append("steps", {"step": list(range(30)), **times})
 run = load_run("run")
-found = speed_summary(run).phases_ms
-assert (found["communicate"], found["other"]) == (3.0, 2.0), found
+phases_ms = speed_summary(run).phases_ms
+assert (phases_ms["communicate"], phases_ms["other"]) == (3.0, 2.0), phases_ms
 assert "communicate" in PHASES
 print([trace.name for trace in phase_figure(phase_times(run)).data])
 """
-    said = run_edited(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
-    assert said.strip() == "['forward', 'talking to ranks', 'other']"
+    text = run_edited(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
+    assert text.strip() == "['forward', 'talking to ranks', 'other']"

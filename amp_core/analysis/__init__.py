@@ -1,4 +1,4 @@
-"""From a run to frames and small frozen dataclasses: pure functions that draw, print and read nothing.
+"""Pure functions from a run to frames and small frozen dataclasses; they neither draw, print nor read files.
 
 from amp_core.analysis import exponent_shares, scale_trace
 
@@ -6,12 +6,12 @@ scale_trace(run)                            # one row per step attempted
 exponent_shares(run, "output_grad")         # one row per tensor and exponent
 """
 
-from amp_core.analysis.baseline import lost_gradient, reference, step_marks
+from amp_core.analysis.baseline import baseline_index, lost_gradient, step_marks
 from amp_core.analysis.comparison.compare import Comparison, compare
 from amp_core.analysis.comparison.loss_curves import loss_curves
 from amp_core.analysis.comparison.noise_band import first_runs, gradient_agreement, noise_band
 from amp_core.analysis.comparison.step_cost_change import compare_step_cost
-from amp_core.analysis.downsample import sparkline, thin
+from amp_core.analysis.downsample import downsample, sparkline
 from amp_core.analysis.numerics.audits import predicted_and_audited
 from amp_core.analysis.numerics.layer_advice import layer_advice
 from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary, scale_trace, skip_episodes
@@ -21,32 +21,32 @@ from amp_core.analysis.numerics.tensors_over_steps import shares_over_steps
 from amp_core.analysis.numerics.what_if import what_if, whole_model
 from amp_core.analysis.overview import Overview, overview
 from amp_core.analysis.performance.amdahl import Amdahl, amdahl
-from amp_core.analysis.performance.devices import DeviceNow, device_now, device_samples, not_recorded
-from amp_core.analysis.performance.eligible_ops import at_stake, matrix_ops
+from amp_core.analysis.performance.devices import DeviceNow, device_now, device_samples, not_recorded_reasons
+from amp_core.analysis.performance.eligible_ops import matrix_ops, missed_tensor_core_time
 from amp_core.analysis.performance.energy import Energy, energy_per_sample
-from amp_core.analysis.performance.memory import MemorySummary, memory_summary, memory_trace, what_memory
+from amp_core.analysis.performance.memory import MemorySummary, memory_description, memory_summary, memory_trace
 from amp_core.analysis.performance.memory_breakdown import (
     MemoryBreakdown,
     memory_breakdown,
     memory_difference,
     memory_moments,
+    memory_parts,
     memory_phases,
     memory_steps,
-    shown_parts,
 )
 from amp_core.analysis.performance.precision_map import PrecisionMap, precision_cells, precision_map
 from amp_core.analysis.performance.step_cost import StepCost, phase_cost, step_cost
 from amp_core.analysis.performance.step_time import PHASES, SpeedSummary, phase_times, speed_summary
 from amp_core.analysis.performance.tensor_cores import (
     TensorCoreUse,
-    answer_shares,
     kernel_table,
     profiled_windows,
+    tensor_core_shares,
     tensor_core_use,
 )
 from amp_core.analysis.performance.traced_ops import traced_steps
 from amp_core.analysis.ranks import rank_ends, rank_scales, rank_table
-from amp_core.analysis.run_labels import labelled
+from amp_core.analysis.run_labels import unique_labels
 from amp_core.hardware.kernel_names import KernelClass, classify_kernel
 
 __all__ = [
@@ -66,34 +66,36 @@ __all__ = [
     "StepCost",
     "TensorCoreUse",
     "amdahl",
-    "answer_shares",
-    "at_stake",
+    "baseline_index",
     "class_shares",
     "classify_kernel",
     "compare",
     "compare_step_cost",
     "device_now",
     "device_samples",
+    "downsample",
     "energy_per_sample",
     "exponent_shares",
     "first_runs",
     "gradient_agreement",
     "kernel_table",
     "kinds_present",
-    "labelled",
     "layer_advice",
     "loss_curves",
     "lost_gradient",
     "matrix_ops",
     "memory_breakdown",
+    "memory_description",
     "memory_difference",
     "memory_moments",
+    "memory_parts",
     "memory_phases",
     "memory_steps",
     "memory_summary",
     "memory_trace",
+    "missed_tensor_core_time",
     "noise_band",
-    "not_recorded",
+    "not_recorded_reasons",
     "overview",
     "phase_cost",
     "phase_times",
@@ -104,23 +106,21 @@ __all__ = [
     "rank_ends",
     "rank_scales",
     "rank_table",
-    "reference",
     "safe_window",
     "safe_window_over_time",
     "sampled_steps",
     "scale_summary",
     "scale_trace",
     "shares_over_steps",
-    "shown_parts",
     "skip_episodes",
     "sparkline",
     "speed_summary",
     "step_cost",
     "step_marks",
+    "tensor_core_shares",
     "tensor_core_use",
-    "thin",
     "traced_steps",
+    "unique_labels",
     "what_if",
-    "what_memory",
     "whole_model",
 ]

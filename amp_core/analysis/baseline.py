@@ -1,4 +1,4 @@
-"""What a page marks on its time axes, and which run another one is held against.
+"""Marks on time axes, and the choice of a baseline run.
 
 >>> step_marks(run)  # step, kind (`skipped` or `change`), what (in words)
 >>> lost_gradient(run)
@@ -15,26 +15,26 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core.analysis.numerics.audits import own_audits
-from amp_core.analysis.steps import WARMUP_STEPS, along, warmup_steps
+from amp_core.analysis.steps import MAX_WARMUP_STEPS, attempts_with_axes, warmup_steps
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
 TASK = ("workload", "size", "batch_size", "accumulate", "device")
-"""Settings in which two runs must agree to be of one task on one machine."""
+"""Settings that must agree for two runs to train the same task on the same device."""
 MAX_MARKS = 2000
-"""So many marks are made at most, evenly chosen among the skipped steps: more could not be told apart."""
-_TOLD = {"phase change": "", "resumed": "training resumed", "traced": "operators traced"}
-"""Kinds of events that begin a phase, and how they are told."""
+"""At most so many skipped steps are marked, evenly chosen: more marks cannot be distinguished."""
+_EVENT_TEXTS = {"phase change": "", "resumed": "training resumed", "traced": "operators traced"}
+"""Kinds of events that begin a phase, and their texts; empty where the event has its own."""
 
 
 def step_marks(run: Run) -> pd.DataFrame:
-    """Steps worth a mark on every time axis: skipped ones, and those at which the run was in another phase.
+    """The marks of a run's time axes: skipped steps, and steps at which a phase of the run begins.
 
-    Phases are the end of the warm-up that timings leave out, audits, profiled and traced steps, a resumed training, and
-    changes of how it is watched. Columns: step, samples (seen so far; NaN where not recorded), time_s, kind (`skipped`
+    Phases are the end of the warm-up, which timings leave out, audits, profiled and traced steps, a resumed run, and
+    changes of watching. Columns: step, samples (cumulative; NaN where not recorded), time_s, kind (`skipped`
     or `change`), what (in words).
     """
-    frame = along(run)
+    frame = attempts_with_axes(run)
     steps = frame["step"].to_numpy()
     skipped = np.flatnonzero(frame["skipped"].to_numpy())
     if len(skipped) > MAX_MARKS:
@@ -42,8 +42,8 @@ def step_marks(run: Run) -> pd.DataFrame:
     begun: dict[int, dict[str, None]] = {}  # a dict keeps the order, and each text once
     for step, what in _phases(run, frame):
         begun.setdefault(step, {})[what] = None
-    known = set(steps.tolist())
-    changed = [step for step in sorted(begun) if step in known]
+    wanted = np.array(sorted(begun), dtype=np.int64)
+    changed = wanted[np.isin(wanted, steps)].tolist()
     places = np.concatenate([skipped, np.searchsorted(steps, changed)]).astype(int)
     return pd.DataFrame(
         {column: frame[column].to_numpy()[places] for column in ("step", "samples", "time_s")}
@@ -55,51 +55,51 @@ def step_marks(run: Run) -> pd.DataFrame:
 
 
 def _phases(run: Run, frame: pd.DataFrame) -> list[tuple[int, str]]:
-    """Steps at which another phase begins, each with what it is."""
-    found = []
+    """Steps at which a phase begins, each with its description."""
+    changes = []
     warm = warmup_steps(len(frame))
-    if warm == WARMUP_STEPS:  # of a run that has just begun it would move with each step
-        found.append((int(frame["step"].iloc[warm]), "warm-up over: timed from here on"))
-    found += [(int(step), "gradients audited in FP32") for step in pc.unique(run.table("audits")["step"]).to_pylist()]
+    if warm == MAX_WARMUP_STEPS:  # in a shorter run the end of the warm-up moves with each step
+        changes.append((int(frame["step"].iloc[warm]), "warm-up over: timed from here on"))
+    changes += [(int(step), "gradients audited in FP32") for step in pc.unique(run.table("audits")["step"]).to_pylist()]
     windows = run.table("windows").select(["step", "steps"]).to_pylist()
-    found += [
+    changes += [
         (w["step"], f"{formatting.plural(w['steps'], 'step')} profiled" if w["steps"] else "profiled")
         for w in windows
         if w["step"] is not None
     ]
     events = run.events
-    events = events[events["kind"].isin(_TOLD) & events["step"].notna()]
+    events = events[events["kind"].isin(_EVENT_TEXTS) & events["step"].notna()]
     for event in events[["step", "kind", "name", "detail"]].to_dict("records"):
-        said = [event["name"], event["detail"]] if event["kind"] == "phase change" else [_TOLD[event["kind"]]]
-        found.append((int(event["step"]), ": ".join(str(text) for text in said if text)))
-    return found
+        texts = [event["name"], event["detail"]] if event["kind"] == "phase change" else [_EVENT_TEXTS[event["kind"]]]
+        changes.append((int(event["step"]), ": ".join(str(text) for text in texts if text)))
+    return changes
 
 
 def lost_gradient(run: Run) -> float | None:
-    """Share (0–1) of the nonzero gradient elements that the recipe turned to zero, as its audits measured it at the
+    """Underflow of the gradient as a share (0–1) of its nonzero elements, measured by audits of the recipe at the
     run's own loss scale; None without an audit."""
     audits = own_audits(run)
     nonzero = audits["nonzero"].sum()
     return float(audits["lost"].sum() / nonzero) if nonzero else None
 
 
-def reference(configs: Sequence[Mapping[str, Any]], of: int) -> int | None:
-    """The place of the FP32 run (TF32 failing that) that trains the same task as `configs[of]`; None without one.
+def baseline_index(configs: Sequence[Mapping[str, Any]], index: int) -> int | None:
+    """Index of the FP32 run (else TF32) that trains the same task as `configs[index]`; None if there is none.
 
-    With several the one of the same seed, and among those the first.
+    If there are several, the first with the same seed, else the first.
     """
-    own = configs[of]
+    own = configs[index]
     if not own.get("workload") or own.get("precision") in ("fp32", None):
         return None
     alike = [
         place
         for place, config in enumerate(configs)
-        if place != of
+        if place != index
         and config.get("precision") in ("fp32", "tf32")
         and all(config.get(name) == own.get(name) for name in TASK)
     ]
 
-    def rank(place: int) -> tuple[bool, bool]:
+    def preference(place: int) -> tuple[bool, bool]:
         return (configs[place].get("precision") != "fp32", configs[place].get("seed") != own.get("seed"))
 
-    return min(alike, key=rank, default=None)
+    return min(alike, key=preference, default=None)

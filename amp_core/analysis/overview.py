@@ -1,4 +1,4 @@
-"""A run at a glance: what the metric cards show.
+"""The overview of a run: the values of its metric cards.
 
 >>> view = overview(run)
 >>> view.steps_done, view.steps_planned, view.loss_last
@@ -16,16 +16,16 @@ from amp_core.analysis.numerics.loss_scale import ScaleSummary, scale_summary
 from amp_core.analysis.performance.memory import MemorySummary, memory_summary
 from amp_core.analysis.performance.step_time import SpeedSummary, speed_summary
 from amp_core.analysis.ranks import end_in_words
-from amp_core.analysis.steps import attempts, counted, recipe, warmup_steps, whole_number
+from amp_core.analysis.steps import attempts, recipe, warmup_steps, whole_number
 from amp_core.store.run import Run
 
-_PACE_STEPS = 50  # recent steps from which the time to the end is foretold
-_FEWEST = 5  # of them
+_PACE_STEPS = 50  # recent steps that the time to the end is estimated from
+_MIN_PACE_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What a run is, how far it came and how it fares. None where the run does not say."""
+    """What a run is, its progress and its state. None where not recorded."""
 
     name: str
     status: str
@@ -52,15 +52,15 @@ class Overview:
     duration_s: float | None
     """From the run's creation to its last row."""
     eta_s: float | None
-    """Expected seconds to the end at the pace of the last steps; None unless live with a planned number."""
+    """Estimated seconds to the end at the pace of the last steps; None unless live with a planned number of steps."""
     results: Mapping[str, Any]
     """Final metrics, e.g. `eval_loss`."""
 
 
 def overview(run: Run) -> Overview:
-    """The run at a glance, live or over."""
+    """The overview of a run, live or ended."""
     frame = attempts(run)
-    done = counted(frame)
+    done = len(frame)
     config = run.head.config
     losses = run.table("steps").column("loss").drop_null().to_numpy()
     finite = losses[np.isfinite(losses)]
@@ -96,10 +96,10 @@ def _duration(run: Run, frame: pd.DataFrame) -> float | None:
     return float(times.max()) if len(times) else None
 
 
-def _eta(frame: pd.DataFrame, left: int) -> float | None:
-    """Seconds, at the pace of the last steps. The first ones compile and fill caches: they say nothing of the rest."""
+def _eta(frame: pd.DataFrame, steps_left: int) -> float | None:
+    """Seconds at the pace of the last steps. The first steps compile and fill caches, so they do not count."""
     timed = frame.loc[frame["time_s"].notna(), ["step", "time_s"]].iloc[warmup_steps(len(frame)) :].tail(_PACE_STEPS)
     steps, times = timed["step"].to_numpy(float), timed["time_s"].to_numpy(float)
-    if len(times) < _FEWEST or times[-1] <= times[0] or steps[-1] <= steps[0]:
+    if len(times) < _MIN_PACE_STEPS or times[-1] <= times[0] or steps[-1] <= steps[0]:
         return None
-    return float(max(0, left) * (times[-1] - times[0]) / (steps[-1] - steps[0]))
+    return float(max(0, steps_left) * (times[-1] - times[0]) / (steps[-1] - steps[0]))

@@ -1,4 +1,4 @@
-"""The processes of one training beside each other: which is slow, which disagrees, which died and why.
+"""The ranks of a distributed training side by side: which is slow, which disagrees, which failed and why.
 
 >>> rank_table(run)  # one row per rank: times, skips, memory, how it ended
 >>> rank_spread(run).slowest
@@ -6,9 +6,8 @@
 >>> rank_cause(run).in_words()
 'rank 1 failed after step 12: ValueError: boom'
 
-Every rank writes what it saw for itself; nothing here was agreed on between them while they trained. Ranks wait for
-each other where they exchange gradients: in backward, and with FSDP in forward too. So all have nearly the same step
-time, and who is slow shows in the phases in which nobody waits.
+Every rank records independently. Ranks wait for each other where they exchange gradients: in backward, and with FSDP in
+forward too. So all have nearly the same step time, and a slow rank shows in the phases without waiting.
 """
 
 import re
@@ -19,12 +18,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.steps import TIMES, counted, median, warmup_steps
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
+from amp_core.analysis.steps import TIMES, median, warmup_steps
 from amp_core.store.run import Run
 
-WAITING = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
-"""Phases in which a rank may wait for others, by how the model is shared; those of DDP where that is not known. With
+WAITING_PHASES = {"ddp": ("backward_ms",), "fsdp": ("forward_ms", "backward_ms", "optimizer_ms")}
+"""Phases in which a rank may wait for others, by kind of parallelism; those of DDP where that is not known. With
 FSDP clipping by norm and a scaler's check wait too."""
 
 _LOST_CONNECTION = re.compile(
@@ -32,10 +30,10 @@ _LOST_CONNECTION = re.compile(
     r"|diststore|tcpstore|watchdog|remote process|socket",
     re.IGNORECASE,
 )
-"""What torch says where the process at the other end is gone: a consequence, not a cause."""
+"""What torch reports when the peer process is gone: a consequence, not a cause."""
 
-NO_END = "it wrote no end: killed, out of memory, or its machine went down"
-NEVER_BEGAN = "it never began to watch"
+NO_END = "it recorded no end: killed, out of memory, or its machine went down"
+NEVER_BEGAN = "it never started recording"
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,12 @@ class RankEnd:
 
     rank: int
     status: str
-    """`running`, `finished`, `stopped`, `failed`, or `gone` where it wrote no end."""
+    """`running`, `finished`, `stopped`, `failed`, or `gone` if it recorded no end."""
     reason: str
     last_step: int | None
     """The last step that it recorded."""
     ended_s: float
-    """When, seconds since 1970; NaN where not known."""
+    """Seconds since 1970; NaN where not known."""
 
     def in_words(self) -> str:
         """For instance `rank 1 failed after step 12: ValueError: boom`."""
@@ -60,21 +58,21 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RankSpread:
-    """How far ranks are apart in the phases in which they do not wait for each other."""
+    """The spread of ranks in the phases in which they do not wait for each other."""
 
     slowest: int
     own_ms: float
     """Median time per step that the slowest rank spends in these phases."""
     median_ms: float
-    """The same of the rank in the middle."""
+    """Median of that time over ranks."""
     frac: float
-    """What the slowest takes more than the one in the middle, over the time of a step: what others wait (0–1)."""
+    """Excess of the slowest rank over the median, as a share of the step time (0–1): how long others wait."""
     phases: tuple[str, ...]
     """The phases that count, e.g. `data`, `forward`."""
 
 
 def rank_ends(run: Run) -> list[RankEnd]:
-    """How each process ended, by rank. Of imported traces only those ranks are told of whose traces were given."""
+    """How each process ended, by rank. A run of imported traces has only the ranks whose traces were given."""
     events = run.table("events")
     frame = events.filter(pc.is_in(events.column("kind"), pa.array(["started", "ended"]))).to_pandas()
     steps = run.table("steps").select(["step", "rank"]).to_pandas().groupby("rank")["step"].max()
@@ -82,16 +80,16 @@ def rank_ends(run: Run) -> list[RankEnd]:
     live = run.is_live
     if run.head.config.get("source") == "import":
         return [RankEnd(rank, run.status, "", None, np.nan) for rank in sorted(known)]
-    told = {int(rank): rows for rank, rows in frame.sort_values("time_s", kind="stable").groupby("rank")}
+    events_of_rank = {int(rank): rows for rank, rows in frame.sort_values("time_s", kind="stable").groupby("rank")}
     last_steps = {int(rank): int(step) for rank, step in steps.items()}
     ends = []
     for rank in sorted(known | set(range(run.head.world_size))):
         last_step = last_steps.get(rank)
-        if rank not in told:
+        if rank not in events_of_rank:
             status, reason = ("running", "") if live else ("gone", NO_END if rank in known else NEVER_BEGAN)
             ends.append(RankEnd(rank, status, reason, last_step, np.nan))
             continue
-        rows = told[rank]
+        rows = events_of_rank[rank]
         begun, ended = (rows[rows["kind"] == kind] for kind in ("started", "ended"))
         over = len(ended) and (not len(begun) or ended["time_s"].iloc[-1] >= begun["time_s"].iloc[-1])
         if over:
@@ -107,19 +105,19 @@ def rank_ends(run: Run) -> list[RankEnd]:
 
 
 def rank_cause(run: Run) -> RankEnd | None:
-    """The process whose end ended the run; None where none failed, and for a run of one process.
+    """The process whose end ended the run; None if none failed, and for a run of one process.
 
-    One that failed by an error of its own comes first, then one that wrote no end; that a connection was lost, or that
-    torchrun stopped a process, follows from another's end.
+    A process that failed by its own error comes first, then one that recorded no end. A lost connection, or a process
+    that torchrun stopped, is a consequence of another's end.
     """
     if run.head.world_size < 2:
         return None
-    found = run.cached_frame(["events", "steps"], _cause, run.head.world_size, run.status, run.is_live)
-    return found["cause"].iloc[0] if len(found) else None
+    frame = run.cached_frame(["events", "steps"], _cause, run.head.world_size, run.status, run.is_live)
+    return frame["cause"].iloc[0] if len(frame) else None
 
 
 def _cause(run: Run, *_of_head: object) -> pd.DataFrame:
-    """No or one row: ten rules ask for it, and a head may speak of a hundred thousand ranks."""
+    """No row or one. Cached: ten rules read it, and a head may list a hundred thousand ranks."""
     cause = _first_to_fail(rank_ends(run))
     return pd.DataFrame({"cause": [] if cause is None else [cause]}, dtype=object)
 
@@ -128,23 +126,23 @@ def _first_to_fail(ends: list[RankEnd]) -> RankEnd | None:
     failed = [e for e in ends if e.status == "failed"]
     own = [e for e in failed if not _LOST_CONNECTION.search(e.reason)]
     gone = [e for e in ends if e.status == "gone"]
-    if len(gone) == len(ends):  # the machine went down, or somebody killed them all: none was the cause
+    if len(gone) == len(ends):  # the machine went down, or all were killed: none was the cause
         return None
-    for found in (own, gone, failed):
-        if found:
-            return min(found, key=lambda e: (not np.isfinite(e.ended_s), e.ended_s, e.rank))
+    for candidates in (own, gone, failed):
+        if candidates:
+            return min(candidates, key=lambda e: (not np.isfinite(e.ended_s), e.ended_s, e.rank))
     return None
 
 
 def end_in_words(run: Run) -> str | None:
-    """Why the run ended: with several processes, which of them was the cause and what became of the others."""
+    """Why the run ended: with several processes, which one was the cause and how the others ended."""
     cause = rank_cause(run)
     if cause is None:
         return run.end_reason
     others = [e for e in rank_ends(run) if e.rank != cause.rank]
     states = {s: [str(e.rank) for e in others if e.status == s] for s in dict.fromkeys(e.status for e in others)}
-    told = [f"{_named(ranks)} {_VERBS[status]}" for status, ranks in states.items()]
-    return f"{cause.in_words()}. Then {'; '.join(told)}"
+    texts = [f"{_named(ranks)} {_VERBS[status]}" for status, ranks in states.items()]
+    return f"{cause.in_words()}. Then {'; '.join(texts)}"
 
 
 def rank_table(run: Run) -> pd.DataFrame:
@@ -156,20 +154,19 @@ def rank_table(run: Run) -> pd.DataFrame:
     timed = frame[frame["step"].isin(steps[warmup_steps(len(steps)) :])]
     rows = []
     for rank, end in ends.items():
-        mine = frame[frame["rank"] == rank]
-        each = mine.groupby("step").agg(skipped=("skipped", "any"), stands_for=(STANDS_FOR, "first"))
-        count = counted(each)
+        rows_of_rank = frame[frame["rank"] == rank]
+        skipped = rows_of_rank.groupby("step")["skipped"].any()
+        count = len(skipped)
         of_rank = timed[timed["rank"] == rank].groupby("step")[list(TIMES)].sum(min_count=1)
-        told = each.loc[of_rank.index, STANDS_FOR]
         rows.append(
             {
                 "rank": rank,
                 "steps": count,
                 "last_step": end.last_step,
-                "skipped": counted(each[each["skipped"]]),
-                "loss_scale": float(mine["loss_scale"].iloc[-1]) if count else np.nan,
-                "memory_peak_bytes": float(mine["memory_peak_bytes"].max()) if count else np.nan,
-                **{time: np.nan if (ms := median(of_rank[time], told)) is None else ms for time in TIMES},
+                "skipped": int(skipped.sum()),
+                "loss_scale": float(rows_of_rank["loss_scale"].iloc[-1]) if count else np.nan,
+                "memory_peak_bytes": float(rows_of_rank["memory_peak_bytes"].max()) if count else np.nan,
+                **{time: np.nan if (ms := median(of_rank[time])) is None else ms for time in TIMES},
                 "status": end.status,
                 "reason": end.reason,
             }
@@ -178,9 +175,9 @@ def rank_table(run: Run) -> pd.DataFrame:
 
 
 def rank_spread(run: Run) -> RankSpread | None:
-    """Which rank the others wait for, and how long; None where that was not measured or there is one rank only."""
+    """Which rank the others wait for, and how long; None if that was not measured or there is only one rank."""
     table = rank_table(run)
-    waiting = WAITING.get(str(run.head.config.get("parallel")), WAITING["ddp"])
+    waiting = WAITING_PHASES.get(str(run.head.config.get("parallel")), WAITING_PHASES["ddp"])
     phases = [t for t in TIMES if t not in ("step_ms", "watch_ms", *waiting)]
     table = table.assign(own=table[phases].sum(axis=1, min_count=1)).dropna(subset=["own", "step_ms"])
     if len(table) < 2:
@@ -197,13 +194,13 @@ def rank_spread(run: Run) -> RankSpread | None:
 
 
 def rank_scales(run: Run) -> pd.DataFrame:
-    """Where ranks disagree on the loss scale or on skipping: step, rank, loss_scale, skipped, of all ranks at such
-    steps; empty where they agree."""
+    """Steps at which ranks disagree on the loss scale or on skipping: step, rank, loss_scale, skipped, of all ranks at
+    such steps; empty if they agree."""
     frame = _rows(run)[["step", "rank", "optimizer", "loss_scale", "skipped"]]
     by = frame.groupby(["step", "optimizer"])
-    apart = (by["loss_scale"].transform("nunique") > 1) | (by["skipped"].transform("nunique") > 1)
-    there: pd.DataFrame = frame.loc[apart, ["step", "rank", "loss_scale", "skipped"]]
-    return there.reset_index(drop=True)
+    differs = (by["loss_scale"].transform("nunique") > 1) | (by["skipped"].transform("nunique") > 1)
+    rows: pd.DataFrame = frame.loc[differs, ["step", "rank", "loss_scale", "skipped"]]
+    return rows.reset_index(drop=True)
 
 
 _VERBS = {
@@ -221,9 +218,7 @@ def _named(ranks: list[str]) -> str:
 
 def _rows(run: Run) -> pd.DataFrame:
     table = run.table("steps")
-    if STANDS_FOR not in table.column_names:
-        table = table.append_column(STANDS_FOR, pa.repeat(1, table.num_rows))
-    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", STANDS_FOR, *TIMES]
+    columns = ["step", "rank", "optimizer", "loss_scale", "skipped", "memory_peak_bytes", *TIMES]
     frame: pd.DataFrame = table.select(columns).to_pandas().sort_values(["step", "rank", "optimizer"], kind="stable")
     frame["skipped"] = frame["skipped"].fillna(False).astype(bool)
     numbers = ["loss_scale", "memory_peak_bytes", *TIMES]

@@ -1,12 +1,12 @@
-"""Names that tell several runs apart."""
+"""Labels that distinguish several runs."""
 
 from collections.abc import Sequence
 
 from amp_core.store.run import Run
 
 
-def labelled(runs: Sequence[Run]) -> list[str]:
-    """A name for each run that no other has: its own, with a number where two are called the same."""
+def unique_labels(runs: Sequence[Run]) -> list[str]:
+    """A unique label for each run: its name, with a number if another run has the same name."""
     labels: list[str] = []
     for run in runs:
         name, number = run.name, 2

@@ -1,16 +1,12 @@
-"""What several analyses ask of a run's steps: one row per step, and what the head says of the recipe.
+"""The steps of a run, one row per step, and facts from the head that several analyses need.
 
     frame = attempts(run)          # ranks and optimizers of one step together
     scaler_enabled(run)
 
-With several ranks or optimizers the table `steps` has several rows per step. Here a step is skipped where any row says
-so; the slowest rank sets its time; samples of the ranks add up, and so do squares of norms where each
-rank has a part of each gradient; the loss is the first one recorded; all else is as the first optimizer of rank 0 has
-it.
-
-Of a long run an extract holds some rows for all: `stands_for` says of how many steps each tells (see
-`amp_core.store.long_runs.extract`). Whatever counts, adds up or ranks steps takes it into account; of any other run it
-is 1.
+With several ranks or optimizers the table `steps` has several rows per step. `attempts` merges them: a step is skipped
+if any row is; its time is that of the slowest rank; samples of the ranks are summed, and so are squares of gradient
+norms where each rank has a shard of each gradient; the loss is the first one recorded; everything else is from the
+first optimizer of rank 0.
 """
 
 import numpy as np
@@ -18,31 +14,28 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core import phases
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.run import Run
 
 TIMES = ("step_ms", *phases.COLUMNS)
-WARMUP_STEPS = 10
-"""So many first steps of a run are left out of timings; see `warmup_steps`."""
+MAX_WARMUP_STEPS = 10
+"""Most first steps that timings leave out; see `warmup_steps`."""
 
 
 def attempts(run: Run) -> pd.DataFrame:
     """Table `steps` with one row per step attempted, in order of `step`.
 
-    Null numbers are NaN here, so `has_loss` tells a loss that was not recorded from one that is not a number; `skipped`
-    is never null, `stands_for` neither.
+    Null numbers become NaN, so `has_loss` distinguishes a loss that was not recorded from one that is NaN; `skipped`
+    is never null.
     """
     return run.cached_frame(["steps"], _attempts)
 
 
 def _attempts(run: Run) -> pd.DataFrame:
     frame = run.steps
-    if STANDS_FOR not in frame:
-        frame[STANDS_FOR] = 1
     frame["has_loss"] = pc.is_valid(run.table("steps").column("loss")).to_numpy()
     frame["skipped"] = pc.fill_null(run.table("steps").column("skipped"), False).to_numpy()
     for column in ("loss", "loss_scale", "grad_norm", "growth_tracker", "samples", *TIMES):
-        frame[column] = frame[column].astype(float)  # a column of nulls alone arrives as objects
+        frame[column] = frame[column].astype(float)  # a column of only nulls has dtype object
     steps = frame["step"].to_numpy()
     if (steps[1:] > steps[:-1]).all():
         return frame
@@ -52,11 +45,11 @@ def _attempts(run: Run) -> pd.DataFrame:
     losses = frame[frame["has_loss"]].drop_duplicates("step").set_index("step")["loss"]
     whole["loss"], whole["has_loss"] = whole["step"].map(losses), whole["step"].isin(losses.index)
     whole["skipped"] = by_step["skipped"].any().to_numpy()
-    for column in TIMES:  # the optimizers of a step work one after another, the ranks side by side
+    for column in TIMES:  # the optimizers of a step run one after another, the ranks concurrently
         whole[column] = by_rank[column].sum(min_count=1).groupby("step").max().to_numpy()
     whole["samples"] = by_rank["samples"].max().groupby("step").sum(min_count=1).to_numpy()
     shards = whole_number(run.head.config.get("shards")) or 1
-    if shards > 1:  # each rank's norm is that of its shards; as many ranks as have the same one count it again
+    if shards > 1:  # each rank's norm is that of its shards, and each shard counts once per replica
         squares = by_rank["grad_norm"].first().pow(2).groupby("step")
         replicas = max(1, run.head.world_size // shards)
         whole["grad_norm"] = (squares.sum(min_count=1) / replicas).pow(0.5).to_numpy()
@@ -65,34 +58,18 @@ def _attempts(run: Run) -> pd.DataFrame:
     return whole
 
 
-def along(run: Run) -> pd.DataFrame:
-    """`attempts` with what curves are drawn over: `samples` counted from the start of the run, and `time_s`, of a run
-    that took turns with others that of its own steps."""
+def attempts_with_axes(run: Run) -> pd.DataFrame:
+    """`attempts` with the x axes of curves: `samples` cumulative from the start of the run, and `time_s`, which for a
+    run that took turns with others is the time of its own steps."""
     frame = attempts(run)
-    weight = frame[STANDS_FOR]
-    frame["samples"], frame["time_s"] = (frame["samples"] * weight).cumsum(), frame["time_s"].astype(float)
-    if "comparison" in run.head.config:  # it took turns: the clock went on while others trained
-        frame["time_s"] = (frame["step_ms"] * weight).cumsum() / 1e3
+    frame["samples"], frame["time_s"] = frame["samples"].cumsum(), frame["time_s"].astype(float)
+    if "comparison" in run.head.config:  # it took turns: the clock ran on while others trained
+        frame["time_s"] = frame["step_ms"].cumsum() / 1e3
     return frame
 
 
-def counted(frame: pd.DataFrame) -> int:
-    """How many steps these rows of `attempts` tell of."""
-    return int(frame[STANDS_FOR].sum())
-
-
-def fair(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `attempts` without those that were kept for standing out: what is left is a sample of the steps."""
-    weight, steps = frame[STANDS_FOR].to_numpy(), frame["step"].to_numpy()
-    if not (weight > 1).any():
-        return frame
-    gap = np.concatenate([[True], steps[1:] > steps[:-1] + 1, [True]])
-    sample: pd.DataFrame = frame[(weight > 1) | ~(gap[1:] & gap[:-1])]
-    return sample
-
-
 def scaler_enabled(run: Run) -> bool:
-    """Whether a GradScaler was at work: as the head says or, where it says nothing, as the recorded scales show."""
+    """Whether a GradScaler was active, from the head or, where it does not say, from the recorded loss scales."""
     config = run.head.config
     if "scaler" in config:
         scaler = config["scaler"]
@@ -104,51 +81,33 @@ def scaler_enabled(run: Run) -> bool:
 
 
 def recipe(run: Run) -> str | None:
-    """The precision recipe's name, e.g. `fp16`; None where the run does not say."""
+    """The precision recipe's name, e.g. `fp16`; None where not recorded."""
     precision = run.head.config.get("precision")
     return precision if isinstance(precision, str) and precision else None
 
 
 def whole_number(value: object) -> int | None:
-    """`value` from a head, where it is a whole number; None for anything else."""
+    """`value` if it is a whole number; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def warmup_steps(steps: int) -> int:
-    """How many first steps are left out of timings: a fifth of a short run, at most `WARMUP_STEPS`.
+    """Number of first steps that timings leave out: a fifth of a short run, at most `MAX_WARMUP_STEPS`.
 
-    The first ones pay for allocation, kernel selection, compilation and reading data for the first time.
+    They include allocation, kernel selection, compilation and the first reading of data.
     """
-    return min(WARMUP_STEPS, steps // 5)
+    return min(MAX_WARMUP_STEPS, steps // 5)
 
 
-def median(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", weights: "pd.Series[int] | None" = None
-) -> float | None:
-    """Median of the values that were measured; None where none was."""
-    if weights is None or not (weights > 1).any():
-        known = np.asarray(values, dtype=np.float64)
-        known = known[np.isfinite(known)]
-        return float(np.median(known)) if len(known) else None
-    return quantile(values, 0.5, weights)
-
-
-def quantile(
-    values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]",
-    frac: float,
-    weights: "pd.Series[int] | None" = None,
-) -> float | None:
-    """The value that a share of `frac` of those that were measured lies below; None where none was.
-
-    With `weights`, of so many steps each value tells.
-    """
+def median(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]") -> float | None:
+    """Median of the finite values; None if there are none."""
     known = np.asarray(values, dtype=np.float64)
-    there = np.isfinite(known)
-    known = known[there]
-    if not len(known):
-        return None
-    if weights is None or not ((counts := np.asarray(weights)[there]) > 1).any():
-        return float(np.quantile(known, frac))
-    order = np.argsort(known)
-    upto = np.cumsum(counts[order])
-    return float(known[order][np.searchsorted(upto, frac * upto[-1])])
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if len(known) else None
+
+
+def quantile(values: "np.ndarray[tuple[int], np.dtype[np.float64]] | pd.Series[float]", frac: float) -> float | None:
+    """The value below which a share of `frac` of the finite values lies; None if there are none."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.quantile(known, frac)) if len(known) else None

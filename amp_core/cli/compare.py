@@ -20,7 +20,7 @@ from amp_core.store.run import load_run
 from amp_core.text import formatting
 from amp_core.train.turns.interleave import Member, default_block, interleave
 
-SAID_EVERY_S = 2.0
+PROGRESS_EVERY_S = 2.0
 """Between two lines on how far it has come."""
 
 
@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise RunError(f"out={str(out)!r} already holds a run {folder.name}; give a folder that does not exist yet")
     failed = False
     for number_, members in enumerate(rounds):
-        said = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
+        seed_note = f", seed {members[0].config.seed} ({number_ + 1} of {seeds})" if seeds > 1 else ""
         names = ", ".join(config.precision for config in configs)
-        print(f"{names} in turns of {formatting.plural(block, 'step')}{said}:", file=sys.stderr, flush=True)
+        print(f"{names} in turns of {formatting.plural(block, 'step')}{seed_note}:", file=sys.stderr, flush=True)
         codes = interleave(members, block, _progress(configs[0].steps))
         for code in (2, 130):  # they have said why, and the next would meet the same
             if code in codes:
@@ -98,21 +98,21 @@ def _progress(steps: int) -> Callable[[int], None]:
     """Says how far all of them have come: every two seconds, and at the end."""
     began = last = time.monotonic()
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done == steps or now - last >= SAID_EVERY_S:
+        if done == steps or now - last >= PROGRESS_EVERY_S:
             last = now
             left = (now - began) / done * (steps - done)
             print(f"step {done} of {steps} of each | {left:.0f} s left", file=sys.stderr, flush=True)
 
-    return told
+    return report
 
 
 def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
     """One configuration per precision, all checked before the first run begins."""
     names = [name.strip() for name in arguments.precisions.split(",")]
-    given = settings(arguments)
+    values = settings(arguments)
     scaled = any(name in RECIPES and RECIPES[name].scaler for name in names)
     configs = []
     for name in names:
@@ -122,7 +122,7 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
             raise RunError(f"precisions={arguments.precisions!r} names {name} twice; name each once")
         # It is for those with a scaler; where none has one, the first refuses it.
         scale = {"loss_scale": "dynamic"} if scaled and not RECIPES[name].scaler else {}
-        configs.append(TrainConfig.from_dict(given | scale | {"precision": name}))
+        configs.append(TrainConfig.from_dict(values | scale | {"precision": name}))
     return configs
 
 

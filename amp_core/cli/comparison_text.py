@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from amp_core.analysis import Comparison
 
-LONGEST = 40
+MAX_VALUE_CHARS = 40
 """Characters of a setting's value; more would break the lines of the table."""
 MEASURED = ("J/sample", "tensor cores")
 """Columns that are left out where no run has them."""
@@ -22,11 +22,11 @@ MEASURED = ("J/sample", "tensor cores")
 
 def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
     """All of it. `agreement` is what `gradient_agreement` gives of the same runs."""
-    verdicts = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
+    parity_lines = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
     parts = [
         settings(comparison),
         table(comparison),
-        [*verdicts, *gradients(agreement), *comparison.notes],
+        [*parity_lines, *gradients(agreement), *comparison.notes],
         list(comparison.answers.values()),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -35,17 +35,17 @@ def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
 def settings(comparison: "Comparison") -> list[str]:
     """What is not the same in all recipes, by the first run of each: lines of a table."""
     first = [str(run) for run in comparison.recipes["run"]]
-    found = comparison.differences[["setting", *first]].astype(str).itertuples(index=False)
-    rows = [[_short(value) for value in row] for row in found if len(set(row[1:])) > 1]
+    frame = comparison.differences[["setting", *first]].astype(str).itertuples(index=False)
+    rows = [[_short(value) for value in row] for row in frame if len(set(row[1:])) > 1]
     return aligned([["differs", *map(str, comparison.recipes["recipe"])], *rows]) if rows else []
 
 
 def table(comparison: "Comparison") -> list[str]:
     """The runs set beside the first: lines of a table."""
-    found = comparison.table
+    frame = comparison.table
     heads = ["precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", *MEASURED]
     rows = [[*heads, "skipped", "final scale"]]
-    repeated = len(found) > len(comparison.recipes)
+    repeated = len(frame) > len(comparison.recipes)
     rows += [
         [
             str(row["run"] if repeated else row["precision"]),
@@ -61,7 +61,7 @@ def table(comparison: "Comparison") -> list[str]:
             _number(row["skip_frac"] * row["steps"], ".0f"),
             _number(row["scale_last"], "g"),
         ]
-        for row in found.to_dict("records")
+        for row in frame.to_dict("records")
     ]
     unknown = {rows[0].index(name) for name in MEASURED if all(row[rows[0].index(name)] == "–" for row in rows[1:])}
     return aligned([[cell for i, cell in enumerate(row) if i not in unknown] for row in rows])
@@ -74,10 +74,10 @@ def gradients(agreement: "pd.DataFrame") -> list[str]:
     """
     lines = []
     for run, layers in agreement.groupby("run", sort=False):
-        known = layers.dropna(subset=["rel_error"])
-        if (known["rel_error"] > 0).any():
-            worst = known.iloc[int(known["rel_error"].argmax())]
-            middle, most = (formatting.percent(float(v)) for v in (known["rel_error"].median(), worst["rel_error"]))
+        measured = layers.dropna(subset=["rel_error"])
+        if (measured["rel_error"] > 0).any():
+            worst = measured.iloc[int(measured["rel_error"].argmax())]
+            middle, most = (formatting.percent(float(v)) for v in (measured["rel_error"].median(), worst["rel_error"]))
             cosine = f"cosine {worst['cosine']:.6f}"
             lines.append(
                 f"{run}: gradients are {middle} off FP32's in the median layer, {most} in {worst['name']} ({cosine})"
@@ -101,4 +101,4 @@ def _interval(low: float, high: float) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"

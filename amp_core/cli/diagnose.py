@@ -57,26 +57,26 @@ def run(arguments: argparse.Namespace) -> int:
             if code not in GUIDE:
                 raise RunError(f"--{option} {code} is no code of a finding; the Findings guide has them all")
             mute(arguments.folder, code, on=option == "mute")
-    found = diagnose(opened, load_run(arguments.against) if arguments.against else None)
-    silent = muted(arguments.folder)
-    heard = [f for f in found if f.code not in silent]
-    muted_codes = sorted({f.code for f in found} & silent)
+    all_findings = diagnose(opened, load_run(arguments.against) if arguments.against else None)
+    silenced = muted(arguments.folder)
+    shown = [f for f in all_findings if f.code not in silenced]
+    muted_codes = sorted({f.code for f in all_findings} & silenced)
     if arguments.json:
         record = {
             "run": opened.name,
             "status": opened.status,
             "end_reason": opened.end_reason,
-            "findings": [_plain(f.to_dict()) for f in heard],
+            "findings": [_plain(f.to_dict()) for f in shown],
         }
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
         if broke_off := how_it_broke_off(opened):
             print(printable(f"{broke_off}\n"))
-        print(printable(in_words(heard)))
+        print(printable(in_words(shown)))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")
     failing = LEVELS[: LEVELS.index(arguments.fail_on) + 1] if arguments.fail_on else ()
-    return 1 if any(f.severity in failing for f in heard) else 0
+    return 1 if any(f.severity in failing for f in shown) else 0
 
 
 def how_it_broke_off(run: "Run") -> str:

@@ -17,25 +17,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the environment."""
     from amp_core.train.environment import environment
 
-    found = environment()
-    print(json.dumps(found, indent=1, allow_nan=False) if arguments.json else in_words(found))
+    facts = environment()
+    print(json.dumps(facts, indent=1, allow_nan=False) if arguments.json else in_words(facts))
     return 0
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def in_words(facts: Mapping[str, Any]) -> str:
     """The environment for people."""
-    versions = {"python": found["python"]} | found["packages"]
+    versions = {"python": facts["python"]} | facts["packages"]
     lines = [_line(name, version or "not installed") for name, version in versions.items()]
-    if found["cuda"]:
-        lines.append(_line("CUDA", f"{found['cuda']}, cuDNN {found['cudnn'] or 'not found'}"))
-    if found["driver"]:
-        newest = f", runs CUDA up to {found['driver_cuda']}" if found["driver_cuda"] else ""
-        lines.append(_line("driver", f"{found['driver']}{newest}"))
-    lines += ["", *_cpu(found["cpu"]), *_gpus(found), *_flags(found)]
-    lines += ["", f"precision recipes on {found['device'] or 'no device'}:"]
-    for name, recipe in found["recipes"].items():
+    if facts["cuda"]:
+        lines.append(_line("CUDA", f"{facts['cuda']}, cuDNN {facts['cudnn'] or 'not found'}"))
+    if facts["driver"]:
+        newest = f", runs CUDA up to {facts['driver_cuda']}" if facts["driver_cuda"] else ""
+        lines.append(_line("driver", f"{facts['driver']}{newest}"))
+    lines += ["", *_cpu(facts["cpu"]), *_gpus(facts), *_flags(facts)]
+    lines += ["", f"precision recipes on {facts['device'] or 'no device'}:"]
+    for name, recipe in facts["recipes"].items():
         lines.append(_line(name, f"{'yes' if recipe['runs'] else 'no':<4} {recipe['note']}"))
-    lines += ["", f"try first: {found['advice']['recipe']}. {found['advice']['why']}"]
+    lines += ["", f"try first: {facts['advice']['recipe']}. {facts['advice']['why']}"]
     return "\n".join(lines)
 
 
@@ -50,11 +50,11 @@ def _cpu(cpu: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _gpus(found: Mapping[str, Any]) -> list[str]:
-    if not found["gpus"]:
-        return [_line("GPU", f"none: {found['nvml']}" if found["nvml"] != "answers" else "none")]
+def _gpus(facts: Mapping[str, Any]) -> list[str]:
+    if not facts["gpus"]:
+        return [_line("GPU", f"none: {facts['nvml']}" if facts["nvml"] != "answers" else "none")]
     lines = []
-    for gpu in found["gpus"]:
+    for gpu in facts["gpus"]:
         memory = f", {gpu['memory_bytes'] / 2**30:.1f} GiB" if gpu["memory_bytes"] else ""
         usable = "" if gpu["usable"] else " (torch cannot use it)"
         lines += [_line(gpu["device"], f"{gpu['name']}{memory}{usable}"), _line("", gpu["says"])]
@@ -64,12 +64,12 @@ def _gpus(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _flags(found: Mapping[str, Any]) -> list[str]:
-    if found["flags"] is None:
+def _flags(facts: Mapping[str, Any]) -> list[str]:
+    if facts["flags"] is None:
         return []
-    said = ", ".join(f"{name}={value}" for name, value in found["flags"].items())
-    set_here = [f"{name}={value}" for name, value in found["overrides"].items()]
-    return [_line("flags", said), *([_line("set here", ", ".join(set_here))] if set_here else [])]
+    flag_text = ", ".join(f"{name}={value}" for name, value in facts["flags"].items())
+    set_here = [f"{name}={value}" for name, value in facts["overrides"].items()]
+    return [_line("flags", flag_text), *([_line("set here", ", ".join(set_here))] if set_here else [])]
 
 
 def _line(name: str, text: str) -> str:

@@ -53,24 +53,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError("RUN or --workload is needed, and one of them only")
     factor = None
     if arguments.folder is not None:
-        given = [name for name in ("size", "batch_size", "optimizer") if getattr(arguments, name) is not None]
-        if given:
-            raise RunError(f"{given[0]} goes with --workload; a run has been traced as it is")
+        extra = [name for name in ("size", "batch_size", "optimizer") if getattr(arguments, name) is not None]
+        if extra:
+            raise RunError(f"{extra[0]} goes with --workload; a run has been traced as it is")
         opened = load_run(arguments.folder)
         traces = traces_of_run(opened)
         measured = measured_factor(opened)
         factor = measured[1] if measured else None
     else:
         traces = _of_workload(arguments)
-    found = forecast(traces, gpus, factor=factor)
-    print(_document(found) if arguments.json else in_words(found))
+    result = forecast(traces, gpus, factor=factor)
+    print(_document(result) if arguments.json else in_words(result))
     return 0
 
 
-def in_words(found: "Forecast") -> str:
+def in_words(result: "Forecast") -> str:
     """The forecast for people: a table per GPU, and what to know of it."""
     rows = [("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")]
-    for row in found.table.to_dict("records"):
+    for row in result.table.to_dict("records"):
         if row["why_not"]:
             rows.append((row["gpu"], row["recipe"], formatting.NONE, row["why_not"], *[""] * 6))
             continue
@@ -91,10 +91,10 @@ def in_words(found: "Forecast") -> str:
             )
         )
     table = [[str(cell) for cell in row] for row in rows]
-    fits = [len(row[3]) for row, given in zip(table, rows, strict=True) if any(given[4:])]
+    fits = [len(row[3]) for row, extra in zip(table, rows, strict=True) if any(extra[4:])]
     widths = [max(len(row[i]) for row in table) if i != 3 else max(fits) for i in range(len(table[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([found.notes[0], "", *lines, "", *found.notes[1:]])
+    return "\n".join([result.notes[0], "", *lines, "", *result.notes[1:]])
 
 
 def _range(low: float | None, high: float | None, whole: bool = False) -> str:
@@ -119,10 +119,10 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
     return trace_workload(config)
 
 
-def _document(found: "Forecast") -> str:
+def _document(result: "Forecast") -> str:
     rows = [
         {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in row.items()}
-        for row in found.table.to_dict("records")
+        for row in result.table.to_dict("records")
     ]
-    record = {"measured": False, "notes": list(found.notes), "forecast": rows}
+    record = {"measured": False, "notes": list(result.notes), "forecast": rows}
     return json.dumps(record, indent=1, allow_nan=False)

@@ -25,17 +25,17 @@ def run(arguments: argparse.Namespace) -> int:
     from amp_core.interop import import_tensorboard
 
     with strangers(f"logdir={arguments.logdir!r}"):
-        made = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
-    print(made.folder)
-    for column, tag in made.understood.items():
-        print(printable(f"{column}: {tag}, {made.points[column]:,} values"))
-    for kind, tags in made.tensors.items():
+        imported = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
+    print(imported.folder)
+    for column, tag in imported.understood.items():
+        print(printable(f"{column}: {tag}, {imported.points[column]:,} values"))
+    for kind, tags in imported.tensors.items():
         print(f"{kind}: {len(tags)} histograms, {_few(tags)}")
-    missing = [column for column in ("loss", "loss_scale", "grad_norm", "lr") if column not in made.understood]
+    missing = [column for column in ("loss", "loss_scale", "grad_norm", "lr") if column not in imported.understood]
     if missing:
         print(f"not in the log, and null in the run: {', '.join(missing)}")
-    if made.not_understood:
-        print(f"not understood, and left out: {_few(made.not_understood)}")
+    if imported.not_understood:
+        print(f"not understood, and left out: {_few(imported.not_understood)}")
     return 0
 
 

@@ -25,15 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     with strangers(f"traces={arguments.traces!r:.200}"):
         folder = import_traces(arguments.traces, arguments.out, arguments.name)
     print(folder)
-    made = load_run(folder)
-    kernels = made.kernels
+    imported = load_run(folder)
+    kernels = imported.kernels
     on_gpu = kernels[kernels["tensor_core"].notna()]
     total_us = float(on_gpu["total_us"].sum())
     if total_us > 0:
         shares = on_gpu.groupby("tensor_core")["total_us"].sum() / total_us
         words = {"yes": "on tensor cores", "no": "without", "unknown": "unknown by name"}
-        told = ", ".join(f"{shares.get(answer, 0.0):.1%} {word}" for answer, word in words.items())
-        print(f"{total_us / 1e3:.1f} ms of kernels, copies and fills: {told}")
+        share_text = ", ".join(f"{shares.get(answer, 0.0):.1%} {word}" for answer, word in words.items())
+        print(f"{total_us / 1e3:.1f} ms of kernels, copies and fills: {share_text}")
     else:
         print(f"no kernels of a GPU; {float(kernels['total_us'].sum()) / 1e3:.1f} ms of operators on the CPU")
     return 0

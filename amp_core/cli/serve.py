@@ -212,16 +212,16 @@ def _check_free(address: str, port: int) -> None:
 
 def _secrets() -> Sequence[dict[str, object]]:
     """Streamlit's secrets, where it looks for them."""
-    found = []
+    parsed = []
     for folder in (Path.home(), Path.cwd(), app_folder()):
         file = folder / ".streamlit" / "secrets.toml"
         try:
-            found.append(tomllib.loads(file.read_text(encoding="utf-8")))
+            parsed.append(tomllib.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
             raise RunError(f"{file} cannot be read as TOML: {error}") from None
-    return found
+    return parsed
 
 
 def _is_wildcard(address: str) -> bool:

@@ -61,23 +61,23 @@ def add_flag(command: "argparse.ArgumentParser | argparse._ArgumentGroup", name:
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, by file and by flags."""
-    given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
-    return _from_file(arguments.config) | given if arguments.config is not None else given
+    values = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
+    return _from_file(arguments.config) | values if arguments.config is not None else values
 
 
 def flags(config: TrainConfig) -> list[str]:
     """The flags that make `config`: workload and precision always, of the rest what is not as it is by default."""
-    found: list[str] = []
+    line: list[str] = []
     for name, one in SETTINGS.items():
         value = getattr(config, name)
         if name not in ("workload", "precision") and value == getattr(DEFAULTS, name):
             continue
         if isinstance(value, bool):
-            found.append(flag(name if value else f"no_{name}"))
+            line.append(flag(name if value else f"no_{name}"))
         else:
             text = one.as_text(value)
-            found += [flag(name), text.removesuffix(".0") if isinstance(value, float) else text]
-    return found
+            line += [flag(name), text.removesuffix(".0") if isinstance(value, float) else text]
+    return line
 
 
 def _from_file(file: str) -> dict[str, Any]:

@@ -42,9 +42,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; 130 where it was asked to stop."""
-    given = recorded_settings(Path(arguments.out)) if arguments.resume else {}
-    given |= settings(arguments)
-    config = TrainConfig.from_dict(given)
+    values = recorded_settings(Path(arguments.out)) if arguments.resume else {}
+    values |= settings(arguments)
+    config = TrainConfig.from_dict(values)
     if hasattr(arguments, "profile"):
         config.check_profile()
     # Read by OpenMP when torch is loaded. By default its threads spin while they wait, which on a machine that also has

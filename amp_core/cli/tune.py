@@ -12,13 +12,13 @@ from pathlib import Path
 
 from amp_core.cli import tune_recipe
 from amp_core.cli.settings import add_flag, add_settings, number, settings
-from amp_core.cli.tune_recipe import interrupt, tell, with_device
+from amp_core.cli.tune_recipe import interrupt, print_progress, with_device
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.text import formatting
 from amp_core.tune.max_batch import (
     FILE,
-    MOST,
+    MAX_BATCH_SIZE,
     SHARE_OF_FREE,
     TIMEOUT_S,
     MaxBatch,
@@ -59,7 +59,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
         f"{100 * SHARE_OF_FREE:.0f} %% of what is free)",
     )
-    batch.add_argument("--most", type=number, metavar="N", help=f"try no larger batch (default {MOST})")
+    batch.add_argument("--most", type=number, metavar="N", help=f"try no larger batch (default {MAX_BATCH_SIZE})")
     batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds for one trial (default {TIMEOUT_S:g})")
     command.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     add_settings(command)
@@ -77,24 +77,28 @@ def run(arguments: argparse.Namespace) -> int:
     # Which device it is, decides what guards the memory; a trial would tell too late.
     config = with_device(TrainConfig.from_dict(settings(arguments)))
     limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
-    most: int = MOST if arguments.most is None else arguments.most
+    most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
     check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)
     bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
     size = config.resolved().size or ""
-    tell(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
+    print_progress(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
     before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: the trial that is under way ends with us
     try:
-        found = largest_batch(
-            config, limit_bytes=limit, most=most, timeout_s=timeout_s, tell=lambda trial: tell(in_words(trial))
+        result = largest_batch(
+            config,
+            limit_bytes=limit,
+            most=most,
+            timeout_s=timeout_s,
+            on_trial=lambda trial: print_progress(in_words(trial)),
         )
     finally:
         signal.signal(signal.SIGTERM, before)
-    document = json.dumps(as_json(config, found), indent=1, allow_nan=False)
-    print(document if arguments.json else found.in_words())
+    document = json.dumps(as_json(config, result), indent=1, allow_nan=False)
+    print(document if arguments.json else result.in_words())
     if arguments.out is not None:
         _keep(Path(arguments.out), document)
-    return 0 if found.largest is not None else 1
+    return 0 if result.largest is not None else 1
 
 
 def in_words(trial: Trial) -> str:
@@ -110,21 +114,21 @@ def in_words(trial: Trial) -> str:
     return f"  {trial.batch_size:>7,}  fits: {', '.join(parts)}"
 
 
-def as_json(config: TrainConfig, found: MaxBatch) -> dict[str, object]:
+def as_json(config: TrainConfig, result: MaxBatch) -> dict[str, object]:
     """The answer and how it was come by."""
-    settled = config.resolved()
+    resolved_config = config.resolved()
     return {
-        "workload": settled.workload,
-        "size": settled.size,
-        "precision": settled.precision,
-        "accumulate": settled.accumulate,
-        "device": settled.device,
-        "memory": "resident set of the process" if found.on_cpu else "allocated by torch on the GPU",
-        "memory_limit_bytes": found.limit_bytes,
-        "answer": found.in_words(),
-        "largest_batch": found.largest,
-        "smallest_that_does_not_fit": found.next_larger,
-        "trials": [dataclasses.asdict(trial) for trial in found.trials],
+        "workload": resolved_config.workload,
+        "size": resolved_config.size,
+        "precision": resolved_config.precision,
+        "accumulate": resolved_config.accumulate,
+        "device": resolved_config.device,
+        "memory": "resident set of the process" if result.on_cpu else "allocated by torch on the GPU",
+        "memory_limit_bytes": result.limit_bytes,
+        "answer": result.in_words(),
+        "largest_batch": result.largest,
+        "smallest_that_does_not_fit": result.next_larger,
+        "trials": [dataclasses.asdict(trial) for trial in result.trials],
     }
 
 

@@ -46,42 +46,47 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
     before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: what was found so far stays
     try:
-        found = tune(config, out, _seconds(str(BUDGET_S) if arguments.budget is None else arguments.budget), tell=tell)
+        tuned = tune(
+            config,
+            out,
+            _seconds(str(BUDGET_S) if arguments.budget is None else arguments.budget),
+            on_progress=print_progress,
+        )
     except Ended as ended:
         return ended.code
     finally:
         signal.signal(signal.SIGTERM, before)
-    texts = {name: code_for(found.config, name, found.answer) for name in FRAMEWORKS}
+    texts = {name: code_for(tuned.config, name, tuned.answer) for name in FRAMEWORKS}
     (out / "code").mkdir(exist_ok=True)
     for name, text in texts.items():
         (out / "code" / f"train_{name}.py").write_text(text, encoding="utf-8")
     shown = FRAMEWORKS if code == "all" else (code,)
     if arguments.json:
-        record = found.to_json() | {"out": str(out), "code": {name: texts[name] for name in shown}}
+        record = tuned.to_json() | {"out": str(out), "code": {name: texts[name] for name in shown}}
         print(json.dumps(record, indent=1, allow_nan=False))
     else:
-        print("\n".join([in_words(found), "", *(texts[name] for name in shown)]))
-        tell(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
+        print("\n".join([in_words(tuned), "", *(texts[name] for name in shown)]))
+        print_progress(f"the runs, and code for {', '.join(FRAMEWORKS)}, are in {out}; see them on the app's Tune page")
     return 0
 
 
-def in_words(found: Tuned) -> str:
+def in_words(tuned: Tuned) -> str:
     """Evidence and answer as text."""
     lines = []
     for stage, title in STAGES.items():
-        rows = [row for row in found.tried if row.stage == stage]
+        rows = [row for row in tuned.tried if row.stage == stage]
         if not rows:
             continue
         lines += [f"{title}:"]
         width = max(len(row.name) for row in rows)
         for row in rows:
             speed = formatting.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)
-            said = row.out or row.parity or row.note
-            lines.append(f"  {row.name:<{width}}  {speed:<24} {said}".rstrip())
-    if found.left_out:
-        lines += ["not tried:", *(f"  {what}: {why}" for what, why in found.left_out)]
-    took = f"{formatting.duration(found.seconds)} of {formatting.duration(found.budget_s)}"
-    return "\n".join([*lines, f"took {took}", "", found.answer, found.why])
+            outcome = row.out or row.parity or row.note
+            lines.append(f"  {row.name:<{width}}  {speed:<24} {outcome}".rstrip())
+    if tuned.left_out:
+        lines += ["not tried:", *(f"  {what}: {why}" for what, why in tuned.left_out)]
+    took = f"{formatting.duration(tuned.seconds)} of {formatting.duration(tuned.budget_s)}"
+    return "\n".join([*lines, f"took {took}", "", tuned.answer, tuned.why])
 
 
 def with_device(config: TrainConfig) -> TrainConfig:
@@ -112,6 +117,6 @@ def interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def tell(line: str) -> None:
+def print_progress(line: str) -> None:
     """A line on standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -1,19 +1,20 @@
-"""From frames to plotly figures: pure functions that compute nothing.
+"""Pure functions from frames to plotly figures; they compute nothing.
 
     from amp_core.analysis import scale_trace, skip_episodes
     from amp_core.figures import scale_figure
 
     scale_figure(scale_trace(run), skip_episodes(run), dark=True)
 
-Each figure names its subject in the title, has units on its axes and a sentence for those who cannot see it in
-`figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are in `style.py` and nowhere else.
+Each figure names its subject in the title, has units on its axes and a text description in
+`figure.layout.meta["alt"]`. An empty frame gives a figure that says so. Colours are only in `colours.py`.
 """
 
 from amp_core.figures.classes import class_bars
+from amp_core.figures.colours import colour, recipe_colour
 from amp_core.figures.devices import device_figure
 from amp_core.figures.forecast import forecast_figure
 from amp_core.figures.formats import accumulation_figure, format_range_figure
-from amp_core.figures.kernels import answer_figure, kernel_figure
+from amp_core.figures.kernels import kernel_figure, tensor_core_figure
 from amp_core.figures.layers import classes_over_time, exponents_over_time, magnitude_figure
 from amp_core.figures.lines import grad_norm_figure, loss_figure, memory_figure
 from amp_core.figures.loss_scale import scale_figure
@@ -24,14 +25,12 @@ from amp_core.figures.ranges import exponent_heatmap
 from amp_core.figures.ranks import rank_figure, rank_scale_figure
 from amp_core.figures.step_cost import step_cost_figure
 from amp_core.figures.step_time import compare_bars, phase_figure
-from amp_core.figures.style import colour, recipe_colour
 from amp_core.figures.tensors_over_steps import step_heatmap
-from amp_core.figures.underflow import lost_figure
+from amp_core.figures.underflow import underflow_figure
 
 __all__ = [
     "accumulation_figure",
     "agreement_figure",
-    "answer_figure",
     "class_bars",
     "classes_over_time",
     "colour",
@@ -45,7 +44,6 @@ __all__ = [
     "grad_norm_figure",
     "kernel_figure",
     "loss_figure",
-    "lost_figure",
     "magnitude_figure",
     "memory_figure",
     "memory_moments_figure",
@@ -58,4 +56,6 @@ __all__ = [
     "scale_figure",
     "step_cost_figure",
     "step_heatmap",
+    "tensor_core_figure",
+    "underflow_figure",
 ]

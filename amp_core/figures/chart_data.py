@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.style import NO_X, NO_Y, ORNAMENT, STROKES
+from amp_core.figures.shapes import NO_X, NO_Y, ORNAMENT, STROKES
 from amp_core.text.csv_safe import as_csv
 
 
 def chart_data(figure: go.Figure) -> pd.DataFrame:
     """Columns: trace (its name), x, y, and z for heatmaps; axis titles, with their units, in `.attrs["axes"]`.
 
-    Traces that only make a heatmap clickable or the legend complete, ornaments, and traces without points are left out;
-    of strokes there is one row each. What stands at an edge or in a strip, for want of a number, has none here.
+    Traces that only make a heatmap clickable or complete the legend, ornaments, and traces without points are left out;
+    strokes have one row each. Coordinates of points at an edge or in a strip, which are not data, are NaN.
     """
     frames = []
     for number, trace in enumerate(figure.data):
@@ -24,9 +24,9 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
             z = _array(trace.z)
             x, y = _array(trace.x), _array(trace.y)
             grid = np.meshgrid(np.arange(len(x)), np.arange(len(y)))
-            there = pd.notna(z)
-            said = z if trace.text is None else _array(trace.text)  # colours of names stand for numbers of no meaning
-            x, y, z = x[grid[0][there]], y[grid[1][there]], said[there]
+            known = pd.notna(z)
+            shown = z if trace.text is None else _array(trace.text)  # the numbers behind named colours have no meaning
+            x, y, z = x[grid[0][known]], y[grid[1][known]], shown[known]
             frames.append(pd.DataFrame({"trace": name, "x": x, "y": y, "z": z}))
         elif name != "cells" and trace.meta != ORNAMENT and trace.y is not None and trace.x is not None:
             rows = slice(1, None, 3) if trace.meta == STROKES else slice(None)
@@ -42,13 +42,13 @@ def chart_data(figure: go.Figure) -> pd.DataFrame:
 
 
 def chart_csv(figure: go.Figure) -> bytes:
-    """The same as CSV, its columns called as the axes are."""
+    """`chart_data` as CSV, with the axis titles as column names."""
     table = chart_data(figure)
     return as_csv(table.rename(columns=table.attrs["axes"]))
 
 
 def _array(values: Any) -> np.ndarray:
-    """What plotly holds of an array, which may be packed as base64."""
+    """An array of a plotly figure, which may be packed as base64."""
     if isinstance(values, dict):
         flat = np.frombuffer(base64.b64decode(values["bdata"]), dtype=np.dtype(values["dtype"]))
         shape = tuple(int(n) for n in str(values["shape"]).split(",")) if "shape" in values else flat.shape

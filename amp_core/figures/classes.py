@@ -1,4 +1,4 @@
-"""Classes of values: how much of each tensor is zero, normal, subnormal, infinite or NaN.
+"""Classes of values: the shares of each tensor that are zero, normal, subnormal, infinite or NaN.
 
 >>> class_bars(class_shares(run, "output_grad"))
 """
@@ -10,8 +10,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, tick_names
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, tick_names
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty_figure, finish, set_layout
 
 MAX_BARS = 30
 
@@ -25,12 +28,12 @@ _CLASSES = (
 
 
 def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
-    """For each tensor how its elements divide into zero, normal, subnormal, infinite and NaN; from `class_shares`.
+    """The classes of each tensor's elements as stacked bars; from `class_shares`.
 
-    At most `MAX_BARS` tensors are drawn: those with the largest share of values that are not normal or zero.
+    At most `MAX_BARS` tensors are drawn: those with the largest share of values that are neither normal nor zero.
     """
     if not len(shares):
-        return empty(title, "No tensor was sampled yet.")
+        return empty_figure(title, "No tensor was sampled yet.")
     total = len(shares)
     odd = shares[["inf_frac", "nan_frac"]].sum(axis=1) * 1e6 + shares["subnormal_frac"].fillna(0.0)
     if total > MAX_BARS:
@@ -47,16 +50,7 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
             y=names,
             orientation="h",
             name=label,
-            marker={
-                "color": hue,
-                "line": {"width": 0},
-                "pattern": {
-                    "shape": hatch,
-                    "size": 5,
-                    "fgcolor": "#11181B" if dark else "#FFFFFF",
-                    "fillmode": "overlay",
-                },
-            },
+            marker=bar_marker(hue, hatch, dark),
             customdata=100.0 * _lengths(shares[f"{column}_frac"]),
             hovertemplate=f"%{{y}}: %{{customdata:.3~r}} % {label}<extra></extra>",
         )
@@ -72,12 +66,12 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         hoverinfo="skip",
         meta=ORNAMENT,
     )
-    put(figure, xaxis=share_axis("share of all elements"))
+    set_layout(figure, xaxis=share_axis("share of all elements"))
     figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)
     worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
     alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
     height = min(1400, max(240, 150 + 24 * len(names)))
-    return finished(
+    return finish(
         figure,
         title,
         alt,
@@ -89,15 +83,15 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
 
 
 def _lengths(values: "pd.Series[float]") -> np.ndarray:
-    """Shares for a stacked bar: one that was not recorded has no length."""
+    """Shares for a stacked bar; those that were not recorded are 0."""
     return values.fillna(0.0).to_numpy(dtype=np.float32)
 
 
 def _remark(row: Mapping[Hashable, Any]) -> str:
-    """Classes that matter however small they are, beside the bar in which one might not see them."""
-    said = [
+    """Text beside a bar for classes that matter even if they are too small to see."""
+    texts = [
         f"{percent(row[f'{column}_frac'])} {label}"
         for column, label in (("inf", "inf"), ("nan", "NaN"), ("subnormal", "subn."))
         if row[f"{column}_frac"] > 0
     ]
-    return "  " + ", ".join(said[:2])
+    return "  " + ", ".join(texts[:2])

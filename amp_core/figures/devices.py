@@ -1,4 +1,4 @@
-"""What the device counted over the run: how busy it was, and how busy its tensor cores and its memory.
+"""Device counters over the run: activity of the device, its tensor cores and its memory.
 
 >>> device_figure(device_samples(run))
 """
@@ -7,8 +7,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent
+from amp_core.figures.colours import COUNTERS
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import COUNTERS, empty, finished, numbers, percent
+from amp_core.figures.shapes import compact_array
+from amp_core.figures.style import empty_figure, finish
 
 NAMES = {
     "gpu_util_frac": "any kernel ran",
@@ -21,16 +24,16 @@ _DASHES = dict(zip(NAMES, ("dash", "solid", "solid", "dot", "dashdot"), strict=T
 
 
 def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share of time on the device") -> go.Figure:
-    """The shares that the device counts, in percent over time, from `device_samples`."""
-    told = [c for c in NAMES if c in samples and np.isfinite(samples[c].to_numpy(dtype=np.float64)).any()]
-    if not told:
-        return empty(title, "No device was sampled in this run.")
+    """The device's counters in percent over time, from `device_samples`."""
+    known = [c for c in NAMES if c in samples and np.isfinite(samples[c].to_numpy(dtype=np.float64)).any()]
+    if not known:
+        return empty_figure(title, "No device was sampled in this run.")
     figure = FigureSpec()
-    for column in told:
+    for column in known:
         hue = COUNTERS[column][dark]
         figure.add_scatter(
-            x=numbers(samples["time_s"]),
-            y=numbers(100 * samples[column]),
+            x=compact_array(samples["time_s"]),
+            y=compact_array(100 * samples[column]),
             mode="lines+markers" if len(samples) < 3 else "lines",
             line={"color": hue, "width": 2, "dash": _DASHES[column]},
             marker={"color": hue, "size": 7},
@@ -39,6 +42,6 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
         )
     figure.xaxis(title="time since the start (s)")
     figure.yaxis(title="share of time (%)", range=[0, 104])
-    means = ", ".join(f"{NAMES[c]} {percent(float(samples[c].mean()))}" for c in told)
+    means = ", ".join(f"{NAMES[c]} {percent(float(samples[c].mean()))}" for c in known)
     alt = f"{title}, mean of {len(samples)} samples: {means}."
-    return finished(figure, title, alt, hovermode="x unified", showlegend=True)  # of one line too: which share it is
+    return finish(figure, title, alt, hovermode="x unified", showlegend=True)  # also for a single line, to identify it

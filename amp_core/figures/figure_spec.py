@@ -1,12 +1,12 @@
-"""A figure while it is drawn: plain data, of which plotly's own is made once.
+"""A figure under construction: plain data, converted to plotly's figure once.
 
->>> figure = Sketch()
+>>> figure = FigureSpec()
 >>> figure.add_scatter(x=[0, 1], y=[0.5, 0.25], mode="lines")
 >>> figure.xaxis(title="step")
->>> figure.made()
+>>> figure.to_figure()
 
-plotly's classes look at each value that they are given, one call at a time, which takes ten times as long as everything
-else about a figure. So they are given all of it at once and do not look; the tests have them look at every figure.
+plotly's classes validate each value, which takes ten times as long as everything
+else about a figure. So the data is converted at once without validation; the tests validate every figure.
 """
 
 from typing import Any
@@ -16,30 +16,30 @@ import plotly.graph_objects as go
 
 
 class FigureSpec:
-    """Traces and layout as plotly.js takes them; arrays as numpy's or lists."""
+    """Traces and layout in the form of plotly.js; arrays are numpy's or lists."""
 
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
         self.layout: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, figure: go.Figure) -> "FigureSpec":
-        """One that begins with all that is in `figure`, which stays as it is."""
-        sketch = cls()
-        sketch.data = [trace.to_plotly_json() for trace in figure.data]
-        sketch.layout = figure.layout.to_plotly_json()
-        return sketch
+    def from_figure(cls, figure: go.Figure) -> "FigureSpec":
+        """A spec with the contents of `figure`, which is not changed."""
+        spec = cls()
+        spec.data = [trace.to_plotly_json() for trace in figure.data]
+        spec.layout = figure.layout.to_plotly_json()
+        return spec
 
     def add_scatter(self, **trace: Any) -> None:
-        """Add a trace of that type; what is None is left to plotly."""
+        """Add a scatter trace; values of None are left to plotly."""
         self._add("scatter", trace)
 
     def add_bar(self, **trace: Any) -> None:
-        """The same for bars."""
+        """Add a bar trace."""
         self._add("bar", trace)
 
     def add_heatmap(self, **trace: Any) -> None:
-        """The same for a heatmap."""
+        """Add a heatmap trace."""
         self._add("heatmap", trace)
 
     def add_annotation(self, **annotation: Any) -> None:
@@ -47,23 +47,23 @@ class FigureSpec:
         self.layout.setdefault("annotations", []).append(annotation)
 
     def add_shape(self, shape: dict[str, Any]) -> None:
-        """Add a line or a band; see `style.upright` and `style.level`."""
+        """Add a line or a band; see `style.vertical_line` and `style.horizontal_line`."""
         self.layout.setdefault("shapes", []).append(shape)
 
     def xaxis(self, **axis: Any) -> None:
-        """Set these parts of the axis along the bottom, and leave the others."""
+        """Set these properties of the x axis."""
         self.layout["xaxis"] = self.layout.get("xaxis", {}) | axis
 
     def yaxis(self, **axis: Any) -> None:
-        """The same for the axis on the left."""
+        """Set these properties of the y axis."""
         self.layout["yaxis"] = self.layout.get("yaxis", {}) | axis
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and settings of each axis."""
         return [(name, axis) for name, axis in self.layout.items() if name.startswith(("xaxis", "yaxis"))]
 
-    def made(self) -> go.Figure:
-        """The same as plotly's own, without its template: colours are given, and the rest is the page's to choose."""
+    def to_figure(self) -> go.Figure:
+        """The plotly figure, without a template: colours are set, and the page decides the rest."""
         for _, axis in self.axes():
             if isinstance(axis.get("title"), str):
                 axis["title"] = {"text": axis["title"]}

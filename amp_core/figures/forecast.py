@@ -1,4 +1,4 @@
-"""A forecast as ranges: what is drawn was not measured, and every title says so.
+"""A forecast as ranges. Every title says that it is not measured.
 
 >>> forecast_figure(forecast(traces, ["V100", "A100"]).table, "speedup")
 """
@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.colours import RECIPES, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import RECIPES, colour, empty, finished, level, numbers, recipe_colour
+from amp_core.figures.shapes import compact_array, horizontal_line
+from amp_core.figures.style import empty_figure, finish
 from amp_core.schema import RunError
 
 _SHOWN = {
@@ -16,11 +18,11 @@ _SHOWN = {
     "step_ms": ("Time of a step", "time of a step (ms)", "ms"),
 }
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
-"""Of each recipe, in the order of `RECIPES`."""
+"""Symbols of recipes, in the order of `RECIPES`."""
 
 
 def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = False) -> go.Figure:
-    """For each GPU a mark per recipe, of a colour and a shape of its own, with the range as a line; from
+    """One mark per GPU and recipe, with its own colour and shape, and the range as a line; from
     `forecast(…).table`.
 
     Raises `RunError` for a column that cannot be drawn.
@@ -33,7 +35,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
     if column == "speedup" and len(known):
         known = known[known["recipe"] != "fp32"]
     if not len(known):
-        return empty(title, "None of the GPUs runs any of the recipes.")
+        return empty_figure(title, "None of the GPUs runs any of the recipes.")
     figure = FigureSpec()
     for recipe in [r for r in RECIPES if (known["recipe"] == r).any()]:
         rows = known[known["recipe"] == recipe]
@@ -42,7 +44,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
         hue = recipe_colour(recipe, dark)
         figure.add_scatter(
             x=rows["gpu"].tolist(),
-            y=numbers(value),
+            y=compact_array(value),
             mode="markers",
             offsetgroup=recipe,
             name=recipe.upper(),
@@ -50,8 +52,8 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": numbers(high - value),
-                "arrayminus": numbers(value - low),
+                "array": compact_array(high - value),
+                "arrayminus": compact_array(value - low),
                 "color": hue,
                 "thickness": 2,
                 "width": 6,
@@ -60,12 +62,12 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
             hovertemplate=f"%{{x}}, %{{fullData.name}}: {what.lower()} %{{hovertext}}, forecast<extra></extra>",
         )
     if column == "speedup":
-        figure.add_shape(level(1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
+        figure.add_shape(horizontal_line(1.0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
     figure.yaxis(title=axis, rangemode="tozero")
     figure.xaxis(title="GPU", type="category", categoryarray=list(dict.fromkeys(known["gpu"])), categoryorder="array")
-    said = "; ".join(
+    summary = "; ".join(
         f"{row['gpu']} {row['recipe']} {row[column]:.3g} {unit} ({row[f'{column}_low']:.3g} to "
         f"{row[f'{column}_high']:.3g})"
         for row in known.to_dict("records")
     )
-    return finished(figure, title, f"{title}: {said}.", 360, scattermode="group", scattergap=0.35)
+    return finish(figure, title, f"{title}: {summary}.", 360, scattermode="group", scattergap=0.35)

@@ -11,8 +11,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import power_html
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, numbers, raised, upright
+from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish
 
 
 def format_range_figure(
@@ -21,12 +24,12 @@ def format_range_figure(
     dark: bool = False,
     title: str = "Ranges of the formats",
 ) -> go.Figure:
-    """From which power of two to which each format reaches, subnormal values hatched; from `format_ranges`.
+    """The range of each format in powers of two, subnormals hatched; from `format_ranges`.
 
-    `marks` are numbers to be pointed at, each with a label and log2 of its magnitude.
+    `marks` are numbers to mark, each with a label and log2 of its magnitude.
     """
     if not len(ranges):
-        return empty(title, "No format was chosen.")
+        return empty_figure(title, "No format was chosen.")
     names = ranges["label"].tolist()
     low, high = float(ranges["subnormal_low"].min()) - 4, float(ranges["top"].max()) + 4
     figure = FigureSpec()
@@ -35,21 +38,12 @@ def format_range_figure(
         ("normal_low", "top", "normal: all bits", "healthy", ""),
     ):
         figure.add_bar(
-            x=numbers(ranges[last] - ranges[first]),
-            base=numbers(ranges[first]),
+            x=compact_array(ranges[last] - ranges[first]),
+            base=compact_array(ranges[first]),
             y=names,
             orientation="h",
             name=label,
-            marker={
-                "color": colour(meaning, dark),
-                "line": {"width": 0},
-                "pattern": {
-                    "shape": hatch,
-                    "size": 5,
-                    "fgcolor": "#11181B" if dark else "#FFFFFF",
-                    "fillmode": "overlay",
-                },
-            },
+            marker=bar_marker(colour(meaning, dark), hatch, dark),
             customdata=np.stack([ranges[first], ranges[last]], axis=1).astype(np.float32),
             hovertemplate=f"%{{y}}, {label}<br>from 2<sup>%{{customdata[0]:.0f}}</sup> to "
             "2<sup>%{customdata[1]:.0f}</sup><extra></extra>",
@@ -68,26 +62,26 @@ def format_range_figure(
     )
     for row, (label, at) in enumerate(marks):
         inside = min(max(at, low), high)
-        off = " (beyond the axis)" if inside != at else ""
+        suffix = " (beyond the axis)" if inside != at else ""
         dash = ("solid", "dot")[row % 2]
-        figure.add_shape(upright(inside, line={"color": colour("limit", dark), "width": 1.6, "dash": dash}))
+        figure.add_shape(vertical_line(inside, line={"color": colour("limit", dark), "width": 1.6, "dash": dash}))
         figure.add_annotation(
-            x=inside, y=1, yref="paper", yshift=2 + 16 * row, text=f"{label}{off}", showarrow=False,
+            x=inside, y=1, yref="paper", yshift=2 + 16 * row, text=f"{label}{suffix}", showarrow=False,
             xanchor="left" if inside < (low + high) / 2 else "right", yanchor="bottom", font={"size": 11},
         )  # fmt: skip
     ticks = list(range(math.ceil(low / 32) * 32, math.floor(high) + 1, 32))
     figure.xaxis(
-        title="magnitude", range=[low, high], tickvals=ticks, ticktext=[raised(k) for k in ticks], zeroline=False
+        title="magnitude", range=[low, high], tickvals=ticks, ticktext=[power_html(k) for k in ticks], zeroline=False
     )
     figure.yaxis(autorange="reversed", type="category", tickvals=names, showgrid=False)
-    said = "; ".join(
+    summary = "; ".join(
         f"{r.label} from 2^{r.subnormal_low:.0f} (normal from 2^{r.normal_low:.0f}) to 2^{r.top:.0f}"
         for r in ranges.itertuples()
     )
-    return finished(
+    return finish(
         figure,
         title,
-        f"Ranges of number formats: {said}.",
+        f"Ranges of number formats: {summary}.",
         180 + 34 * len(names),
         barmode="overlay",
         bargap=0.35,
@@ -96,9 +90,9 @@ def format_range_figure(
 
 
 def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, title: str = "Running sum") -> go.Figure:
-    """A sum of many small numbers as the format called `label` keeps it, beside the exact one; from `accumulated`."""
+    """A sum of many small numbers in the format called `label` and the exact sum; from `accumulated`."""
     if not len(sums):
-        return empty(title, "Nothing was added.")
+        return empty_figure(title, "Nothing was added.")
     figure = FigureSpec()
     lines = (
         ("exact", "exact", {"color": colour("limit", dark), "width": 1.6, "dash": "dot"}),
@@ -106,8 +100,8 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
     )
     for column, name, line in lines:
         figure.add_scatter(
-            x=numbers(sums["count"]),
-            y=numbers(sums[column]),
+            x=compact_array(sums["count"]),
+            y=compact_array(sums[column]),
             mode="lines",
             line=line,
             name=name,
@@ -117,4 +111,4 @@ def accumulation_figure(sums: pd.DataFrame, label: str, dark: bool = False, titl
     figure.yaxis(title="sum")
     stored, exact = sums["stored"].iloc[-1], sums["exact"].iloc[-1]
     alt = f"Running sum of {len(sums) - 1:,} addends: {stored:.6g} in {label}, exactly {exact:.6g}."
-    return finished(figure, title, alt.replace("nan", "not a number"), 320, hovermode="x unified")
+    return finish(figure, title, alt.replace("nan", "not a number"), 320, hovermode="x unified")

@@ -1,10 +1,10 @@
-"""Kernel time by the answer to one question: does it use tensor cores?
+"""Kernel time by use of tensor cores.
 
->>> answer_figure(answer_shares(run))
+>>> tensor_core_figure(tensor_core_shares(run))
 >>> kernel_figure(kernel_table(run))
 
-Yes, no and unknown differ in hatching as well as in colour; kernels that multiply no matrices, for which the question
-does not arise, are told apart from those that do so elsewhere.
+Yes, no and unknown differ in hatching as well as in colour; kernels that multiply no matrices
+are a category of their own.
 """
 
 import re
@@ -13,12 +13,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, share_axis, shorten
+from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import ORNAMENT, colour, empty, finished, percent, put, share_axis, shortened
+from amp_core.figures.shapes import ORNAMENT
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.text.formatting import number
 
-MOST = 15
-"""Kernels that are drawn; the table has them all."""
+MAX_BARS = 15
+"""Most kernels that are drawn; the table has all."""
 
 _ANSWERS = {  # answer: words, meaning, hatching
     "yes": ("on tensor cores", "tensor_yes", ""),
@@ -27,16 +30,17 @@ _ANSWERS = {  # answer: words, meaning, hatching
     "none": ("no matrix work", "no_matrix", ""),
     "matrix": ("matrix work", "tensor_yes", ""),
 }
-"""Of a CPU's operators nothing is claimed: they are `matrix` or `none`."""
+"""Operators of a CPU are `matrix` or `none`."""
 
 _INK = {"yes": ("#FFFFFF", "#FFFFFF"), "unknown": ("#FFFFFF", "#11181B"), "no": ("#FFFFFF", "#FFFFFF")}
 _INK["none"] = ("#11181B", "#FFFFFF")
 
 
-def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time on tensor cores") -> go.Figure:
-    """How the time of all kernels, and of those that multiply matrices, divides by the answer; from `answer_shares`."""
+def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time on tensor cores") -> go.Figure:
+    """The time of all kernels, and of those that multiply matrices, by use of tensor cores; from
+    `tensor_core_shares`."""
     if not len(shares):
-        return empty(title, "No GPU kernels were recorded.")
+        return empty_figure(title, "No GPU kernels were recorded.")
     names = list(dict.fromkeys(shares["of"]))
     figure = FigureSpec()
     for answer, (words, meaning, hatch) in _ANSWERS.items():
@@ -48,7 +52,7 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
             y=names,
             orientation="h",
             name=words,
-            marker=_marker(colour(meaning, dark), hatch, dark),
+            marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
             text=[percent(share) if share >= 0.055 else "" for share in part],
             textposition="inside",
             insidetextanchor="middle",
@@ -58,17 +62,17 @@ def answer_figure(shares: pd.DataFrame, dark: bool = False, title: str = "Time o
             customdata=[percent(share) for share in part],
             hovertemplate=f"%{{y}}: %{{customdata}} {words}<extra></extra>",
         )
-    put(figure, xaxis=share_axis("share of kernel time"))
+    set_layout(figure, xaxis=share_axis("share of kernel time"))
     figure.yaxis(autorange="reversed", type="category", showgrid=False)
-    said = "; ".join(f"{of}: {_told(shares[shares['of'] == of])}" for of in names)
-    return finished(figure, title, f"{title}. {said}.", 250, barmode="stack", bargap=0.3)
+    summary = "; ".join(f"{of}: {_in_words(shares[shares['of'] == of])}" for of in names)
+    return finish(figure, title, f"{title}. {summary}.", 250, barmode="stack", bargap=0.3)
 
 
 def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where kernel time goes") -> go.Figure:
     """The kernels of most time as bars, by whether they use tensor cores; from `kernel_table(run)`."""
     if not len(table):
-        return empty(title, "No kernels were recorded.")
-    shown = table.iloc[:MOST]
+        return empty_figure(title, "No kernels were recorded.")
+    shown = table.iloc[:MAX_BARS]
     rows = [str(i) for i in range(len(shown))]
     share = shown["time_frac"].to_numpy(dtype=np.float64)
     kinds = pd.Series(
@@ -86,7 +90,7 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             y=[row for row, drawn in zip(rows, chosen, strict=True) if drawn],
             orientation="h",
             name=words,
-            marker=_marker(colour(meaning, dark), hatch, dark),
+            marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
             customdata=np.stack(
                 [
                     shown.loc[chosen, "name"].str.slice(0, 160),
@@ -108,8 +112,8 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         showlegend=False,
         meta=ORNAMENT,
     )
-    room = 1.7 * float(share.max())  # for the numbers beside the bars; a share has no more than 100 %
-    put(figure, xaxis=share_axis("share of their time", min(1.0, room), room))
+    padding = 1.7 * float(share.max())  # for the numbers beside the bars
+    set_layout(figure, xaxis=share_axis("share of their time", min(1.0, padding), padding))
     figure.yaxis(
         type="category", categoryorder="array", categoryarray=rows[::-1], showgrid=False,
         tickvals=rows, ticktext=[short_kernel(name, 36) for name in shown["name"]],
@@ -117,27 +121,18 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
     drawn = f"the {len(shown)} of {len(table):,} with the most time" if len(table) > len(shown) else f"all {len(shown)}"
     first = shown.iloc[0]
     alt = f"{title}: {drawn}; first {short_kernel(first['name'])} with {percent(first['time_frac'])}."
-    return finished(figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25)
+    return finish(figure, title, alt, 150 + 26 * len(rows), barmode="overlay", bargap=0.25)
 
 
-def short_kernel(name: str, most: int = 46) -> str:
-    """A kernel's name without what all of its kind share: return type, torch's namespaces, arguments."""
+def short_kernel(name: str, max_chars: int = 46) -> str:
+    """A kernel's name without return type, torch's namespaces and arguments."""
     text = re.sub(r"^void |at::native::|at::cuda::|at::detail::|\(anonymous namespace\)::|<unnamed>::", "", name)
     text = re.sub(r"\((?!anonymous).*", "", text) if "<" in text or text.endswith(")") else text
     text = text or name
-    return shortened(text, most)
+    return shorten(text, max_chars)
 
 
-def _told(shares: pd.DataFrame) -> str:
+def _in_words(shares: pd.DataFrame) -> str:
     """The answers for one kind of time, in words."""
-    told = zip(shares["answer"], shares["frac"], strict=True)
-    return ", ".join(f"{percent(share)} {_ANSWERS[answer][0]}" for answer, share in told)
-
-
-def _marker(hue: str, hatch: str, dark: bool) -> dict[str, object]:
-    ink = "#11181B" if dark else "#FFFFFF"
-    return {
-        "color": hue,
-        "line": {"width": 0},
-        "pattern": {"shape": hatch, "size": 6, "fgcolor": ink, "fillmode": "overlay", "fgopacity": 0.5},
-    }
+    pairs = zip(shares["answer"], shares["frac"], strict=True)
+    return ", ".join(f"{percent(share)} {_ANSWERS[answer][0]}" for answer, share in pairs)

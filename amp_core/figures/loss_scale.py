@@ -9,25 +9,16 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, log2_range, power_of_two
+from amp_core.figures.colours import colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.lines import first_to_last, on_the_edge
-from amp_core.figures.marks import MANY
-from amp_core.figures.style import (
-    ORNAMENT,
-    UNSEEN,
-    colour,
-    empty,
-    faded,
-    finished,
-    log2_axis,
-    numbers,
-    power_of_two,
-    put,
-    span,
-)
+from amp_core.figures.lines import add_edge_crosses, step_range
+from amp_core.figures.marks import MAX_CROSSES
+from amp_core.figures.shapes import INVISIBLE_MARKER, ORNAMENT, compact_array
+from amp_core.figures.style import empty_figure, finish, set_layout
 
-_BEYOND = 24
-"""Octaves of the safe window that are shown beyond the loss scale itself: some windows have no end."""
+_MAX_OCTAVES_BEYOND = 24
+"""Most octaves of the safe window shown beyond the loss scale itself: some windows are unbounded."""
 
 
 def scale_figure(
@@ -38,85 +29,85 @@ def scale_figure(
     window: pd.DataFrame | None = None,
 ) -> go.Figure:
     """The loss scale in effect at each step on a log2 axis, skipped steps as crosses; from `scale_trace` and
-    `skip_episodes`. Hovering over a cross tells its episode and which gradient was not finite. `window`, from
+    `skip_episodes`. Hovering over a cross shows its episode and which gradient was not finite. `window`, from
     `safe_window_over_time`, is a band behind the trace."""
-    limits = span(trace["loss_scale"].to_numpy()) if len(trace) else None
+    limits = log2_range(trace["loss_scale"].to_numpy()) if len(trace) else None
     if limits is None:
-        return empty(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
+        return empty_figure(title, "No step was recorded yet." if not len(trace) else "No loss scale was recorded.")
     low, high = limits
     figure = FigureSpec()
     if window is not None and len(window):
         low, high = _band(figure, window, low, high, dark)
-    room = max(1.0, 0.06 * (high - low))
+    padding = max(1.0, 0.06 * (high - low))
     hue = colour("scale", dark)
     scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
-    powers, said = _as_powers(trace["loss_scale"])
+    powers, template = _as_powers(trace["loss_scale"])
     figure.add_scatter(
-        x=numbers(trace["step"]),
-        y=numbers(scale),
+        x=compact_array(trace["step"]),
+        y=compact_array(scale),
         mode="lines+markers" if len(trace) < 3 else "lines",
         line={"color": hue, "width": 2, "shape": "hv"},
         marker={"color": hue, "size": 7},
         name="loss scale",
         customdata=powers,
-        hovertemplate=f"step %{{x:,}}: the loss is multiplied by {said} (%{{y:,}})<extra></extra>",
+        hovertemplate=f"step %{{x:,}}: the loss is multiplied by {template} (%{{y:,}})<extra></extra>",
     )
     skipped = trace[trace["skipped"].to_numpy(dtype=bool)]
-    many = len(skipped) > MANY  # crosses would lie on each other and hide the trace: strokes show them, each tells its
+    many = len(skipped) > MAX_CROSSES  # crosses would overlap and hide the trace, so strokes show them
     if many:
-        on_the_edge(figure, skipped["step"], high + 0.4 * room, high + room, "skipped step", dark)
+        add_edge_crosses(figure, skipped["step"], high + 0.4 * padding, high + padding, "skipped step", dark)
         figure.data[-1] |= {"meta": ORNAMENT, "hoverinfo": "skip"}
         del figure.data[-1]["hovertemplate"]
     if len(skipped):
         figure.add_scatter(
-            x=numbers(skipped["step"]),
-            y=numbers(skipped["loss_scale"]),
+            x=compact_array(skipped["step"]),
+            y=compact_array(skipped["loss_scale"]),
             mode="markers",
-            marker=UNSEEN if many else {"symbol": "x", "size": 8, "color": colour("skipped", dark)},
+            marker=INVISIBLE_MARKER if many else {"symbol": "x", "size": 8, "color": colour("skipped", dark)},
             name="skipped step",
             showlegend=not many,
-            customdata=_stories(skipped["step"].to_numpy(), episodes),
+            customdata=_episode_texts(skipped["step"].to_numpy(), episodes),
             hovertemplate="step %{x:,}: skipped<br>%{customdata}<extra></extra>",
         )
-    put(figure, xaxis={"title": "step", "range": first_to_last(trace["step"])})
-    put(figure, yaxis={"title": "loss scale", **log2_axis(low - room, high + room)})
+    set_layout(figure, xaxis={"title": "step", "range": step_range(trace["step"])})
+    set_layout(figure, yaxis={"title": "loss scale", **log2_axis(low - padding, high + padding)})
     first, last = trace["loss_scale"].iloc[0], trace["loss_scale"].iloc[-1]
     alt = f"Loss scale over {len(trace):,} steps, from {first:g} to {last:g}, with {len(skipped):,} skipped steps."
-    return finished(figure, title, alt)
+    return finish(figure, title, alt)
 
 
 def _band(figure: FigureSpec, window: pd.DataFrame, low: float, high: float, dark: bool) -> tuple[float, float]:
-    """The safe window as a band, and the axis that shows it, but no more than `_BEYOND` octaves of it."""
-    floor, ceiling = 2.0 ** (low - _BEYOND), 2.0 ** (high + _BEYOND)
-    there = window["lowest"] <= window["highest"]
-    ends = [window[c].clip(floor, ceiling).where(there) for c in ("lowest", "highest")]
+    """Draw the safe window as a band; the axis that includes at most `_MAX_OCTAVES_BEYOND` octaves of it."""
+    floor, ceiling = 2.0 ** (low - _MAX_OCTAVES_BEYOND), 2.0 ** (high + _MAX_OCTAVES_BEYOND)
+    exists = window["lowest"] <= window["highest"]
+    ends = [window[c].clip(floor, ceiling).where(exists) for c in ("lowest", "highest")]
     hue = colour("healthy", dark)
     edges = (
         ("lowest", "lowest safe", None, "below this scale gradients underflow in FP16:"),
         ("highest", "safe for FP16, predicted", "tonexty", "above this scale gradients overflow in FP16:"),
     )
-    for values, (column, name, fill, told) in zip(ends, edges, strict=True):
-        powers, said = _as_powers(window[column])
+    for values, (column, name, fill, text) in zip(ends, edges, strict=True):
+        powers, template = _as_powers(window[column])
         figure.add_scatter(
-            x=numbers(window["step"]),
-            y=numbers(values),
+            x=compact_array(window["step"]),
+            y=compact_array(values),
             mode="lines+markers" if len(window) < 3 else "lines",
-            line={"color": faded(hue, 0.55), "width": 1, "shape": "hv"},
+            line={"color": with_opacity(hue, 0.55), "width": 1, "shape": "hv"},
             marker={"color": hue, "size": 5},
             fill=fill,
-            fillcolor=faded(hue, 0.24),
+            fillcolor=with_opacity(hue, 0.24),
             name=name,
             showlegend=fill is not None,
             customdata=powers,
-            hovertemplate=f"step %{{x:,}}: {told} {said}<extra></extra>",
+            hovertemplate=f"step %{{x:,}}: {text} {template}<extra></extra>",
         )
-    limits = span(np.concatenate(ends))
+    limits = log2_range(np.concatenate(ends))
     return (min(low, limits[0]), max(high, limits[1])) if limits else (low, high)
 
 
 def _as_powers(values: "pd.Series[Any]") -> tuple[np.ndarray, str]:
-    """What a hover needs to write values as powers of two: exponents where all are, as scales mostly are, else words;
-    and the part of the template."""
+    """Hover data for values as powers of two: exponents if all values are powers of two, else texts;
+    and the template for them."""
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.log2(values.to_numpy(dtype=np.float64))
     if np.isfinite(exponents).all() and (exponents == exponents.round()).all() and (exponents >= 0).all():
@@ -124,7 +115,7 @@ def _as_powers(values: "pd.Series[Any]") -> tuple[np.ndarray, str]:
     return np.array([power_of_two(value) for value in values], dtype=object), "%{customdata}"
 
 
-def _stories(steps: np.ndarray, episodes: pd.DataFrame) -> np.ndarray:
+def _episode_texts(steps: np.ndarray, episodes: pd.DataFrame) -> np.ndarray:
     """For each skipped step its episode in words."""
     texts = []
     columns = ("first", "last", "skips", "scale_before", "scale_after", "tensors")

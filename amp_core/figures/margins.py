@@ -1,10 +1,10 @@
-"""How much room a figure's labels and its legend take, guessed before a browser draws it.
+"""Margins for a figure's labels and legend, estimated before a browser draws it.
 
->>> margins(figure, {"l": 64, "r": 28, "t": 52, "b": 48})       # a Sketch with its axes and traces
+>>> margins(figure, {"l": 64, "r": 28, "t": 52, "b": 48})       # a FigureSpec with its axes and traces
 
-Plotly makes room where it lacks (`automargin`), but finds that out by drawing the whole figure, and then draws it once
-more: a browser takes twice as long. So what it will need is guessed here, and its own measure only mends a guess that
-was too low. That it is not is tested in a browser.
+Plotly's `automargin` measures margins by drawing the whole figure and then draws it again, which takes a browser twice
+as long. So the margins are estimated here, and `automargin` only corrects estimates that are too small. A browser test
+checks that they are not.
 """
 
 import math
@@ -14,23 +14,23 @@ from typing import Any
 
 from amp_core.figures.figure_spec import FigureSpec
 
-WIDE = 960
-"""Pixels of a chart on a page of usual width."""
+PAGE_WIDTH_PX = 960
+"""Width of a chart on a typical page."""
 
 
 def legend_px(traces: Iterable[Mapping[str, Any]], always: bool = False) -> int:
-    """Pixels that the legend of these traces takes on a page of usual width; 0 where plotly draws none, as it does for
-    a single trace unless it `always` is to."""
+    """Height of the legend of these traces on a typical page, pixels; 0 if plotly draws none, as for
+    a single trace unless `always`."""
     shown = [t for t in traces if t["type"] != "heatmap" and t.get("showlegend") is not False]
     if len(shown) < 2 and not always and not any(t.get("showlegend") for t in shown):
         return 0
     entries = [46 + _text_px(t.get("name") or "") for t in shown]
-    rows = 1 if sum(entries) <= WIDE else math.ceil(len(entries) / max(1, WIDE // max(entries)))
+    rows = 1 if sum(entries) <= PAGE_WIDTH_PX else math.ceil(len(entries) / max(1, PAGE_WIDTH_PX // max(entries)))
     return 8 + 19 * rows
 
 
 def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str, int]:
-    """The margins `given`, with room for the names of the axes, for ticks and for a `legend`."""
+    """The margins `given`, enlarged for axis titles, ticks and a `legend`."""
     x, y = figure.layout.get("xaxis", {}), figure.layout.get("yaxis", {})
     if x.get("visible") is False:
         return given
@@ -43,6 +43,6 @@ def margins(figure: FigureSpec, given: dict[str, int], legend: bool) -> dict[str
 
 
 def _text_px(text: str) -> float:
-    """About how wide a text of 12 pixels is: in a sans serif these letters are the narrow and the wide ones."""
+    """Approximate width of a text of 12 pixels in a sans serif, by narrow, wide and other letters."""
     plain = re.sub(r"<[^>]*>", "", text)
     return sum(3.4 if c in "iljtfrI.,:;'|()[] " else 9.5 if c in "mwMW%@" else 6.4 for c in plain)

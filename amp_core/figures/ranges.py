@@ -1,9 +1,9 @@
-"""Number ranges: which exponents each tensor's values have.
+"""Number ranges: the exponents of each tensor's values.
 
 >>> exponent_heatmap(exponent_shares(run, "output_grad"), formats=("fp16",))
 
 The horizontal axis of the heatmap is log2 of the magnitude: exponent e fills the cell from e to e + 1, so that the
-limits of a format stand exactly where they are.
+limits of a format are at their exact positions.
 """
 
 import math
@@ -14,33 +14,28 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    BAR,
-    NO_X,
-    SHARES,
-    UNSEEN,
-    bar_below,
-    colour,
-    empty,
+from amp_core.figures.axes import (
+    COLORBAR_PX,
+    colorbar_below,
     exponent_axis,
-    faded,
-    finished,
+    format_limits,
     percent,
-    put,
-    raised,
+    power_html,
     tick_names,
-    upright,
 )
+from amp_core.figures.colours import SHARES, colour, limit_line, with_opacity
+from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.shapes import INVISIBLE_MARKER, NO_X, vertical_line
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.formats import FORMATS, Format
 
 MAX_CELLS = 400_000
-"""Cells a browser draws without delay; beyond, neighbouring tensors are drawn as one row, their mean."""
-CLICKABLE = 3000
+"""Most cells that a browser draws without delay; beyond it neighbouring tensors are averaged in one row."""
+MAX_CLICKABLE_CELLS = 3000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
 
 _MIN_DECADES = -5  # shares below 0.001 % have the palest colour
-_LABEL = 15
+_LABEL_PX = 15
 """Height of a line of labels in pixels."""
 
 
@@ -55,27 +50,27 @@ def exponent_heatmap(
     classes: pd.DataFrame | None = None,
     clickable: bool = True,
 ) -> go.Figure:
-    """Tensors × exponents, from `exponent_shares`: how large a share of a tensor's nonzero values has which exponent.
+    """Tensors × exponents, from `exponent_shares`: the share of a tensor's nonzero values with each exponent.
 
     Args:
         shares: columns name, exponent, share.
         formats: names from `amp_core.formats.FORMATS` whose limits are drawn as labelled lines.
-        values: what the magnitudes are of, for the axis, e.g. "gradient times loss scale".
+        values: what the magnitudes describe, for the axis title, e.g. "gradient times loss scale".
         exponents: fixed range of the axis; by default all of the data and the limits of narrow formats. Give the same
-            one to figures that are held against each other.
-        classes: `class_shares` of the same tensors: then those without a finite nonzero value have a row too, and
-            infinite and NaN values, which have no exponent, are told at the right edge.
+            range to figures that are compared.
+        classes: `class_shares` of the same tensors: then tensors without a finite nonzero value have a row too, and
+            infinite and NaN values, which have no exponent, are shown at the right edge.
 
-    With `clickable`, which takes a third of the time, a click on a cell (below `CLICKABLE` cells) reports the tensor as
-    `y` and in `customdata[0]`, and the exponent in `customdata[1]`.
+    With `clickable`, which takes a third of the time, a click on a cell (below `MAX_CLICKABLE_CELLS` cells) reports the
+    tensor as `y` and in `customdata[0]`, and the exponent in `customdata[1]`.
     """
     if not len(shares):
-        return empty(title, "No tensor with finite nonzero values was sampled yet.")
+        return empty_figure(title, "No tensor with finite nonzero values was sampled yet.")
     limits = [FORMATS[f] for f in formats]
     names, grid, lowest = _grid(shares, classes)
     rows = len(names)
     names, grid = _pooled(names, grid)
-    clickable = clickable and grid.size < CLICKABLE
+    clickable = clickable and grid.size < MAX_CLICKABLE_CELLS
     low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
     figure = FigureSpec()
     with np.errstate(divide="ignore"):
@@ -88,7 +83,7 @@ def exponent_heatmap(
         zmin=_MIN_DECADES,
         zmax=0,
         colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar=bar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+        colorbar=colorbar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
         xgap=1 if grid.shape[1] < 80 else 0,
         ygap=2 if len(names) < 60 else 0,
         customdata=(100.0 * grid).astype(np.float32) if not clickable else None,
@@ -99,27 +94,31 @@ def exponent_heatmap(
     )
     if clickable:
         _clickable(figure, names, grid, lowest)
-    drawn = [_draw_limits(fmt, low, high, row, dark) for row, fmt in enumerate(limits)]
-    put(
+    drawn = [_limit_lines(fmt, low, high, row, dark) for row, fmt in enumerate(limits)]
+    set_layout(
         figure,
         shapes=[line for lines, _ in drawn for line in lines] + _zones(limits, low, high, dark),
         annotations=[label for _, labels in drawn for label in labels],
     )
-    room = 24
+    padding = 24
     if classes is not None and len(names) == rows:
-        room = _tell_nonfinite(figure, classes, high, dark)
+        padding = _show_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
-    put(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
+    set_layout(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
     shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
-    put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
-    height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL * len(limits)
+    set_layout(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
+    height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL_PX * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (
         f"Heatmap of {rows:,} tensors{pooled} over the magnitudes of their values, from 2^{lowest} to "
         f"2^{lowest + grid.shape[1]}, with the limits of {', '.join(f.label for f in limits) or 'no format'}."
     )
-    return finished(
-        figure, title, alt, height, margin={"l": 96, "r": room, "t": 46 + 2 * _LABEL * len(limits), "b": 48 + BAR}
+    return finish(
+        figure,
+        title,
+        alt,
+        height,
+        margin={"l": 96, "r": padding, "t": 46 + 2 * _LABEL_PX * len(limits), "b": 48 + COLORBAR_PX},
     )
 
 
@@ -135,18 +134,18 @@ def _grid(shares: pd.DataFrame, classes: pd.DataFrame | None) -> tuple[list[str]
 
 
 def _pooled(names: list[str], grid: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Rows drawn as one, their mean, where there are more cells than a browser bears."""
-    together = math.ceil(grid.size / MAX_CELLS)
-    if together == 1:
+    """Neighbouring rows averaged if there are more than `MAX_CELLS` cells."""
+    rows_per_cell = math.ceil(grid.size / MAX_CELLS)
+    if rows_per_cell == 1:
         return names, grid
-    starts = np.arange(0, len(names), together)
+    starts = np.arange(0, len(names), rows_per_cell)
     sizes = np.diff(np.append(starts, len(names)))
     pooled = np.add.reduceat(grid, starts, axis=0) / sizes[:, None]
     return [f"{names[s]} and {n - 1} more" for s, n in zip(starts, sizes, strict=True)], pooled
 
 
 def _extent(low: int, high: int, limits: Sequence[Format]) -> tuple[int, int]:
-    """The axis: all data, and the limits of formats narrow enough to be shown whole."""
+    """The axis: all data, and the limits of formats with a narrow range."""
     for fmt in limits:
         if fmt.powers_of_two < 64:
             low, high = min(low, fmt.min_subnormal_exponent - 3), max(high, fmt.max_exponent + 4)
@@ -157,14 +156,14 @@ def _clickable(figure: FigureSpec, names: list[str], grid: np.ndarray, lowest: i
     row, column = np.nonzero(grid)
     exponent = column + lowest
     text = [
-        f"{names[r]}<br>from {raised(e)} to {raised(e + 1)}: {percent(s)} of its nonzero values"
+        f"{names[r]}<br>from {power_html(e)} to {power_html(e + 1)}: {percent(s)} of its nonzero values"
         for r, e, s in zip(row.tolist(), exponent.tolist(), grid[row, column].tolist(), strict=True)
     ]
     figure.add_scatter(
         x=(exponent + 0.5).astype(np.float32),
         y=[names[r] for r in row],
         mode="markers",
-        marker=UNSEEN,
+        marker=INVISIBLE_MARKER,
         customdata=[[names[r], int(e)] for r, e in zip(row, exponent, strict=True)],
         text=text,
         hovertemplate="%{text}<extra></extra>",
@@ -173,22 +172,22 @@ def _clickable(figure: FigureSpec, names: list[str], grid: np.ndarray, lowest: i
     )
 
 
-def _tell_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: bool) -> int:
-    """What has no place on an axis of exponents: how much of a tensor is infinite or NaN, beside the plot. Gives the
-    pixels that it takes there."""
+def _show_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: bool) -> int:
+    """Show beside the plot how much of a tensor is infinite or NaN, which has no exponent; return the
+    pixels that this takes."""
     share = classes["inf_frac"].fillna(0.0) + classes["nan_frac"].fillna(0.0)
-    found = classes[share > 0]
-    if not len(found):
+    nonfinite = classes[share > 0]
+    if not len(nonfinite):
         return 24
     figure.add_scatter(
-        x=np.full(len(found), high, dtype=np.float32),
-        y=found["name"].tolist(),
+        x=np.full(len(nonfinite), high, dtype=np.float32),
+        y=nonfinite["name"].tolist(),
         mode="text",
         text=[f" ∞ {percent(s)}" for s in share[share > 0]],
         textposition="middle right",
         cliponaxis=False,
         textfont={"size": 11, "color": colour("overflow", dark)},
-        customdata=100.0 * found[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
+        customdata=100.0 * nonfinite[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
         hovertemplate="%{y}: %{customdata[0]:.3~r} % infinite, %{customdata[1]:.3~r} % NaN<extra></extra>",
         showlegend=False,
         name="not finite",
@@ -197,49 +196,45 @@ def _tell_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: 
     return 84
 
 
-def _draw_limits(
+def _limit_lines(
     fmt: Format, low: int, high: int, row: int, dark: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The three limits of a format as lines, and their labels above the plot. Each format has two lines of labels: in
-    one the outer two of them would meet the one between on a narrow page."""
-    marks = (
-        (float(fmt.min_subnormal_exponent), f"min. subnormal {raised(fmt.min_subnormal_exponent)}", "left", 0),
-        (float(fmt.min_normal_exponent), f"min. normal {raised(fmt.min_normal_exponent)}", "left", 1),
-        (math.log2(fmt.max_value), f"max. {fmt.max_value:.5g}", "left", 0),
-    )
-    inside = [m for m in marks if low <= m[0] <= high]
-    look = {"color": colour("limit", dark), "width": 1.4, "dash": ("solid", "dash", "dot")[row % 3]}
+    """The three limits of a format as lines, and their labels above the plot, in two rows per format: in one
+    row they would overlap on a narrow page."""
+    inside = [
+        (at, label, line) for line, (at, label) in zip((0, 1, 0), format_limits(fmt), strict=True) if low <= at <= high
+    ]
     above = {"y": 1, "yref": "paper", "showarrow": False, "yanchor": "bottom", "font": {"size": 11}}
-    shift = 2 + 2 * _LABEL * row
+    shift = 2 + 2 * _LABEL_PX * row
     if not inside:
-        reach = f"from {raised(fmt.min_subnormal_exponent)} to {raised(fmt.max_exponent + 1)}, beyond this axis"
-        told = {"x": 0, "xref": "paper", "yshift": shift, "xanchor": "left", "text": f"{fmt.label} reaches {reach}"}
-        return [], [above | told]
+        reach = f"from {power_html(fmt.min_subnormal_exponent)} to {power_html(fmt.max_exponent + 1)}, beyond this axis"
+        text = {"x": 0, "xref": "paper", "yshift": shift, "xanchor": "left", "text": f"{fmt.label} reaches {reach}"}
+        return [], [above | text]
     labels = [
         above
         | {
             "x": at,
-            "yshift": shift + _LABEL * line,
+            "yshift": shift + _LABEL_PX * line,
             "text": f"{fmt.label} {label}",
-            "xanchor": "right" if (at - low) / (high - low) > 0.75 else anchor,
+            "xanchor": "right" if (at - low) / (high - low) > 0.75 else "left",
         }
-        for at, label, anchor, line in inside
+        for at, label, line in inside
     ]
-    return [upright(at, line=look) for at, *_ in inside], labels
+    return [vertical_line(at, line=limit_line(row, dark)) for at, *_ in inside], labels
 
 
 def _zones(limits: Sequence[Format], low: int, high: int, dark: bool) -> list[dict[str, Any]]:
-    """Tinted ground where the first format loses values: below its smallest subnormal, above its largest."""
+    """Tinted zones where the first format underflows, is subnormal, or overflows."""
     if not limits:
         return []
     fmt = limits[0]
     top = math.log2(fmt.max_value)
     zones: list[tuple[float, float, str]] = []
     if low < fmt.min_subnormal_exponent:
-        zones.append((low, fmt.min_subnormal_exponent, faded(colour("underflow", dark), 0.14)))
+        zones.append((low, fmt.min_subnormal_exponent, with_opacity(colour("underflow", dark), 0.14)))
     if low < fmt.min_normal_exponent and fmt.min_subnormal_exponent < high:
         x0 = max(low, fmt.min_subnormal_exponent)
-        zones.append((x0, fmt.min_normal_exponent, faded(colour("underflow", dark), 0.06)))
+        zones.append((x0, fmt.min_normal_exponent, with_opacity(colour("underflow", dark), 0.06)))
     if high > top:
-        zones.append((top, high, faded(colour("overflow", dark), 0.14)))
-    return [upright(x0, x1, fillcolor=tint, line={"width": 0}, layer="below") for x0, x1, tint in zones]
+        zones.append((top, high, with_opacity(colour("overflow", dark), 0.14)))
+    return [vertical_line(x0, x1, fillcolor=tint, line={"width": 0}, layer="below") for x0, x1, tint in zones]

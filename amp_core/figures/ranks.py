@@ -1,4 +1,4 @@
-"""The processes of one training beside each other.
+"""The ranks of a distributed training side by side.
 
 >>> rank_figure(rank_table(run))
 >>> rank_scale_figure(rank_scales(run))  # where they disagree
@@ -9,38 +9,27 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core import phases
+from amp_core.figures.axes import log2_axis, log2_range, power_of_two
+from amp_core.figures.colours import DASHES, PAGE, PARTS, PHASES, UNKNOWN_PART, colour, hatching
 from amp_core.figures.figure_spec import FigureSpec
+from amp_core.figures.shapes import compact_array
 from amp_core.figures.step_time import PHASE_NAMES
-from amp_core.figures.style import (
-    DASHES,
-    PAGE,
-    PARTS,
-    PHASES,
-    UNKNOWN_PART,
-    colour,
-    empty,
-    finished,
-    hatched,
-    log2_axis,
-    numbers,
-    power_of_two,
-    span,
-)
+from amp_core.figures.style import empty_figure, finish
 
 _TITLE = "Where each rank's step goes"
-_MOST = 64
-"""As many bars as can be told apart; of more ranks the slowest."""
-_ROOM = 0.15
-"""A part as long as this, of the longest bar, has its name on it."""
+_MAX_BARS = 64
+"""Most bars that are readable; of more ranks the slowest are drawn."""
+_MIN_LABELLED_FRAC = 0.15
+"""Parts longer than this share of the longest bar have a label."""
 
 
 def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     """One stacked bar per rank with the median time of each phase, from `rank_table`."""
     known = ranks[ranks[list(phases.COLUMNS)].notna().any(axis=1)] if len(ranks) else ranks
     if not len(known):
-        return empty(_TITLE, "No step times were recorded yet.")
-    if len(known) > _MOST:
-        known = known.nlargest(_MOST, "step_ms").sort_values("rank")
+        return empty_figure(_TITLE, "No step times were recorded yet.")
+    if len(known) > _MAX_BARS:
+        known = known.nlargest(_MAX_BARS, "step_ms").sort_values("rank")
     names = [f"rank {rank}" for rank in known["rank"]]
     longest = float(known[list(phases.COLUMNS)].sum(axis=1).max()) or 1.0
     figure = FigureSpec()
@@ -55,9 +44,9 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
             marker={
                 "color": PHASES[phase][dark],
                 "line": {"width": 1, "color": PAGE[dark]},
-                "pattern": hatched(phase, dark),
+                "pattern": hatching(phase, dark),
             },
-            text=[phase if share > _ROOM else "" for share in known[f"{phase}_ms"] / longest],
+            text=[phase if share > _MIN_LABELLED_FRAC else "" for share in known[f"{phase}_ms"] / longest],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -68,30 +57,30 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
     figure.yaxis(type="category", autorange="reversed", showgrid=False)
     slowest = known.iloc[int(known["step_ms"].fillna(-1.0).to_numpy().argmax())]
     alt = f"{_TITLE}: {len(known)} ranks; rank {slowest['rank']} takes longest with {slowest['step_ms']:.3g} ms."
-    return finished(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)
+    return finish(figure, _TITLE, alt, 190 + 34 * len(known), barmode="stack", bargap=0.3)
 
 
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "hexagon", "cross")
-"""Tell ranks apart, which all have the loss scale's colour."""
+"""Distinguish ranks, which all have the loss scale's colour."""
 
 
-def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Where ranks disagree") -> go.Figure:
+def rank_scale_figure(differing: pd.DataFrame, dark: bool = False, title: str = "Where ranks disagree") -> go.Figure:
     """The loss scale of each rank at the steps at which ranks disagree on it or on skipping, from `rank_scales`.
 
-    Ranks differ in symbol and dash; a rank that skipped the step has a cross. Of many ranks the first of each scale.
+    Ranks differ in symbol and dash; a rank that skipped the step has a cross. With many ranks, the first of each scale.
     """
-    limits = span(apart["loss_scale"].to_numpy()) if len(apart) else None
+    limits = log2_range(differing["loss_scale"].to_numpy()) if len(differing) else None
     if limits is None:
-        return empty(title, "All ranks have the same loss scale and skip the same steps.")
-    shown = list(dict.fromkeys(apart.drop_duplicates(["loss_scale", "skipped"])["rank"]))
-    shown = sorted({*shown, *apart["rank"].unique()[: len(_SYMBOLS) - len(shown)]})[: len(_SYMBOLS)]
+        return empty_figure(title, "All ranks have the same loss scale and skip the same steps.")
+    shown = list(dict.fromkeys(differing.drop_duplicates(["loss_scale", "skipped"])["rank"]))
+    shown = sorted({*shown, *differing["rank"].unique()[: len(_SYMBOLS) - len(shown)]})[: len(_SYMBOLS)]
     figure = FigureSpec()
     for place, rank in enumerate(shown):
-        rows = apart[apart["rank"] == rank].drop_duplicates("step")
+        rows = differing[differing["rank"] == rank].drop_duplicates("step")
         hue = colour("scale", dark)
         figure.add_scatter(
-            x=numbers(rows["step"]),
-            y=numbers(rows["loss_scale"]),
+            x=compact_array(rows["step"]),
+            y=compact_array(rows["loss_scale"]),
             mode="lines+markers",
             line={"color": hue, "width": 1.2, "dash": DASHES[place % len(DASHES)]},
             marker={"color": hue, "size": 9, "symbol": f"{_SYMBOLS[place]}-open"},
@@ -99,12 +88,12 @@ def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Whe
             customdata=[power_of_two(value) for value in rows["loss_scale"]],
             hovertemplate=f"step %{{x:,}}: rank {rank} multiplies its loss by %{{customdata}}<extra></extra>",
         )
-    skipped = apart[apart["skipped"] & apart["rank"].isin(shown)]
+    skipped = differing[differing["skipped"] & differing["rank"].isin(shown)]
     if len(skipped):
         hue = colour("skipped", dark)
         figure.add_scatter(
-            x=numbers(skipped["step"]),
-            y=numbers(skipped["loss_scale"]),
+            x=compact_array(skipped["step"]),
+            y=compact_array(skipped["loss_scale"]),
             mode="markers",
             marker={"color": hue, "size": 8, "symbol": "x"},
             name="skipped step",
@@ -114,6 +103,6 @@ def rank_scale_figure(apart: pd.DataFrame, dark: bool = False, title: str = "Whe
     low, high = limits
     figure.xaxis(title="step")
     figure.yaxis(title="loss scale", **log2_axis(low - 1, high + 1))
-    steps = apart["step"].nunique()
-    alt = f"Loss scales of {apart['rank'].nunique()} ranks at {steps:,} steps at which they disagree, {len(skipped):,} "
-    return finished(figure, title, f"{alt}of them skipped.", 320)
+    steps = differing["step"].nunique()
+    alt = f"Loss scales of {differing['rank'].nunique()} ranks at {steps:,} steps at which they disagree, "
+    return finish(figure, title, f"{alt}{len(skipped):,} of them skipped.", 320)

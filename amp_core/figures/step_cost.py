@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import percent, shorten
+from amp_core.figures.colours import PAGE, PARTS, UNKNOWN_PART, pattern
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import PAGE, PARTS, UNKNOWN_PART, empty, finished, percent, shortened
+from amp_core.figures.style import empty_figure, finish
 
-_CHARACTERS = 75
-"""As many fit along the longest bar on a narrow page; parts without room have their label in the legend."""
+_LABEL_CHARS = 75
+"""Characters that fit on the longest bar on a narrow page; shorter parts have their label only in the legend."""
 _ORDER = list(PARTS)
 
 
@@ -22,20 +24,20 @@ def step_cost_figure(
     """The parts of a step stacked to its time in milliseconds, from `step_cost(run).parts`, or one bar for each run
     from `compare_step_cost`. Parts that were not measured have no length."""
     if not len(parts) or not (parts["us"] > 0).any():
-        return empty(title, "No step times were recorded yet.")
+        return empty_figure(title, "No step times were recorded yet.")
     runs = list(dict.fromkeys(parts["run"])) if "run" in parts else [""]
     owner = parts["run"] if "run" in parts else pd.Series("", index=parts.index)
     longest = float(parts.groupby(owner)["us"].sum().max())
     figure = FigureSpec()
     labels = dict(zip(parts["part"].astype(str), parts["label"], strict=True))
-    for name in sorted(labels, key=_place):  # one that the first run lacks stands where it would in that
+    for name in sorted(labels, key=_place):  # in stacking order, also parts that the first run lacks
         label = labels[name]
         rows = parts[parts["part"] == name]
-        of = rows.set_index(owner[rows.index])[["us", "frac"]].reindex(runs).fillna(0.0)
-        us = of["us"].to_numpy(dtype=np.float64)
+        values = rows.set_index(owner[rows.index])[["us", "frac"]].reindex(runs).fillna(0.0)
+        us = values["us"].to_numpy(dtype=np.float64)
         if not (us > 0).any():
             continue
-        shares = [percent(share) for share in of["frac"].tolist()]
+        shares = [percent(share) for share in values["frac"].tolist()]
         light, night, ink, hatch = PARTS.get(name, UNKNOWN_PART)
         figure.add_bar(
             x=(us / 1e3).astype(np.float32),
@@ -45,13 +47,7 @@ def step_cost_figure(
             marker={
                 "color": night if dark else light,
                 "line": {"width": 1, "color": PAGE[dark]},
-                "pattern": {
-                    "shape": hatch,
-                    "size": 6,
-                    "fgcolor": "#11181B" if dark else "#FFFFFF",
-                    "fillmode": "overlay",
-                    "fgopacity": 0.2 if hatch == "." else 0.4,  # dots lie where letters do
-                },
+                "pattern": pattern(hatch, dark, 6, 0.2 if hatch == "." else 0.4),  # dots would hide letters
             },
             text=[_on_bar(label, share, v / longest) for v, share in zip(us, shares, strict=True)],
             textposition="inside",
@@ -66,13 +62,13 @@ def step_cost_figure(
     figure.xaxis(title=f"time of a {per} (ms)", rangemode="tozero")
     figure.yaxis(
         type="category", autorange="reversed", showgrid=False, tickvals=runs,
-        ticktext=[shortened(run, 24) for run in runs],
+        ticktext=[shorten(run, 24) for run in runs],
     )  # fmt: skip
-    said = "; ".join(f"{run}{': ' if run else ''}{_told(parts[owner == run])}" for run in runs)
-    return finished(
+    summary = "; ".join(f"{run}{': ' if run else ''}{_in_words(parts[owner == run])}" for run in runs)
+    return finish(
         figure,
         title,
-        f"{title}: {said}.",
+        f"{title}: {summary}.",
         230 + 70 * len(runs),
         barmode="stack",
         bargap=0.25,
@@ -85,12 +81,12 @@ def _place(part: str) -> int:
 
 
 def _on_bar(label: str, share: str, length: float) -> str:
-    """What stands on a part that takes `length` of the longest bar (0–1)."""
-    room = _CHARACTERS * length
-    return f"{label}<br>{share}" if room >= len(label) else share if room >= len(share) else ""
+    """The label of a part that takes `length` of the longest bar (0–1)."""
+    available = _LABEL_CHARS * length
+    return f"{label}<br>{share}" if available >= len(label) else share if available >= len(share) else ""
 
 
-def _told(parts: pd.DataFrame) -> str:
+def _in_words(parts: pd.DataFrame) -> str:
     """The parts of one run in words."""
     known = parts[parts["us"] > 0]
     return ", ".join(f"{label} {us / 1e3:.3g} ms" for label, us in zip(known["label"], known["us"], strict=True))

@@ -10,68 +10,57 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import log2_axis, log2_range, shorten
+from amp_core.figures.colours import colour, hatching, recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.lines import first_to_last
-from amp_core.figures.style import (
-    ORNAMENT,
-    colour,
-    empty,
-    faded,
-    finished,
-    hatched,
-    log2_axis,
-    numbers,
-    recipe_colour,
-    shortened,
-    span,
-    upright,
-)
+from amp_core.figures.lines import step_range
+from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.style import empty_figure, finish
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.text.formatting import number, scale
 
-PEAK = 4.0
-"""A step that takes more than so many times the median would press all others flat: then the axis ends at `CUT`, and it
-is said."""
-CUT = 2.4
-"""Times the median at which it ends: a usual step takes two fifths of the height. All slower ones are cut off."""
+PEAK_RATIO = 4.0
+"""If a step takes more than so many times the median, the axis ends at `CUT_RATIO`, and a note says so."""
+CUT_RATIO = 2.4
+"""Times the median at which the axis ends: a typical step takes two fifths of the height."""
 
 PHASE_NAMES = {f"{name}_ms": label for name, label in LABELS.items()}
-"""What the phases of a step are called, by column."""
+"""Labels of the phases of a step, by column."""
 
 
 def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of a step") -> go.Figure:
     """The phases of a step stacked to its time in milliseconds, from `phase_times`."""
     known = [c for c in PHASE_NAMES if c in times and times[c].notna().any() and times[c].max() > 0]
     if not known:
-        return empty(title, "No step times were recorded yet.")
+        return empty_figure(title, "No step times were recorded yet.")
     figure = FigureSpec()
     for column in known:
         hue = colour(column.removesuffix("_ms"), dark)
         figure.add_scatter(
-            x=numbers(times["step"]),
-            y=numbers(times[column].fillna(0.0)),
+            x=compact_array(times["step"]),
+            y=compact_array(times[column].fillna(0.0)),
             mode="lines+markers" if len(times) < 3 else "lines",
             line={"color": hue, "width": 0.8},
             marker={"color": hue, "size": 7},
-            fillcolor=faded(hue, 0.85),
-            fillpattern=hatched(column.removesuffix("_ms"), dark),
+            fillcolor=with_opacity(hue, 0.85),
+            fillpattern=hatching(column.removesuffix("_ms"), dark),
             stackgroup="phases",
             name=PHASE_NAMES[column],
             hovertemplate="%{y:.3g} ms of the step",
         )
-    figure.xaxis(title="step", range=first_to_last(times["step"]))
+    figure.xaxis(title="step", range=step_range(times["step"]))
     figure.yaxis(title="time of a step (ms)", rangemode="tozero")
     total = times[known].sum(axis=1)
     usual, top = float(total.median()), float(total.max())
-    if top > PEAK * usual:  # one compilation would press all other steps flat
-        figure.yaxis(range=[0, CUT * usual])
+    if top > PEAK_RATIO * usual:  # one compilation would flatten all other steps
+        figure.yaxis(range=[0, CUT_RATIO * usual])
         figure.add_annotation(
             text=f"peaks up to {top:,.3g} ms lie beyond the axis", showarrow=False,
             x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="top",
         )  # fmt: skip
     middle = ", ".join(f"{PHASE_NAMES[c]} {times[c].median():.3g} ms" for c in known)
-    return finished(
+    return finish(
         figure,
         title,
         f"Time of a step by phase, typically: {middle}.",
@@ -87,17 +76,17 @@ class _Bar:
     title: str
     axis: str
     text: str
-    """What stands beside the bar, with a place for the number: `{} ms` for one."""
+    """Text beside the bar, with a placeholder for the number, such as `{} ms`."""
     divisor: float = 1.0
-    reference: float | None = None
+    baseline: float | None = None
     log2: bool = False
     digits: int = 3
 
 
 _BARS = {
-    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{} ×", reference=1.0),
-    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{} ×", reference=1.0),
-    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{} ×", reference=1.0, digits=4),
+    "speed_ratio": _Bar("Speed", "times as fast as {first}", "{} ×", baseline=1.0),
+    "memory_ratio": _Bar("Peak memory", "times the peak of {first}", "{} ×", baseline=1.0),
+    "loss_ratio": _Bar("Final loss, common steps", "times that of {first}", "{} ×", baseline=1.0, digits=4),
     "step_ms": _Bar("Time of a step", "median (ms)", "{} ms"),
     "samples_per_s": _Bar("Throughput", "samples per second", "{} /s"),
     "memory_peak_bytes": _Bar("Peak memory", "GiB", "{} GiB", divisor=2.0**30),
@@ -120,7 +109,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     title = title or bar.title
     known = table[np.isfinite(table[column].to_numpy(dtype=np.float64))] if len(table) else table
     if not len(known):
-        return empty(title, "None of the runs recorded this.")
+        return empty_figure(title, "None of the runs recorded this.")
     value = known[column].to_numpy(dtype=np.float64) / bar.divisor
     low, high = (_side(known, f"{column}_{side}", value, bar.divisor) for side in ("low", "high"))
     spread = bool((high > low).any())
@@ -136,7 +125,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         "thickness": 1.4,
         "width": 5,
     }
-    axis = bar.axis.format(first=shortened(str(table["run"].iloc[0]), 20))
+    axis = bar.axis.format(first=shorten(str(table["run"].iloc[0]), 20))
     figure = FigureSpec()
     figure.add_bar(
         x=value.astype(np.float32),
@@ -150,42 +139,44 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
         hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
         showlegend=False,
     )
-    under = bar.reference is not None and (0.5 * bar.reference < high) & (high < bar.reference)
+    under = bar.baseline is not None and (0.5 * bar.baseline < high) & (high < bar.baseline)
     figure.add_scatter(
-        x=np.where(under, bar.reference or 0.0, high).astype(np.float32),  # no number under the reference's line
+        x=np.where(under, bar.baseline or 0.0, high).astype(np.float32),  # no number below the baseline's line
         y=names,
         mode="text",
-        text=[f"  {bar.text.format(_said(bar, v))}" for v in value],  # the spread is drawn, and told when pointed at
+        text=[f"  {bar.text.format(_formatted(bar, v))}" for v in value],  # the spread is in the hover text
         textposition="middle right",
         cliponaxis=False,
         hoverinfo="skip",
         showlegend=False,
         meta=ORNAMENT,
     )
-    if bar.reference is not None:
-        figure.add_shape(upright(bar.reference, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
-    limits = span(value) if bar.log2 else None
+    if bar.baseline is not None:
+        figure.add_shape(
+            vertical_line(bar.baseline, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"})
+        )
+    limits = log2_range(value) if bar.log2 else None
     if limits is not None:
         figure.xaxis(**log2_axis(min(0.0, limits[0]) - 1, limits[1] + 1))
     else:
-        figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.reference or 0.0, 1e-12)])
+        figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.baseline or 0.0, 1e-12)])
     figure.xaxis(title=axis, nticks=4, tickangle=0)
     figure.yaxis(
         autorange="reversed",
         type="category",
         tickvals=names,
-        ticktext=[shortened(n, 20) for n in names],
+        ticktext=[shorten(n, 20) for n in names],
         showgrid=False,
     )
-    said = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
-    return finished(
-        figure, title, f"{title}: {said}.", 120 + 44 * len(names), bargap=0.35,
+    summary = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
+    return finish(
+        figure, title, f"{title}: {summary}.", 120 + 44 * len(names), bargap=0.35,
         margin={"l": 64, "r": 76, "t": 52, "b": 48},
     )  # fmt: skip
 
 
 def _side(table: pd.DataFrame, column: str, value: np.ndarray, divisor: float) -> np.ndarray:
-    """One end of the spread; the value itself where none is known."""
+    """One end of the spread; the value itself if it is unknown."""
     if column not in table:
         return value
     end = table[column].to_numpy(dtype=np.float64) / divisor
@@ -193,9 +184,9 @@ def _side(table: pd.DataFrame, column: str, value: np.ndarray, divisor: float) -
 
 
 def _words(bar: _Bar, value: float, low: float, high: float) -> str:
-    said = bar.text.format(_said(bar, value))
-    return f"{said} ({_said(bar, low)}–{_said(bar, high)})" if high > low else said
+    text = bar.text.format(_formatted(bar, value))
+    return f"{text} ({_formatted(bar, low)}–{_formatted(bar, high)})" if high > low else text
 
 
-def _said(bar: _Bar, value: float) -> str:
+def _formatted(bar: _Bar, value: float) -> str:
     return scale(value) if bar.log2 else number(value, digits=bar.digits)

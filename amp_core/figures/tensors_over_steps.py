@@ -1,4 +1,4 @@
-"""Tensors × steps: when something became of which tensor.
+"""Tensors × steps: when each tensor becomes subnormal, zero or non-finite.
 
 >>> step_heatmap(shares_over_steps(run, "output_grad"), "subnormal_frac")
 """
@@ -9,44 +9,36 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from amp_core.figures.axes import COLORBAR_PX, colorbar_below, percent, power_html, tick_names
+from amp_core.figures.colours import SHARES, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.lines import outer_edges
-from amp_core.figures.style import (
-    BAR,
-    SHARES,
-    UNSEEN,
-    bar_below,
-    colour,
-    empty,
-    finished,
-    numbers,
-    percent,
-    put,
-    raised,
-    tick_names,
-)
+from amp_core.figures.lines import cell_edges
+from amp_core.figures.shapes import INVISIBLE_MARKER, compact_array
+from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.schema import RunError
 
-CELLS = 600
-"""So many cells each carry an invisible marker, since a heatmap's own cells report no clicks; pool steps to keep to it.
-A browser takes some 0.1 ms for each marker, and what is narrower than a few pixels is not hit."""
+MAX_CLICKABLE_CELLS = 600
+"""Up to so many cells have an invisible marker, since a heatmap's own cells report no clicks; merge steps to stay
+below. A browser takes about 0.1 ms for each marker, and cells of a few pixels are hard to hit."""
 _MIN_DECADES = -5  # shares below 0.001 % have the palest colour
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """How one column is drawn."""
+class _Column:
+    """The texts of one column."""
 
     bar: str
     about: str
-    said: str
-    """What a share is, behind the number."""
+    share_text: str
+    """Text after a share."""
 
 
 _COLUMNS = {
-    "subnormal_frac": _Shown("of nonzero<br>values", "subnormal, of nonzero values", "of its nonzero values subnormal"),
-    "zero_frac": _Shown("of all<br>elements", "exactly zero, of all elements", "of its elements exactly zero"),
-    "absmax": _Shown("magnitude,<br>as stored", "largest magnitude, as stored", ""),
+    "subnormal_frac": _Column(
+        "of nonzero<br>values", "subnormal, of nonzero values", "of its nonzero values subnormal"
+    ),
+    "zero_frac": _Column("of all<br>elements", "exactly zero, of all elements", "of its elements exactly zero"),
+    "absmax": _Column("magnitude,<br>as stored", "largest magnitude, as stored", ""),
 }
 
 
@@ -55,26 +47,26 @@ def step_heatmap(
 ) -> go.Figure:
     """One `column` of `shares_over_steps` for each tensor and step; a cell with infinite or NaN values has a star.
 
-    A click on a cell (of at most `CELLS`) reports the tensor as `y` and in `customdata` its name, its first and its
-    last step. Raises `RunError` for a column that cannot be drawn.
+    A click on a cell (of at most `MAX_CLICKABLE_CELLS`) reports the tensor as `y` and in `customdata` its name, its
+    first and its last step. Raises `RunError` for a column that cannot be drawn.
     """
     if column not in _COLUMNS:
         raise RunError(f"column={column!r} cannot be drawn; choose one of {', '.join(_COLUMNS)}")
     if not len(shares):
-        return empty(title, "No tensor was sampled yet.")
+        return empty_figure(title, "No tensor was sampled yet.")
     names, steps = list(dict.fromkeys(shares["name"])), np.unique(shares["step"].to_numpy())
     row = pd.Index(names).get_indexer(shares["name"])
     place = np.searchsorted(steps, shares["step"].to_numpy())
     grid = np.full((len(names), len(steps)), np.nan, dtype=np.float32)
     values = shares[column].to_numpy(dtype=np.float64)
-    grid[row, place] = _heights(values, column)
+    grid[row, place] = _colour_values(values, column)
     figure = FigureSpec()
     figure.add_heatmap(
-        x=numbers(steps),
+        x=compact_array(steps),
         y=names,
         z=grid,
         colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar=bar_below(_COLUMNS[column].bar, *_bar_ticks(grid, column)),
+        colorbar=colorbar_below(_COLUMNS[column].bar, *_bar_ticks(grid, column)),
         **({} if column == "absmax" else {"zmin": _MIN_DECADES, "zmax": 0}),
         ygap=2 if len(names) < 60 else 0,
         hoverinfo="skip",
@@ -83,41 +75,43 @@ def step_heatmap(
     if len(bad):
         hue = colour("overflow", dark)
         figure.add_scatter(
-            x=numbers(bad["step"]),
+            x=compact_array(bad["step"]),
             y=bad["name"].tolist(),
             mode="markers",
             marker={"symbol": "asterisk", "size": 7, "color": hue, "line": {"color": hue, "width": 1.6}},
             name="holds ∞ or NaN",
             hoverinfo="skip",
         )
-    if len(shares) <= CELLS:
+    if len(shares) <= MAX_CLICKABLE_CELLS:
         figure.add_scatter(
-            x=numbers(shares["step"]),
+            x=compact_array(shares["step"]),
             y=shares["name"].tolist(),
             mode="markers",
-            marker=UNSEEN,
+            marker=INVISIBLE_MARKER,
             customdata=shares[["name", "step", "until"]].to_numpy(dtype=object),
-            text=_told(shares, column),
+            text=_hover_texts(shares, column),
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
             name="cells",
         )
     every = max(1, -(-len(names) // 45))
-    put(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": outer_edges(steps)})
+    set_layout(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": cell_edges(steps)})
     shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
-    put(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
+    set_layout(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
     what = _COLUMNS[column].about
     alt = (
         f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}; "
         f"{len(bad):,} cells hold infinities or not-a-number."
     )
-    # On a narrow page the legend takes three lines: rows of few tensors must not run into each other for it.
-    height = min(800, max(260, 210 + 20 * len(names))) + BAR
-    return finished(figure, title, alt, height, margin={"l": 96, "t": 52, "b": 48 + BAR}, legend={"y": BAR / height})
+    # On a narrow page the legend takes three lines, which must not squeeze the rows of a few tensors.
+    height = min(800, max(260, 210 + 20 * len(names))) + COLORBAR_PX
+    return finish(
+        figure, title, alt, height, margin={"l": 96, "t": 52, "b": 48 + COLORBAR_PX}, legend={"y": COLORBAR_PX / height}
+    )
 
 
-def _heights(values: np.ndarray, column: str) -> np.ndarray:
-    """What the colours stand for: log10 of a share, log2 of a magnitude; NaN where there is nothing."""
+def _colour_values(values: np.ndarray, column: str) -> np.ndarray:
+    """The values of the colours: log10 of a share, log2 of a magnitude; NaN for zero and missing values."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if column == "absmax":
             return np.where(values > 0, np.log2(values), np.nan)
@@ -125,32 +119,32 @@ def _heights(values: np.ndarray, column: str) -> np.ndarray:
 
 
 def _bar_ticks(grid: np.ndarray, column: str) -> tuple[list[int], list[str]]:
-    """The ticks below the colours, and what they say, in their own unit."""
+    """The ticks of the colour bar and their labels, in the column's unit."""
     if column != "absmax":
         ticks = list(range(_MIN_DECADES, 1))
         return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
     known = grid[np.isfinite(grid)]
     if not len(known):
-        return [0], [raised(0)]
+        return [0], [power_html(0)]
     low, high = int(np.floor(known.min())), int(np.ceil(known.max()))
     at = list(range(low, high + 1, max(1, -(-(high - low) // 6))))
-    return at, [raised(k) for k in at]
+    return at, [power_html(k) for k in at]
 
 
-def _told(shares: pd.DataFrame, column: str) -> list[str]:
-    """Each cell in words."""
-    said = []
+def _hover_texts(shares: pd.DataFrame, column: str) -> list[str]:
+    """The hover text of each cell."""
+    texts = []
     for row in shares.to_dict("records"):
         value = row[column]
         when = f"step {row['step']:,}" if row["step"] == row["until"] else f"steps {row['step']:,} to {row['until']:,}"
         if value != value:
-            what = "nothing to tell"
+            text = "no such value"
         elif column == "absmax":
             power = f" (2<sup>{np.log2(value):.1f}</sup>)" if value > 0 else ""
-            what = f"largest finite magnitude {value:.3g}{power}"
+            text = f"largest finite magnitude {value:.3g}{power}"
         else:
-            what = f"{percent(value)} {_COLUMNS[column].said}"
+            text = f"{percent(value)} {_COLUMNS[column].share_text}"
         share = row["nonfinite_frac"]
         broken = f"<br>{percent(share)} of its elements are ∞ or NaN" if share > 0 else ""
-        said.append(f"{row['name']}, {when}<br>{what}{broken}")
-    return said
+        texts.append(f"{row['name']}, {when}<br>{text}{broken}")
+    return texts

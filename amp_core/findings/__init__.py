@@ -1,19 +1,18 @@
-"""What is wrong with a run, how one can tell, and what to do: rules from `Run` to a list of `Finding`.
+"""Diagnosis of a run: rules from `Run` to a list of `Finding`, each with its evidence and a remedy.
 
     from amp_core import diagnose, load_run
 
     for finding in diagnose(load_run("runs/a")):
         print(finding.severity, finding.code, finding.where, finding.advice)
 
-A rule is a function `Run -> list[Finding]`. It stands in a module of `rules/` beside its guide entry, which explains
-its code. Every module of that package is loaded. A rule fires only where the numbers leave no doubt; what it cannot
-know it does not say.
+A rule is a function `Run -> list[Finding]` in a module of `rules/`, beside the guide entry that explains its code.
+Every module of that package is loaded. A rule fires only if the numbers leave no doubt.
 """
 
 from dataclasses import replace
 
 from amp_core.findings import rules
-from amp_core.findings.first_cause import DATA, RATE, Cause, first_cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause, first_cause
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
 from amp_core.store.run import Run, check_run
@@ -35,10 +34,10 @@ load(rules)
 
 
 def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
-    """What the rules find in `run`, the worst first and causes before what follows from them; empty where all is well.
+    """The findings of all rules on `run`, the worst first and causes before their consequences; empty if all is well.
 
-    With `baseline`, a run of the same task in FP32, also what shows only beside it. Raises `RunError` for damaged
-    tables.
+    With `baseline`, a run of the same task in FP32, also those of the rules that compare both. Raises `RunError` for
+    damaged tables.
     """
     check_run(run)
     if baseline is not None:
@@ -51,12 +50,12 @@ def diagnose(run: Run, baseline: Run | None = None) -> list[Finding]:
 
 
 def _follows(finding: Finding, findings: list[Finding]) -> str:
-    """Code of the finding that this one is a consequence of; empty where there is none."""
-    own = finding.where in (DATA, RATE)  # no module is to blame, so no finding of one is its cause
+    """Code of the finding that caused this one; empty if there is none."""
+    no_module = finding.where in (INPUT_DATA, LEARNING_RATE)  # then no finding about a module can be its cause
     entry = GUIDE[finding.code]
     for code in (*entry.follows, *entry.follows_in_place):
         places = {f.where for f in findings if f.code == code}
-        if own and code != "loss-nonfinite":
+        if no_module and code != "loss-nonfinite":
             continue
         if places and (code in entry.follows or finding.where in places):
             return code

@@ -1,11 +1,11 @@
-"""What began a stretch of steps that went wrong: which tensor, in forward or backward, in which module, at which step.
+"""The first cause of a stretch of failing steps: the tensor, forward or backward, the module, the step.
 
     >>> first_cause(run, first=0, last=131)
     Cause(step=120, phase='forward', where='blocks.3.mlp.up', op='Linear', dtype='float16', value=812.0, ...)
 
-One infinity makes hundreds: everything after it in forward, the loss, and every gradient. Rules that find a consequence
-name what came first. A step that the training has recovered from is no part of it: most FP16 runs skip a few steps
-while the scaler finds its scale.
+One infinity spreads to everything after it in forward, to the loss and to every gradient. Rules that detect a
+consequence name the first cause. A failing step from which the training recovered is not part of the stretch: most FP16
+runs skip a few steps while the scaler calibrates its scale.
 """
 
 from dataclasses import dataclass
@@ -22,37 +22,37 @@ from amp_core.findings.signals import model_name, signals
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
-DATA, RATE = "input data", "learning rate"
-"""What `Cause.where` says where no module is to blame."""
-ROSE, ROSE_AT_ONCE = 10.0, 100.0
-"""A loss that rose by such a factor diverged; the second where only one or two losses came before the rise."""
-RECENT = 50
-"""A rise that began in the last so many steps, or in the later half of them, led to what came after it."""
-STILL = 3.0
-"""So does an earlier one that goes on: its end is at so many times the median of all losses."""
+INPUT_DATA, LEARNING_RATE = "input data", "learning rate"
+"""Values of `Cause.where` if no module is to blame."""
+DIVERGED_RATIO, EARLY_DIVERGED_RATIO = 10.0, 100.0
+"""A loss that rose by such a factor diverged; the second applies with only one or two losses before the rise."""
+RECENT_STEPS = 50
+"""A rise that began within the last so many steps, or in the second half of them, caused the failure after it."""
+PERSISTENT_RATIO = 3.0
+"""So did an earlier rise that persisted: its end is at so many times the median of all losses."""
 
 Steps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What began a stretch of steps that were not finite."""
+    """The first cause of a stretch of failing steps."""
 
     step: int
     phase: str
-    """`forward`, `backward`, or `divergence`: the loss rose, step by step, while everything was finite."""
+    """`forward`, `backward`, or `divergence`: the loss rose over several steps while everything was finite."""
     where: str
     """Module, parameter whose gradient it is, `loss`, `input data`, or `learning rate`."""
     op: str
-    """Class of the module, or what else is known of the operation; empty where nothing is."""
+    """Class of the module, or another description of the operation; empty if unknown."""
     dtype: str
     """Of the output; empty for a gradient."""
     value: float | None
-    """Largest magnitude of the module's input, where its input was finite; of a divergence the factor of its rise."""
+    """Largest magnitude of the module's input if that was finite; for a divergence the factor of the rise."""
     limit: float | None
     """The largest finite number of `dtype`."""
     clean: bool
-    """Whether what went into the module, input and weights, was finite: then it is its own doing."""
+    """Whether the module's input and weights were finite, so that the module itself is the cause."""
 
     def in_words(self) -> str:
         """A clause for a title: `first in forward at step 120: blocks.3.mlp.up (Linear, float16)`."""
@@ -64,36 +64,36 @@ class Cause:
 
 
 def first_cause(run: Run, first: int, last: int) -> Cause | None:
-    """What began the stretch of failing steps that ended in `last`, or was the last one before; None where the run
-    does not tell. Nothing before step `first` counts.
+    """The first cause of the stretch of failing steps that ends in `last`, or of the last one before; None if the run
+    does not show it. Steps before `first` do not count.
 
-    A stretch ends at the first step that was made with finite loss and gradients. A skipped step leaves the weights as
-    they were, so it explains no output that is not finite later; gradients that were not finite and were applied do.
+    A stretch ends at the first step made with finite loss and gradients. A skipped step leaves the weights unchanged,
+    so it does not explain later non-finite outputs; non-finite gradients that were applied do.
     """
     outputs = signals(run, "non-finite output")
-    at = [s for s in (last,) if (outputs["step"] == s).any()]
-    trouble = np.union1d(failing_steps(run), np.array(at, dtype=np.int64))
-    trouble = trouble[(trouble >= first) & (trouble <= last)]
-    if not len(trouble):
+    output_steps = [s for s in (last,) if (outputs["step"] == s).any()]
+    failing = np.union1d(failing_steps(run), np.array(output_steps, dtype=np.int64))
+    failing = failing[(failing >= first) & (failing <= last)]
+    if not len(failing):
         return None
-    end = int(trouble[-1])
+    end = int(failing[-1])
     before = recovered_steps(run)
     before = before[before < end]
     begin = max(first, int(before[-1]) + 1) if len(before) else first
     cause = _first_in(run, outputs, begin, end)
     if cause is not None and cause.op == "its weights":
-        spoiled = _applied(run)
-        spoiled = spoiled[(spoiled >= first) & (spoiled < cause.step)]
-        if len(spoiled) and (earlier := first_cause(run, first, int(spoiled[-1]))) is not None:
+        applied = _applied(run)
+        applied = applied[(applied >= first) & (applied < cause.step)]
+        if len(applied) and (earlier := first_cause(run, first, int(applied[-1]))) is not None:
             return earlier
-    if cause is None or (cause.where != DATA and cause.op != "its weights"):
+    if cause is None or (cause.where != INPUT_DATA and cause.op != "its weights"):
         return divergence(run, _broken_at(run, outputs, begin, end)) or cause
     return cause
 
 
 def _broken_at(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> int:
-    """The first of these steps at which more than scaled gradients was not finite; the one after them where none was.
-    A scaler skips steps as gradients grow with the loss, whose values are still finite."""
+    """The first of these steps at which more than scaled gradients was not finite; the step after them if there is
+    none. A scaler skips steps when gradients grow with the loss, whose values are still finite."""
     frame = attempts(run)
     frame = frame[frame["has_loss"] & ~np.isfinite(frame["loss"])]
     steps = np.concatenate([frame["step"].to_numpy(), outputs["step"].dropna().to_numpy(), _applied(run)])
@@ -106,43 +106,43 @@ def _first_in(run: Run, outputs: pd.DataFrame, begin: int, end: int) -> Cause | 
     backward = signals(run, "skipped", "non-finite")
     backward = backward[backward["step"].between(begin, end) & backward["name"].ne("")]
     applied = backward[backward["kind"] == "non-finite"]
-    # Weights that are not finite are mostly what bad gradients left; where there were none before, they come first.
+    # Non-finite weights are usually the result of non-finite gradients; without such gradients before, they come first.
     since = applied["step"].min() if len(applied) else np.inf
     forward = outputs[outputs["detail"].ne("weights") | (outputs["step"] <= since)]
     if len(forward) and (forward["step"].iloc[0] <= since or _loss_broke(run, int(since))):
-        return _of_output(run, forward.iloc[0])
-    guilty = applied if len(outputs) and len(applied) else backward
-    return _of_gradient(guilty.iloc[0]) if len(guilty) else None
+        return _output_cause(run, forward.iloc[0])
+    gradients = applied if len(outputs) and len(applied) else backward
+    return _gradient_cause(gradients.iloc[0]) if len(gradients) else None
 
 
 def failing_steps(run: Run) -> Steps:
     """Steps that were skipped, or whose loss or gradients were not finite, in order."""
-    frame = run.cached_frame(["steps", "events"], _judged)
+    frame = run.cached_frame(["steps", "events"], _step_states)
     return frame["step"][frame["failing"]].to_numpy(dtype=np.int64)
 
 
 def recovered_steps(run: Run) -> Steps:
-    """All other steps, in order: made, with a finite loss and finite gradients."""
-    frame = run.cached_frame(["steps", "events"], _judged)
+    """All other steps, in order: made with finite loss and gradients."""
+    frame = run.cached_frame(["steps", "events"], _step_states)
     return frame["step"][~frame["failing"]].to_numpy(dtype=np.int64)
 
 
-def _judged(run: Run) -> pd.DataFrame:
-    """Each step once: step, failing."""
+def _step_states(run: Run) -> pd.DataFrame:
+    """One row per step: step, failing."""
     table = run.table("steps")
     bad = pc.fill_null(table.column("skipped"), False).to_numpy()
-    for column in ("loss", "grad_norm"):  # one that was not recorded says nothing
+    for column in ("loss", "grad_norm"):  # null is not a failure
         values = table.column(column).cast(pa.float64())
         bad = bad | (pc.is_valid(values).to_numpy() & ~np.isfinite(pc.fill_null(values, 0.0).to_numpy()))
-    said = signals(run, "skipped", "non-finite")["step"].dropna().to_numpy(dtype=np.int64)
+    reported = signals(run, "skipped", "non-finite")["step"].dropna().to_numpy(dtype=np.int64)
     every = table.column("step").to_numpy().astype(np.int64)
-    failing = np.union1d(every[bad], said)
-    steps = np.union1d(every, said)
+    failing = np.union1d(every[bad], reported)
+    steps = np.union1d(every, reported)
     return pd.DataFrame({"step": steps, "failing": np.isin(steps, failing)})
 
 
 def stretch_end(run: Run, step: int) -> int:
-    """The last step of the stretch of failing steps that `step` lies in."""
+    """The last step of the stretch of failing steps that contains `step`."""
     after = recovered_steps(run)
     after = after[after > step]
     failing = failing_steps(run)
@@ -151,7 +151,7 @@ def stretch_end(run: Run, step: int) -> int:
 
 
 def stays_broken(run: Run) -> bool:
-    """Whether anything but a skipped step was not finite, or the run ends amid skipped steps."""
+    """Whether anything other than a skipped step was not finite, or the run ends with skipped steps."""
     failing, good = failing_steps(run), recovered_steps(run)
     if len(signals(run, "non-finite", "non-finite output")):
         return True
@@ -159,8 +159,8 @@ def stays_broken(run: Run) -> bool:
 
 
 def divergence(run: Run, before: int) -> Cause | None:
-    """A loss that rose over several steps before step `before` while it and the forward pass were finite; None where it
-    did not. So it is where the learning rate is too high, in any precision."""
+    """A loss that rose over several steps before step `before` while it and the forward pass were finite; None if it
+    did not. This happens if the learning rate is too high, in any precision."""
     frame = attempts(run)
     good = frame["has_loss"] & np.isfinite(frame["loss"]) & (frame["step"] < before)
     good &= ~frame["step"].isin(_applied(run))
@@ -168,40 +168,42 @@ def divergence(run: Run, before: int) -> Cause | None:
     count = len(loss)
     if count < 2:
         return None
-    # The rise begins at the first step from which on every loss is above all those before.
+    # The rise begins at the first step from which every loss is above all earlier ones.
     highest, lowest = np.maximum.accumulate(loss)[:-1], np.minimum.accumulate(loss[::-1])[::-1][1:]
     starts = np.flatnonzero(lowest > highest) + 1
-    if not len(starts) or (count - starts[0] < 2 < count):  # one high loss alone is no rise, but after the first update
+    if not len(starts) or (
+        count - starts[0] < 2 < count
+    ):  # a single high loss is not a rise, except after the first update
         return None
     calm, top = float(np.median(loss[: starts[0]])), float(loss[-3:].max())
-    lately = starts[0] >= count - max(RECENT, count // 2)
-    if calm <= 0 or not (lately or top >= STILL * float(np.median(loss))):
+    lately = starts[0] >= count - max(RECENT_STEPS, count // 2)
+    if calm <= 0 or not (lately or top >= PERSISTENT_RATIO * float(np.median(loss))):
         return None
-    if top < (ROSE if starts[0] >= 3 else ROSE_AT_ONCE) * calm:
+    if top < (DIVERGED_RATIO if starts[0] >= 3 else EARLY_DIVERGED_RATIO) * calm:
         return None
     step = int(frame["step"][good].iloc[-1])
-    return Cause(step, "divergence", RATE, "", "", top / calm, None, clean=False)
+    return Cause(step, "divergence", LEARNING_RATE, "", "", top / calm, None, clean=False)
 
 
 def _applied(run: Run) -> Steps:
-    """Steps that were made although their gradients were not finite."""
+    """Steps that were made with non-finite gradients."""
     return signals(run, "non-finite")["step"].dropna().to_numpy(dtype=np.int64)
 
 
 def _loss_broke(run: Run, step: int) -> bool:
-    """Whether the loss of that step was not finite: then forward was not, though it was seen only later."""
+    """Whether the loss of a step was not finite: then forward was not either, even if recorded only later."""
     steps = run.table("steps").select(["step", "loss"]).drop_null()
     at = steps.column("step").to_numpy() == step
     return bool((at & ~np.isfinite(steps.column("loss").to_numpy())).any())
 
 
-def _of_output(run: Run, row: "pd.Series[Any]") -> Cause:
+def _output_cause(run: Run, row: "pd.Series[Any]") -> Cause:
     name, detail, op = str(row["name"]), str(row["detail"]), str(row["op"])
     if op == "loss":
         where, op = "loss", ""
     elif detail == "data":
-        where, op = DATA, ""
-    elif detail == "input":  # made between two modules, by the one around them
+        where, op = INPUT_DATA, ""
+    elif detail == "input":  # computed between two modules, by their parent
         where, op = name.rpartition(".")[0] or model_name(run), f"before {name}"
     else:
         where, op = name or model_name(run), "its weights" if detail == "weights" else op
@@ -217,7 +219,7 @@ def _of_output(run: Run, row: "pd.Series[Any]") -> Cause:
     )
 
 
-def _of_gradient(row: "pd.Series[Any]") -> Cause:
+def _gradient_cause(row: "pd.Series[Any]") -> Cause:
     step = int(float(str(row["step"])))
     return Cause(step, "backward", str(row["name"]), "gradient", "", None, None, clean=False)
 

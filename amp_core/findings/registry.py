@@ -2,7 +2,7 @@
 
     @rule(Entry(code="tf32-baseline", severity="warning", order=490, ...))
     def tf32_baseline(run: Run) -> list[Finding]:
-        return [found("tf32-baseline", title, where, unit="share of kernel time")]
+        return [make_finding("tf32-baseline", title, where, unit="share of kernel time")]
 
 `RULES`, `PAIRED_RULES`, `GUIDE` and `FAMILIES` are filled by `load` and stay the same objects.
 """
@@ -21,13 +21,13 @@ PairedRule = Callable[[Run, Run], list[Finding]]
 """Takes a run and its baseline, a run of the same task in FP32."""
 
 RULES: list[Rule] = []
-"""Rules on one run, in order of harm: causes before what follows from them."""
+"""Rules on one run, in order of harm: causes before consequences."""
 PAIRED_RULES: list[PairedRule] = []
-"""Rules that hold a run against its baseline, in order of harm."""
+"""Rules that compare a run with its baseline, in order of harm."""
 GUIDE: dict[str, Entry] = {}
 """All entries by code."""
 FAMILIES: dict[str, tuple[Entry, ...]] = {}
-"""The entries by what they are about, in order of harm within each family."""
+"""The entries by family, in order of harm within each family."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ _registered: dict[str, _Registered] = {}
 def rule(entry: Entry) -> Callable[[Rule], Rule]:
     """Register the decorated function, which takes a run, as the rule of `entry`.
 
-    Raises `ValueError` where the code has another entry or another such rule.
+    Raises `ValueError` if the code already has another entry or another such rule.
     """
 
     def register(function: Rule) -> Rule:
@@ -73,18 +73,18 @@ def paired_rule(entry: Entry) -> Callable[[PairedRule], PairedRule]:
 def _known(entry: Entry) -> _Registered:
     known = _registered.get(entry.code, _Registered(entry))
     if known.entry != entry:
-        raise ValueError(f"code {entry.code!r} has a guide entry already; give the new rule a code of its own")
+        raise ValueError(f"code {entry.code!r} has a guide entry already; give the new rule its own code")
     return known
 
 
 def _refuse_second(code: str, known: Rule | PairedRule | None, new: Rule | PairedRule) -> None:
-    # The same name again is the same rule: Python runs a module anew whose first import failed.
+    # A rule of the same name is the same rule: Python executes a module again if its first import failed.
     if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
         raise ValueError(f"code {code!r} has a rule already: {known.__module__}.{known.__qualname__}")
 
 
 def load(package: ModuleType) -> None:
-    """Import every module of `package`, and put all rules and entries that are registered then in order."""
+    """Import every module of `package`, and sort all registered rules and entries."""
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     ordered = sorted(_registered.values(), key=lambda r: (r.entry.order, r.entry.code))
@@ -98,7 +98,7 @@ def load(package: ModuleType) -> None:
     GUIDE.update({entry.code: entry for family in FAMILIES.values() for entry in family})
 
 
-def found(
+def make_finding(
     code: str,
     title: str,
     where: str,
@@ -111,10 +111,10 @@ def found(
     advice: str | None = None,
     remedy: Remedy | None = None,
 ) -> Finding:
-    """A finding of that code; severity, advice, snippet and frameworks are the guide's unless given. `remedy` replaces
-    the last three, `advice` the first of these alone."""
+    """A finding with the guide's severity, advice, snippet and frameworks unless given. `remedy` replaces
+    the last three, `advice` only the advice."""
     entry = GUIDE[code]
-    do = remedy or Remedy(advice or entry.advice, entry.snippet, entry.frameworks)
+    remedy = remedy or Remedy(advice or entry.advice, entry.snippet, entry.frameworks)
     return Finding(
         code=code,
         severity=severity or entry.severity,
@@ -124,7 +124,7 @@ def found(
         value=value,
         limit=limit,
         unit=unit,
-        advice=do.advice,
-        snippet=do.snippet,
-        frameworks=do.frameworks,
+        advice=remedy.advice,
+        snippet=remedy.snippet,
+        frameworks=remedy.frameworks,
     )

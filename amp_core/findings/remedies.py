@@ -1,18 +1,18 @@
-"""What to do about numbers that are not finite: as their cause and the precision of the run have it.
+"""Remedies for non-finite numbers, by their cause and the precision of the run.
 
-The guide's advice for a code speaks of float16. A run in FP32 or BF16, bad data and a diverging training need another.
+The guide's advice for a code is about float16. A run in FP32 or BF16, bad data and a divergence need other advice.
 """
 
 from amp_core.analysis.steps import recipe, scaler_enabled
-from amp_core.findings.first_cause import DATA, RATE, Cause
+from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause
 from amp_core.findings.model import Remedy
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import autocast_dtype, facts
 from amp_core.findings.snippets import BF16, ISLAND, LOOP
 from amp_core.store.run import Run
 
-WIDE = ("float32", "bfloat16")
-"""dtypes of the same range, up to 3.4e38."""
+FP32_RANGE_DTYPES = ("float32", "bfloat16")
+"""dtypes with FP32's range, up to 3.4e38."""
 _FINITE_SAMPLES = """\
 finite = x.isfinite().flatten(1).all(1)
 x, y = x[finite], y[finite]"""
@@ -34,8 +34,8 @@ for module in model.modules():
         module.reset_running_stats()"""
 
 
-def computes_in(run: Run) -> str:
-    """The narrowest dtype that the run computes in, `float16`, `bfloat16` or `float32`; empty where it does not say."""
+def compute_dtype(run: Run) -> str:
+    """The narrowest dtype that the run computes in, `float16`, `bfloat16` or `float32`; empty if not known."""
     autocast, model, config = autocast_dtype(run), run.head.model, run.head.config
     stored = {*facts(model, "dtypes").values(), *facts(model, "frozen_dtypes").values()}
     for dtype, pure in (("float16", "fp16-pure"), ("bfloat16", "bf16-pure")):
@@ -44,24 +44,24 @@ def computes_in(run: Run) -> str:
     return "float32" if recipe(run) in ("fp32", "tf32") or "autocast_dtype" in config else ""
 
 
-def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
-    """What to do about a loss that is not finite; None where the guide's advice fits."""
+def loss_remedy(run: Run, cause: Cause | None) -> Remedy | None:
+    """The remedy for a non-finite loss; None if the guide's advice fits."""
     if cause is None:
-        return _without_cause(run)
-    if cause.where == DATA:
+        return _remedy_without_cause(run)
+    if cause.where == INPUT_DATA:
         return Remedy(
             "The input of the model was not finite, and no precision or loss scale repairs that. Find the samples with "
             "NaN or infinity, and repair or drop them before they reach the model.",
             _FINITE_SAMPLES,
         )
-    if cause.where == RATE:
+    if cause.where == LEARNING_RATE:
         return Remedy(
             "The training diverged: the loss grew while every number was finite, which no number format causes or "
             "cures. Lower the learning rate, warm it up, or clip the gradients.",
             _SLOWER,
         )
     if cause.phase == "backward":
-        return _of_gradients(run)
+        return _gradient_remedy(run)
     if cause.op == "its weights":
         return Remedy(
             f"The weights of {cause.where} were not finite before the module ran: they were loaded so, or a step that "
@@ -70,7 +70,7 @@ def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
             _BAD_WEIGHTS,
         )
     if cause.where == "loss":
-        return _of_loss_function(cause)
+        return _loss_function_remedy(cause)
     if cause.dtype == "float16":
         return Remedy(
             "The forward pass overflowed float16, whose largest number is 65504, and no loss scale repairs that. Run "
@@ -86,11 +86,11 @@ def of_loss(run: Run, cause: Cause | None) -> Remedy | None:
     )
 
 
-def of_scale(run: Run, cause: Cause | None) -> Remedy | None:
-    """What to do about a loss scale that collapsed, likewise."""
+def scale_remedy(run: Run, cause: Cause | None) -> Remedy | None:
+    """The remedy for a collapsed loss scale; None if the guide's advice fits."""
     if cause is not None and cause.phase != "backward":
-        return of_loss(run, cause)
-    if computes_in(run) not in WIDE:
+        return loss_remedy(run, cause)
+    if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     return Remedy(
         "Gradients up to 3.4e38 fit in this run, so no loss scale helps: an operator has an infinite derivative, such "
@@ -100,21 +100,21 @@ def of_scale(run: Run, cause: Cause | None) -> Remedy | None:
     )
 
 
-def of_statistics(run: Run, cause: Cause | None) -> Remedy | None:
-    """What to do about running statistics that are not finite, likewise."""
-    if cause is not None and cause.where == DATA:
+def statistics_remedy(run: Run, cause: Cause | None) -> Remedy | None:
+    """The remedy for non-finite running statistics; None if the guide's advice fits."""
+    if cause is not None and cause.where == INPUT_DATA:
         return Remedy(
             "Input that was not finite went into the statistics, which never forget it. Repair or drop such samples "
             "before they reach the model, and reset the statistics.",
             f"{_FINITE_SAMPLES}\n\n{_RESET}",
         )
-    if cause is not None and cause.where == RATE:
+    if cause is not None and cause.where == LEARNING_RATE:
         return Remedy(
             "The training diverged until what went into the statistics was not finite, which no number format causes "
             "or cures. Lower the learning rate or clip the gradients, and reset the statistics.",
             f"{_SLOWER}\n\n{_RESET}",
         )
-    if cause is None and computes_in(run) not in WIDE:
+    if cause is None and compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     if cause is not None and cause.dtype == "float16" and cause.op != "its weights":
         return None
@@ -125,8 +125,8 @@ def of_statistics(run: Run, cause: Cause | None) -> Remedy | None:
     )
 
 
-def _of_gradients(run: Run) -> Remedy:
-    if computes_in(run) != "float16":
+def _gradient_remedy(run: Run) -> Remedy:
+    if compute_dtype(run) != "float16":
         return Remedy(
             "Gradients that were not finite were applied to the weights: an operator has an infinite derivative, such "
             "as a root or norm at zero, or the gradient overflowed. Keep the operator off that point, clip the "
@@ -148,7 +148,7 @@ def _of_gradients(run: Run) -> Remedy:
     )
 
 
-def _of_loss_function(cause: Cause) -> Remedy:
+def _loss_function_remedy(cause: Cause) -> Remedy:
     if cause.dtype == "float16":
         return Remedy(
             "Every module gave finite values, and the loss, which is computed in float16, does not fit: its largest "
@@ -162,8 +162,8 @@ def _of_loss_function(cause: Cause) -> Remedy:
     )
 
 
-def _without_cause(run: Run) -> Remedy | None:
-    if computes_in(run) not in WIDE:
+def _remedy_without_cause(run: Run) -> Remedy | None:
+    if compute_dtype(run) not in FP32_RANGE_DTYPES:
         return None
     return Remedy(
         "Numbers up to 3.4e38 fit in this run, so the cause is the data, the learning rate or an operation outside of "

@@ -1,7 +1,7 @@
-"""What several rules ask of a run: its signals, the order of its calls, facts of its head.
+"""Facts of a run that several rules need: its signals, the order of its calls, entries of its head.
 
 for row in signals(run, "eps lost").itertuples(): ...
-for first, last, calls in orders(run): ...
+for first, last, calls in call_orders(run): ...
 facts(run.head.model, "dtypes")
 """
 
@@ -16,13 +16,14 @@ from amp_core.analysis.ranks import rank_cause
 from amp_core.analysis.steps import recipe
 from amp_core.findings.model import Severity
 from amp_core.formats import FORMATS
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
-Orders = list[tuple[int, int, list[str]]]
+CallOrders = list[tuple[int, int, list[str]]]
 
-LOWERED = ("Linear", "Conv")
-"""Classes with one of these in their name are matrix products or convolutions, which autocast runs in 16 bits. That is
-not so of `Bilinear`, whose weights are FP32 and whose operator takes the widest of its inputs."""
+GEMM_LAYERS = ("Linear", "Conv")
+"""Classes whose names contain one of these are matrix products or convolutions, which autocast runs in 16 bits. That is
+not true of `Bilinear`, whose weights are FP32 and whose operator promotes to the widest input."""
 
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
@@ -36,11 +37,11 @@ def _signals(run: Run, *kinds: str) -> pd.DataFrame:
     return frame
 
 
-def orders(run: Run) -> Orders:
+def call_orders(run: Run) -> CallOrders:
     """First and last step of each stretch of steps with the same calls, and the calls; empty where not recorded.
 
-    Calls after the last recorded step are left out where the scaler was updated among them: they are of steps of an
-    optimizer that was not watched, one that replaced the watched one, say.
+    Calls after the last recorded step are left out if they include an update of the scaler: they belong to an
+    optimizer that was not watched, such as one that replaced the watched one.
     """
     frame = signals(run, "calls")
     frame = frame[(frame["rank"] == 0) & frame["step"].notna()]
@@ -56,31 +57,31 @@ def orders(run: Run) -> Orders:
     ]
 
 
-def of(call: str) -> tuple[str, int]:
+def split_call(call: str) -> tuple[str, int]:
     """The name of a call and the number of its optimizer."""
     name, _, number = call.partition(":")
     return name, int(number) if number.isdigit() else 0
 
 
-def span(stretches: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """First and last step of all stretches together."""
+def step_range(stretches: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """First and last step over all stretches."""
     return min(first for first, _ in stretches), max(last for _, last in stretches)
 
 
 def facts(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A mapping from the head; empty where it is not there or is something else."""
+    """A mapping from the head; empty if it is missing or something else."""
     value = record.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def listed(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """A list of mappings from the head, likewise."""
+def mappings(record: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """A list of mappings from the head; empty if it is missing or something else."""
     value = record.get(key)
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
 
 
 def autocast_dtype(run: Run) -> str | None:
-    """`float16` or `bfloat16` where the run's forward was under autocast; None where it was not or is not known."""
+    """`float16` or `bfloat16` if the run's forward was under autocast; None if it was not or is not known."""
     config = run.head.config
     dtype = config.get("autocast_dtype")
     if isinstance(dtype, str):
@@ -92,32 +93,31 @@ def autocast_dtype(run: Run) -> str | None:
 
 
 def on_gpu(run: Run) -> bool:
-    """Whether the run was on a CUDA device."""
-    device = run.head.config.get("device", run.head.environment.get("device"))
-    return isinstance(device, str) and device.startswith("cuda")
+    """Whether the run was on a GPU or another accelerator."""
+    return is_accelerator(run.head.config.get("device", run.head.environment.get("device")))
 
 
 def by_framework(run: Run, *frameworks: str) -> Severity | None:
-    """`info` where the loop is that of one of these frameworks: what it does by design is good to know, and not for its
-    user to change. None, the guide's severity, for any other."""
+    """`info` if the loop is that of one of these frameworks, whose design the user does not decide; None, the guide's
+    severity, for any other."""
     return "info" if str(run.head.config.get("framework") or "").startswith(frameworks) else None
 
 
 def model_name(run: Run) -> str:
-    """The class of the model, which stands for the module that has no name."""
+    """The class of the model: the name of the root module."""
     return str(run.head.model.get("class") or "model")
 
 
-def ended_by(run: Run) -> str:
-    """What the exception said that ended the run; empty where none did."""
-    cause = rank_cause(run)  # of several processes one failed, and its error ended the others
+def ending_error(run: Run) -> str:
+    """The message of the exception that ended the run; empty if none did."""
+    cause = rank_cause(run)  # with several processes, the error of one ended the others
     if cause is not None:
         return cause.reason
     return run.end_reason or "" if run.status in ("failed", "lost") else ""
 
 
-def failed_in(run: Run) -> str:
-    """The module that was at work when the run failed; empty where that is not known."""
+def failing_module(run: Run) -> str:
+    """The module that ran when the run failed; empty if not known."""
     frame = signals(run, "failed in")
     if frame.empty:
         return ""
@@ -131,7 +131,7 @@ def last_step(run: Run) -> int | None:
 
 
 def optimizer_name(run: Run, index: int) -> str:
-    """What to call an optimizer: its class, numbered where there are several."""
+    """The name of an optimizer: its class, with its index if there are several."""
     names = run.head.config.get("optimizers")
     names = [str(n) for n in names] if isinstance(names, list) else []
     name = names[index] if index < len(names) else "optimizer"

@@ -1,4 +1,4 @@
-"""Memory: what a step needs, and the largest batch that a part holds.
+"""Memory that a step needs, and the largest batch that fits on a part.
 
 >>> memory_needed(trace)                # bytes, low and high
 (5.1e9, 6.9e9)
@@ -9,18 +9,18 @@
 from amp_core.forecast.traced_work import StepTrace
 from amp_core.hardware.data_sheets import Rates
 
-USABLE = 0.95
-"""Share of a part's memory that a process gets: drivers and ECC keep the rest."""
+USABLE_FRAC = 0.95
+"""Fraction of a part's memory that a process can use: drivers and ECC take the rest."""
 CONTEXT_BYTES = (0.4e9, 1.2e9)
 """CUDA's context, libraries and their workspaces, low and high."""
-SLACK = (1.0, 1.25)
-"""What the allocator holds over what tensors need: temporaries and fragments."""
+ALLOCATOR_RATIOS = (1.0, 1.25)
+"""Memory that the allocator holds over what tensors need (temporaries, fragments), low and high."""
 
 
 def memory_needed(trace: StepTrace, samples: float | None = None) -> tuple[float, float] | None:
-    """Bytes at the peak of a step of `samples` (by default as traced), low and high; None where not known.
+    """Peak bytes of a step of `samples` (by default as traced), low and high; None if not known.
 
-    Low: gradients arrive as activations go. High: all of both at once, and more.
+    Low: gradients are allocated as activations are freed. High: all of both at once, and fragmentation.
     """
     per_sample = _per_sample(trace)
     memory = trace.memory
@@ -29,20 +29,20 @@ def memory_needed(trace: StepTrace, samples: float | None = None) -> tuple[float
     activations = per_sample * (trace.samples if samples is None else samples)
     gradients = memory.gradients if memory.gradients else memory.parameters
     held = memory.parameters + (memory.optimizer or 0.0) + memory.weight_copies
-    low = CONTEXT_BYTES[0] + SLACK[0] * (held + max(activations, gradients))
-    return low, CONTEXT_BYTES[1] + SLACK[1] * (held + activations + gradients)
+    low = CONTEXT_BYTES[0] + ALLOCATOR_RATIOS[0] * (held + max(activations, gradients))
+    return low, CONTEXT_BYTES[1] + ALLOCATOR_RATIOS[1] * (held + activations + gradients)
 
 
 def largest_batch(trace: StepTrace, rates: Rates) -> tuple[int, int] | None:
-    """Samples of one step that fit, low and high; 0 where not even one surely does. None where not known."""
+    """Samples of one step that fit, low and high; 0 if not even one is sure to fit. None if not known."""
     per_sample = _per_sample(trace)
     one, none = memory_needed(trace, 1.0), memory_needed(trace, 0.0)
     if not per_sample or one is None or none is None:
         return None
-    room = USABLE * rates.memory_gb * 1e9
-    surely = int((room - none[1]) / (SLACK[1] * per_sample))
+    available = USABLE_FRAC * rates.memory_gb * 1e9
+    surely = int((available - none[1]) / (ALLOCATOR_RATIOS[1] * per_sample))
     held = none[0] - max(0.0, trace.memory.gradients or trace.memory.parameters or 0.0)
-    perhaps = int((room - held) / (SLACK[0] * per_sample)) if none[0] < room else 0
+    perhaps = int((available - held) / (ALLOCATOR_RATIOS[0] * per_sample)) if none[0] < available else 0
     return max(0, surely), max(0, perhaps)
 
 

@@ -1,4 +1,4 @@
-"""The roofline: how long a step's work takes on a part, and what holds it up.
+"""The roofline: how long a step's work takes on a part, and what bounds it.
 
 >>> device_time(work, rates, recipe="bf16", speeds=EFFICIENCY.likely).total_us
 48120.0
@@ -16,7 +16,7 @@ from amp_core.hardware.data_sheets import Rates
 
 @dataclass(frozen=True)
 class Speeds:
-    """How much of a data sheet's peaks is reached (0–1), and what a launch costs the host (µs)."""
+    """Achieved fractions of a data sheet's peaks (0–1), and the host's cost of a launch (µs)."""
 
     tensor_cores: float
     cuda_cores: float
@@ -33,7 +33,7 @@ class Range:
     fast: Speeds
 
     def corners(self) -> Iterator[Speeds]:
-        """Every mixture of slow and fast: what limits a step does not err the same way in all its parts."""
+        """Every combination of slow and fast: the errors of the four figures are independent."""
         ends = (self.slow, self.fast)
         for tensor, cuda, bandwidth, launch in itertools.product(ends, repeat=4):
             yield Speeds(tensor.tensor_cores, cuda.cuda_cores, bandwidth.bandwidth, launch.launch_us)
@@ -45,16 +45,16 @@ EFFICIENCY = Range(
     fast=Speeds(0.80, 0.95, 0.90, 5.0),
 )
 """The default range. Tensor cores: large matrix products in FP16 reach 27 % of the peak on an A40, 49 % on an A100
-(69 % in TF32) and 83 % on an RTX 3090 Ti (bewantbe/busy-gemm-benchmark, README); whole training steps of large language
+(69 % in TF32) and 83 % on an RTX 3090 Ti (bewantbe/busy-gemm-benchmark, README); training steps of large language
 models 52 % on A100 (Narayanan et al. 2021, arXiv:2104.04473, abstract). CUDA cores: 51 to 85 % in the same README.
 Bandwidth: 60 % for 1 MB, 75 % for 10 MB, 90 % from 100 MB on (calculon-ai/calculon, systems/a100_80g.json). Launches:
-our own estimate of what an eager operator takes of the host's time, autograd and dispatch included."""
+our own estimate of the host's time per eager operator, including autograd and dispatch."""
 
-KERNEL_US = 2.0
-"""No kernel is shorter: starting and draining it takes as long on the device."""
+MIN_KERNEL_US = 2.0
+"""Shortest kernel: starting and draining it takes as long on the device."""
 
 TERMS = ("matrix work", "memory traffic", "short kernels")
-"""What may set an operator's time on the device."""
+"""What may bound an operator's time on the device."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class DeviceTime:
     """Time of a step, microseconds."""
 
     by_term: dict[str, float]
-    """Time on the device of the operators that each of `TERMS` sets."""
+    """Time on the device of the operators that each of `TERMS` bounds."""
     host_us: float
-    """Time the host needs to launch them."""
+    """Time that the host needs to launch them."""
 
     @property
     def device_us(self) -> float:
@@ -73,19 +73,19 @@ class DeviceTime:
 
     @property
     def total_us(self) -> float:
-        """Host and device work at the same time: the slower one counts."""
+        """The longer of both: host and device work concurrently."""
         return max(self.device_us, self.host_us)
 
     @property
     def bound_by(self) -> str:
-        """The dominating term; `launches` where the device waits for the host."""
+        """The dominant term; `launches` if the device waits for the host."""
         if self.host_us > self.device_us:
             return "launches"
         return max(self.by_term, key=self.by_term.__getitem__)
 
 
 def why_not(rates: Rates, recipe: str) -> str:
-    """Why a part cannot run a recipe on tensor cores; empty where it can."""
+    """Why a part cannot run a recipe on tensor cores; empty if it can."""
     if recipe == "tf32" and rates.tf32 is None:
         return "no TF32 before Ampere (compute capability 8.0)"
     if recipe == "bf16" and not rates.bf16:
@@ -94,16 +94,16 @@ def why_not(rates: Rates, recipe: str) -> str:
 
 
 def device_time(work: pd.DataFrame, rates: Rates, recipe: str, speeds: Speeds) -> DeviceTime:
-    """How long `work` takes. Of `recipe` only `tf32` matters: it lets wide products run on tensor cores."""
+    """How long `work` takes. Of `recipe` only `tf32` matters: it lets FP32 products run on tensor cores."""
     wide = rates.fp32 * speeds.cuda_cores
     if recipe == "tf32" and rates.tf32 is not None:
-        wide = max(wide, rates.tf32 * speeds.tensor_cores)  # libraries take the faster kernel
+        wide = max(wide, rates.tf32 * speeds.tensor_cores)  # libraries choose the faster kernel
     per_us = np.where(work["narrow"], rates.half * speeds.tensor_cores, wide) * 1e6  # flop per µs
     times = np.stack(
         [
             work["flops"].to_numpy(dtype=np.float64) / per_us,
             work["bytes"].to_numpy(dtype=np.float64) / (rates.gb_per_s * speeds.bandwidth * 1e3),
-            work["count"].to_numpy(dtype=np.float64) * KERNEL_US,
+            work["count"].to_numpy(dtype=np.float64) * MIN_KERNEL_US,
         ]
     )
     longest = times.max(axis=0)

@@ -1,4 +1,4 @@
-"""`forecast`: a table of parts and recipes from the two traces of a step."""
+"""`forecast`: step time and memory by GPU and recipe, from the two traces of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +12,25 @@ from amp_core.forecast.memory import largest_batch, memory_needed
 from amp_core.forecast.roofline import EFFICIENCY, Range, device_time, why_not
 from amp_core.forecast.traced_work import StepTrace, traces_of_run
 from amp_core.hardware.data_sheets import NAMES, Rates, dense_rates, named_part
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 RECIPES = ("fp32", "tf32", "bf16", "fp16")
-LEFT_OUT = 0.1
-"""By so much a ratio between different kernels may be off beyond the range: fusion, layouts, what casts cost a host."""
-SAID = "Forecast, not measured."
-"""Stands on everything that shows a forecast."""
+UNMODELLED_FRAC = 0.1
+"""Error of a ratio between different kernels beyond the range: fusion, layouts, the host's cost of casts."""
+DISCLAIMER = "Forecast, not measured."
+"""Shown with every forecast."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What `forecast` says. Nothing of it was measured."""
+    """Result of `forecast`. Nothing in it was measured."""
 
     table: pd.DataFrame
     """One row per part and recipe; see `forecast`."""
     notes: tuple[str, ...]
-    """What a reader must know, the first of which is that this is no measurement."""
+    """Caveats, the first of which is that this is not a measurement."""
 
 
 def forecast(
@@ -39,7 +40,7 @@ def forecast(
     factor: float | None = None,
     efficiency: Range = EFFICIENCY,
 ) -> Forecast:
-    """Time, speed-up and memory on each of `gpus` (names of `analysis._gpus.NAMES`) in FP32, TF32, BF16 and FP16.
+    """Time, speed-up and memory on each of `gpus` (names of `data_sheets.NAMES`) in FP32, TF32, BF16 and FP16.
 
     `traces` are of the same step in FP32 and under autocast. `factor` is measured over forecast time of a run recorded
     on a listed GPU (`measured_factor`). Columns, NaN where not known: gpu, recipe, why_not (why it cannot run there),
@@ -48,29 +49,31 @@ def forecast(
     the time on the device), memory_bytes_low, memory_bytes_high, batch_low, batch_high (largest that fits), source (of
     the part's figures).
 
-    A range spans every mixture of slow and fast in `efficiency`. Raises `RunError` for an unknown part, or for none.
+    A range spans every combination of slow and fast in `efficiency`. Raises `RunError` for an unknown part, or for
+    none.
     """
     if not gpus:
         raise RunError("gpus=[] is empty; name at least one, such as A100")
     wide, narrow = traces
     rows = []
-    for asked in dict.fromkeys(gpus):
-        name, rates = named_part(asked)
+    for gpu in dict.fromkeys(gpus):
+        name, rates = named_part(gpu)
         rows += [_row(name, rates, recipe, wide, narrow, factor or 1.0, efficiency) for recipe in RECIPES]
     return Forecast(pd.DataFrame(rows), _notes(wide, narrow, factor, efficiency))
 
 
-def parts() -> list[str]:
-    """Names of the GPUs that can be asked for."""
+def gpu_names() -> list[str]:
+    """Names of the GPUs that `forecast` accepts."""
     return list(NAMES)
 
 
 def measured_factor(run: Run) -> tuple[str, float] | None:
-    """The listed GPU that a traced run was recorded on, and its median step time over the one forecast for it.
+    """The listed GPU that a traced run was recorded on, and the ratio of its median step time to its forecast.
 
-    None for a run on another device, without times of steps, or without a trace.
+    None for a run on another device or without step times.
     """
-    gpu = profiled_gpu(run, "cuda:0") if str(run.head.config.get("device") or "").startswith("cuda") else None
+    device = run.head.config.get("device")
+    gpu = profiled_gpu(run, str(device)) if is_accelerator(device) else None
     rates = dense_rates(gpu.name) if gpu is not None else None
     took = speed_summary(run).step_ms
     if gpu is None or rates is None or not took:
@@ -92,29 +95,29 @@ def _row(
     likely = device_time(trace.work, rates, recipe, efficiency.likely)
     step_us = likely.total_us * factor
     reference, tf32 = (device_time(wide.work, rates, r, efficiency.likely).total_us for r in ("fp32", "tf32"))
-    own, ratios, over_tf32 = [], [], []
+    totals, ratios, over_tf32 = [], [], []
     for speeds in efficiency.corners():
         took = device_time(trace.work, rates, recipe, speeds).total_us
-        own.append(took)
+        totals.append(took)
         ratios.append(device_time(wide.work, rates, "fp32", speeds).total_us / took)
-        for end in (efficiency.slow, efficiency.fast):  # kernels for TF32 are not those for 16 bits
-            beside = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
-            over_tf32.append(device_time(wide.work, rates, "tf32", beside).total_us / took)
+        for end in (efficiency.slow, efficiency.fast):  # TF32 and 16 bits have different kernels
+            tf32_speeds = speeds if recipe == "tf32" else replace(speeds, tensor_cores=end.tensor_cores)
+            over_tf32.append(device_time(wide.work, rates, "tf32", tf32_speeds).total_us / took)
     if rates.tf32 is None:
         over_tf32 = [float("nan")]
-    left_out = 0.0 if trace is wide else LEFT_OUT
-    times = [us * factor / 1e3 for us in own]
+    unmodelled = 0.0 if trace is wide else UNMODELLED_FRAC
+    times = [us * factor / 1e3 for us in totals]
     row |= {
         "step_ms": step_us / 1e3,
         "step_ms_low": min(times),
         "step_ms_high": max(times),
         "samples_per_s": trace.samples / step_us * 1e6 if trace.samples else None,
         "speedup": reference / likely.total_us,
-        "speedup_low": min(ratios) * (1 - left_out),
-        "speedup_high": max(ratios) * (1 + left_out),
+        "speedup_low": min(ratios) * (1 - unmodelled),
+        "speedup_high": max(ratios) * (1 + unmodelled),
         "over_tf32": tf32 / likely.total_us if rates.tf32 is not None else None,
-        "over_tf32_low": min(over_tf32) * (1 - left_out),
-        "over_tf32_high": max(over_tf32) * (1 + left_out),
+        "over_tf32_low": min(over_tf32) * (1 - unmodelled),
+        "over_tf32_high": max(over_tf32) * (1 + unmodelled),
         "bound_by": likely.bound_by,
         "matrix_frac": likely.by_term["matrix work"] / likely.device_us if likely.device_us else None,
         "traffic_frac": likely.by_term["memory traffic"] / likely.device_us if likely.device_us else None,
@@ -131,25 +134,25 @@ def _between(low: float, high: float) -> str:
 
 def _notes(wide: StepTrace, narrow: StepTrace, factor: float | None, efficiency: Range) -> tuple[str, ...]:
     slow, fast = efficiency.slow, efficiency.fast
-    said = [
-        f"{SAID} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, not "
-        "kernels, data loading, clocks or what else runs there.",
+    notes = [
+        f"{DISCLAIMER} A roofline over the operators of one traced step of {wide.name}: it knows peaks and bandwidth, "
+        "but not kernels, data loading, clocks or other programs.",
         f"The range takes {_between(slow.tensor_cores, fast.tensor_cores)} of the tensor cores' peak, "
         f"{_between(slow.cuda_cores, fast.cuda_cores)} of the CUDA cores', {_between(slow.bandwidth, fast.bandwidth)} "
         f"of the bandwidth, and {fast.launch_us:g} to {slow.launch_us:g} µs of the host's time per operator: eager "
         "PyTorch, nothing compiled.",
     ]
     if factor is not None:
-        said.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")
+        notes.append(f"Corrected by a run that was recorded on a GPU: it took {factor:.2f} times its own forecast.")
     else:
-        said.append("Not corrected by a measurement: no run on a listed GPU was given.")
+        notes.append("Not corrected by a measurement: no run on a listed GPU was given.")
     if narrow.derived:
-        said.append(
+        notes.append(
             "The step was traced in FP32. Which operators between matrix products autocast would run in 16 bits is "
             "guessed; a trace under autocast gives a closer forecast."
         )
     elif wide.derived:
-        said.append("The step was traced under autocast; its FP32 form is derived from it.")
+        notes.append("The step was traced under autocast; its FP32 form is derived from it.")
     if wide.memory.activations is None:
-        said.append("Memory is not forecast: the run did not record what its memory was made of.")
-    return tuple(said)
+        notes.append("Memory is not forecast: the run did not record what its memory was made of.")
+    return tuple(notes)

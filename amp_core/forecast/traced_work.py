@@ -1,12 +1,12 @@
-"""What a forecast is made from: the operators of one step in FP32 and under autocast, and what it holds in memory.
+"""Input of a forecast: the operators of one step in FP32 and under autocast, and its memory.
 
 >>> wide, narrow = traces_of_run(run)
 >>> wide.work.columns
 Index(['op', 'phase', 'count', 'flops', 'bytes', 'narrow'], dtype='object')
 
-A run was traced in one recipe; its step in the other one is derived. From autocast to FP32 that is exact but for fused
-kernels: every 16-bit value becomes a 32-bit one and the casts go. From FP32 to autocast it is not: which operators
-between matrix products run in 16 bits depends on what feeds them, so they are taken as half and half.
+A run is traced in one recipe; its step in the other recipe is derived. From autocast to FP32 this is exact except for
+fused kernels: 16-bit values become 32-bit ones and the casts go. From FP32 to autocast it is an estimate: which
+operators between matrix products run in 16 bits depends on their inputs, so they count as half and half.
 """
 
 import math
@@ -26,26 +26,26 @@ from amp_core.hardware import autocast_ops
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
-_LOOKS_UP = ("embedding", "gather", "index_select", "index")
-"""Operators that read as much as they write, however large the table is."""
+_LOOKUP_OPS = ("embedding", "gather", "index_select", "index")
+"""Operators that read as much as they write, whatever the size of the table."""
 _TENSORS_PER_LAUNCH = 36
-"""Tensors that one launch of a multi-tensor kernel takes, four lists of them: `depth_to_max_tensors` of PyTorch's
+"""Tensors per launch of a multi-tensor kernel over four lists: `depth_to_max_tensors` in PyTorch's
 ATen/native/cuda/MultiTensorApply.cuh."""
-_READ_AND_WRITTEN = 3
-"""Passes over a tensor for each operator of an optimizer: two read, one written."""
+_OPTIMIZER_PASSES = 3
+"""Passes over a tensor per operator of an optimizer: two reads, one write."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What a step holds, in bytes; None where it is not known."""
+    """Memory of a step in bytes; None where not known."""
 
     parameters: float | None = None
     gradients: float | None = None
     optimizer: float | None = None
     activations: float | None = None
-    """Kept for backward, of the whole batch; grows with it."""
+    """Saved for backward, of the whole batch; grows with the batch."""
     weight_copies: float = 0.0
-    """16-bit copies of weights that autocast keeps; do not grow with the batch."""
+    """16-bit copies of weights that autocast caches; do not grow with the batch."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepTrace:
     """One optimizer step."""
 
     name: str
-    """Of what: a workload, a run."""
+    """Name of the workload or run."""
     recipe: str
     """`fp32`, or `amp` for autocast to a 16-bit format."""
     derived: bool
@@ -66,12 +66,12 @@ class StepTrace:
     memory: StepMemory
 
 
-def work_of(rows: pd.DataFrame) -> pd.DataFrame:
+def device_work(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the table `ops` as work on a CUDA device.
 
-    Operators that autocast leaves in 16 bits on a CPU but widens on CUDA (softmax, norms, losses) are counted wide.
+    Operators that autocast leaves in 16 bits on a CPU but runs in FP32 on CUDA (softmax, norms, losses) count as FP32.
     """
-    found = []
+    work = []
     for row in rows.to_dict("records"):
         op = str(row["op"]).removeprefix("aten::")
         count = round(_number(row["count"], 1.0))
@@ -79,20 +79,20 @@ def work_of(rows: pd.DataFrame) -> pd.DataFrame:
         shapes = tensor_shapes(row["in_shapes"]) if isinstance(row["in_shapes"], str) else ()
         dtypes = str(row["in_dtypes"] or "").split(", ")
         if not shapes:  # an optimizer's: multi-tensor kernels on CUDA
-            moved, count = _READ_AND_WRITTEN * written, math.ceil(count / _TENSORS_PER_LAUNCH)
-        elif op in _LOOKS_UP:
-            moved = 2 * written
+            traffic, count = _OPTIMIZER_PASSES * written, math.ceil(count / _TENSORS_PER_LAUNCH)
+        elif op in _LOOKUP_OPS:
+            traffic = 2 * written
         else:
-            moved = written + count * _read(shapes, dtypes)
-            widens = (autocast_ops.policy(op, "cuda") or "").startswith("fp32")
+            traffic = written + count * _read(shapes, dtypes)
+            widens = autocast_ops.policy(op, "cuda") in autocast_ops.FP32_POLICIES
             if widens and row["autocast"] in autocast_dtypes() and _is_narrow(row["out_dtype"]):
-                moved *= 2  # CUDA casts its inputs and goes on in FP32
-        found.append((op, row["phase"], count, _number(row["flops"]), moved, _is_narrow(dtypes[0])))
-    return pd.DataFrame(found, columns=["op", "phase", "count", "flops", "bytes", "narrow"])
+                traffic *= 2  # CUDA casts its inputs and continues in FP32
+        work.append((op, row["phase"], count, _number(row["flops"]), traffic, _is_narrow(dtypes[0])))
+    return pd.DataFrame(work, columns=["op", "phase", "count", "flops", "bytes", "narrow"])
 
 
-def widened(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a step under autocast as the same step in FP32: without casts, every 16-bit value 32 bits wide."""
+def as_fp32(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a step under autocast, as in FP32: without casts, and with every 16-bit value in 32 bits."""
     rows = rows[rows["cast_by"].isna()].copy()
     narrow = rows["out_dtype"].map(_is_narrow)
     rows["out_bytes"] = rows["out_bytes"].astype(float) * np.where(narrow, 2.0, 1.0)
@@ -102,23 +102,24 @@ def widened(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def narrowed(work: pd.DataFrame) -> pd.DataFrame:
-    """Work in FP32 as under autocast, about: matrix products in 16 bits with casts of what they read, losses and norms
-    in FP32, and all others half and half. The optimizer stays."""
-    found = work.copy()
-    matrix = found["flops"] > 0
-    lists = [autocast_ops.policy(op.removesuffix("_backward"), "cuda") or "" for op in found["op"]]
-    kept = found["phase"].eq("optimizer") | pd.Series([p.startswith("fp32") for p in lists], found.index, dtype=bool)
+def as_autocast(work: pd.DataFrame) -> pd.DataFrame:
+    """An estimate of FP32 work under autocast: matrix products in 16 bits with casts of their inputs, losses and norms
+    in FP32, and all others half and half. The optimizer does not change."""
+    result = work.copy()
+    matrix = result["flops"] > 0
+    policies = [autocast_ops.policy(op.removesuffix("_backward"), "cuda") for op in result["op"]]
+    in_fp32 = [policy in autocast_ops.FP32_POLICIES for policy in policies]
+    kept = result["phase"].eq("optimizer") | pd.Series(in_fp32, result.index, dtype=bool)
     share = np.where(matrix, 0.5, np.where(kept, 1.0, 0.75))
-    found["bytes"] = found["bytes"] * share
-    found["narrow"] = matrix
-    casts = found[matrix].assign(op="_to_copy", flops=0.0, narrow=False)
-    casts["bytes"] = casts["bytes"] * 0.5  # activations of one 16-bit product often serve the next without a cast
-    return pd.concat([found, casts], ignore_index=True)
+    result["bytes"] = result["bytes"] * share
+    result["narrow"] = matrix
+    casts = result[matrix].assign(op="_to_copy", flops=0.0, narrow=False)
+    casts["bytes"] = casts["bytes"] * 0.5  # the output of a 16-bit product often feeds the next without a cast
+    return pd.concat([result, casts], ignore_index=True)
 
 
 def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
-    """The traced step of a run in FP32 and under autocast. Raises `RunError` for a run without one."""
+    """The traced step of a run in FP32 and under autocast. Raises `RunError` for a run without a traced step."""
     if not traced_steps(run) or not has_policies(run):
         raise RunError(
             f"run {run.name!r} has no traced step; record one with trace_ops=2 (on the command line --trace-ops) "
@@ -129,18 +130,18 @@ def traces_of_run(run: Run) -> tuple[StepTrace, StepTrace]:
     samples = median(steps["samples"].dropna())
     under_autocast = bool(rows["autocast"].isin(autocast_dtypes()).any())
     memory = _memory(run)
-    own = work_of(rows)
+    own = device_work(rows)
     count = round(samples) if samples else None
     if under_autocast:
-        wide = StepTrace(run.name, "fp32", True, count, work_of(widened(rows)), _rescaled(memory, 1.6, 0.0))
+        wide = StepTrace(run.name, "fp32", True, count, device_work(as_fp32(rows)), _rescaled(memory, 1.6, 0.0))
         return wide, StepTrace(run.name, "amp", False, count, own, memory)
     copies = (memory.parameters or 0.0) / 2
-    narrow = StepTrace(run.name, "amp", True, count, narrowed(own), _rescaled(memory, 0.65, copies))
+    narrow = StepTrace(run.name, "amp", True, count, as_autocast(own), _rescaled(memory, 0.65, copies))
     return StepTrace(run.name, "fp32", False, count, own, memory), narrow
 
 
 def _memory(run: Run) -> StepMemory:
-    """The highest of each category over the moments of the step that was looked at."""
+    """The maximum of each category over the moments of the measured step."""
     if not memory_steps(run):
         return StepMemory()
     top = memory_moments(run)[["parameters", "gradients", "optimizer", "activations", "autocast"]].max()
@@ -151,14 +152,14 @@ def _memory(run: Run) -> StepMemory:
 
 
 def _rescaled(memory: StepMemory, factor: float, copies: float) -> StepMemory:
-    """The same with other activations: between half and all of FP32's are left under autocast, mostly near 60 %."""
+    """`memory` with other activations: under autocast they take between half and all of FP32's, mostly near 60 %."""
     activations = None if memory.activations is None else memory.activations * factor
     return StepMemory(memory.parameters, memory.gradients, memory.optimizer, activations, copies)
 
 
 def _read(shapes: Sequence[Shape], dtypes: list[str]) -> float:
-    """Bytes of the inputs of one call. Which tensor has which dtype the trace does not say: of two the second has the
-    last one, of more those as large as the first have the first one."""
+    """Bytes of the inputs of one call. The trace does not say which tensor has which dtype: of two the second has the
+    last dtype, of more those as large as the first have the first one."""
     sizes = [math.prod(shape) for shape in shapes]
     first, last = (element_bytes(dtypes[i]) or 4 for i in (0, -1))
     if len(sizes) == 2:
@@ -167,10 +168,10 @@ def _read(shapes: Sequence[Shape], dtypes: list[str]) -> float:
 
 
 def _number(value: Any, unknown: float = 0.0) -> float:
-    """A cell as a number; `unknown` where it is null."""
+    """A cell as a number; `unknown` if it is null."""
     return unknown if value is None or math.isnan(value) else float(value)
 
 
 def _is_narrow(dtype: object) -> bool:
-    found = format_of(dtype)
-    return found is not None and found.autocast
+    form = format_of(dtype)
+    return form is not None and form.autocast

@@ -6,12 +6,12 @@
     'softmax'
 
 The lists of the two devices differ: a trace of a CPU does not show what a GPU would do. An operator that is in no list
-runs in the dtype of its inputs. `KERNELS` leads from the names that a trace has to the names of the lists: autocast
-decides about `softmax`, and what runs is `_softmax`.
+runs in the dtype of its inputs. `KERNELS` maps the names in a trace to the names in the lists: autocast has a policy
+for `softmax`, and a trace shows `_softmax`.
 
-Read in PyTorch 2.13.0: for CUDA the AT_FORALL_ macros of aten/src/ATen/autocast_mode.h, with the further registrations
-of autocast_mode.cpp and native/cudnn/RNN.cpp; for CPU the KERNEL_CPU lines of autocast_mode.cpp. The tests hold both
-against what the installed torch has registered, and call on the CPU what can be called.
+Taken from PyTorch 2.13.0: for CUDA the AT_FORALL_ macros of aten/src/ATen/autocast_mode.h, with the further
+registrations of autocast_mode.cpp and native/cudnn/RNN.cpp; for CPU the KERNEL_CPU lines of autocast_mode.cpp. The
+tests compare both with what the installed torch has registered, and call on the CPU what can be called.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def _lists(**words: str) -> Mapping[str, tuple[str, ...]]:
 
 
 READ_AT = "PyTorch 2.13.0"
-"""The version whose lists these are."""
+"""The version that the lists were taken from."""
 
 POLICIES = MappingProxyType(
     {
@@ -35,7 +35,10 @@ POLICIES = MappingProxyType(
         "banned": "raises an error",
     }
 )
-"""What each policy does to an operator. FP64 inputs, and those on another device, are left as they are."""
+"""What each policy does to an operator. Inputs in FP64 or on another device are left as they are."""
+
+FP32_POLICIES = frozenset(name for name in POLICIES if name.startswith("fp32"))
+"""The policies that run an operator in FP32."""
 
 CUDA = _lists(
     lower_precision_fp=(
@@ -60,7 +63,7 @@ CUDA = _lists(
     promote=("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"),
     banned="binary_cross_entropy",
 )
-"""CUDA, ROCm included. `_cudnn_rnn` is there in builds with cuDNN alone."""
+"""CUDA, including ROCm. Only builds with cuDNN have `_cudnn_rnn`."""
 
 CPU = _lists(
     lower_precision_fp=(
@@ -88,7 +91,7 @@ CPU = _lists(
 )
 
 LISTS = MappingProxyType({"cuda": CUDA, "cpu": CPU})
-"""The lists of each device type, by policy."""
+"""The lists of each device type that a training can be sent to, by policy; empty where nothing is known of them."""
 
 KERNELS = MappingProxyType(
     {
@@ -131,13 +134,13 @@ KERNELS = MappingProxyType(
         "_fft_c2c": "fft_fft",
     }
 )
-"""Operators as a trace names them, by what autocast's lists call them; and one Python function, `cross_entropy`."""
+"""Name in autocast's lists of an operator, by its name in a trace; and of one Python function, `cross_entropy`."""
 
 _POLICY = {device: {op: policy for policy, ops in lists.items() for op in ops} for device, lists in LISTS.items()}
 
 
 def listed_as(op: str, device: str = "cuda") -> str:
-    """The name under which autocast's list would have `op`: itself where it is in the list of the device type.
+    """The name that autocast's lists use for `op`; `op` itself where the list of the device type has it.
 
     Operators of other libraries than torch's own (`mine::mm`) are in no list.
     """
@@ -151,6 +154,6 @@ def listed_as(op: str, device: str = "cuda") -> str:
 def policy(op: str, device: str = "cuda") -> str | None:
     """The policy (a key of `POLICIES`) of an operator, given with or without `aten::`, or None where it has none.
 
-    `device` is a type: `cuda` or `cpu`. Of another device nothing is known here, so all of its operators have None.
+    `device` is a type: `cuda` or `cpu`. Operators of any other device have None.
     """
     return _POLICY.get(device, {}).get(listed_as(op, device))

@@ -1,4 +1,4 @@
-"""How a process that this one starts finds this amp_core, also where that is not installed, as in a checkout.
+"""Let child processes import this amp_core, also from a checkout where it is not installed.
 
 >>> subprocess.run([sys.executable, "-m", "amp_core", "env"], env=os.environ | python_path())
 """
@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The folder that amp_core lies in."""
+"""The folder that holds amp_core."""
 
 
 def python_path() -> dict[str, str]:
-    """What to add to a child's environment: `PYTHONPATH` with this amp_core's folder before all others.
+    """Variables to add to a child's environment: `PYTHONPATH` with this amp_core's folder first.
 
-    Nothing where it is installed: that folder is on the path anyway, and before the standard library it must not be.
+    Empty where amp_core is installed: site-packages is on the path anyway and must not come before the standard
+    library.
     """
     if ROOT.name in ("site-packages", "dist-packages"):
         return {}

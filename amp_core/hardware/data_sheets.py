@@ -19,7 +19,7 @@ class Rates:
     gb_per_s: float
     """Memory bandwidth, 10^9 bytes per second."""
     memory_gb: int
-    """Memory as it is sold."""
+    """Memory as advertised."""
     source: str
     """The document that gives these figures."""
 
@@ -28,8 +28,8 @@ class Rates:
         """Whether its tensor cores take BF16: those that take TF32 do, from Ampere (8.0) on."""
         return self.tf32 is not None
 
-    def of(self, precision: str) -> float | None:
-        """The peak for inputs of this precision; None where it is not listed."""
+    def peak(self, precision: str) -> float | None:
+        """Peak for inputs of this precision, TFLOP/s; None where it is not listed."""
         return {"fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half}.get(precision)
 
 
@@ -45,7 +45,7 @@ _V100, _A100, _H100 = "NVIDIA V100 data sheet", "NVIDIA A100 data sheet", "NVIDI
 _TURING = "NVIDIA Turing GPU Architecture white paper, appendix A"
 
 
-_RATES = (  # the first pattern that fits the name counts: fp32, tf32, fp16 and bf16, fp8, GB/s, GB
+_RATES = (  # the first matching pattern counts: fp32, tf32, fp16 and bf16, fp8, GB/s, GB
     (r"V100.*PCI", Rates(14.0, None, 112.0, None, 900, 32, _V100)),
     (r"V100", Rates(15.7, None, 125.0, None, 900, 32, _V100)),
     (r"TITAN RTX", Rates(16.3, None, 130.5, None, 672, 24, _TURING)),
@@ -93,25 +93,25 @@ NAMES = {
     "RTX 5090": "NVIDIA GeForce RTX 5090",
     "B200": "NVIDIA B200",
 }
-"""Short names of parts that can be asked for, and what the devices call themselves, in the order of their coming."""
+"""Device names by the short names that users may give, oldest first."""
 
 
 def named_part(name: str) -> tuple[str, Rates]:
-    """The part called `name`, whatever its case and with or without `RTX`, by its short name.
+    """Short name and rates of the part called `name`, in any case and with or without `RTX`.
 
     Raises `RunError` for one that is not in `NAMES`.
     """
     wanted = re.sub(r"[\s_-]|rtx|nvidia|geforce|tesla", "", name.lower())
     for short, device in NAMES.items():
         if wanted == re.sub(r"\s|rtx", "", short.lower()):
-            found = dense_rates(device)
-            assert found is not None
-            return short, found
+            rates = dense_rates(device)
+            assert rates is not None
+            return short, rates
     raise RunError(f"gpu={name!r} is not in the table; choose from {', '.join(NAMES)}")
 
 
 def dense_rates(name: str) -> Rates | None:
-    """Dense peaks of the part of this name; None for one that is not listed, and for a slice of one (MIG)."""
+    """Dense peaks of a part by its device name; None for a part that is not listed, and for a MIG instance."""
     if "MIG" in name:
         return None
     return next((rates for pattern, rates in _RATES if re.search(pattern, name)), None)

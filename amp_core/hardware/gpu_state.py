@@ -1,15 +1,15 @@
-"""One GPU as the driver sees it now: use, memory, power, heat, clocks, and the counters of its tensor cores.
+"""The current state of one GPU: utilisation, memory, power, temperature, clocks, and the counters of its tensor cores.
 
     with Nvml() as nvml:
         device = find(nvml, ["GPU-1f0c…"])
         values, missing = device.read()       # {"power_w": 312.0, …}, {"temperature_c": "this GPU does not report it"}
 
-What cannot be had is not in `values`, and `missing` says why: no value here is ever a guess, or a zero for "unknown".
-Percent becomes a share from 0 to 1, milliwatts become watts.
+A value that cannot be read is absent from `values`, and `missing` gives the reason: no value is a guess, or a zero for
+"unknown". Percent becomes a fraction from 0 to 1, milliwatts become watts.
 
-GPM, the counters of Hopper and newer (nvml.h, "GPU Performance Monitoring"), gives shares of the time between two
-samples of one device or MIG instance, by all its processes together. There is none for FP8 or TF32 alone: they are part
-of `tensor_active_frac`. NVML asks for more than 100 ms between samples.
+GPM, the counters of Hopper and newer (nvml.h, "GPU Performance Monitoring"), gives fractions of the time between two
+samples of one device or MIG instance, over all its processes. FP8 and TF32 have no counter of their own: they are part
+of `tensor_active_frac`. NVML requires more than 100 ms between samples.
 """
 
 import math
@@ -42,27 +42,27 @@ GPM_METRICS = {
 }
 """Column of `device` for each counter."""
 _NO_VALUE = 2**63
-"""NVML writes all ones where it has no value."""
+"""Values from here on mean "no value": NVML sets all bits."""
 
 
 def find(nvml: Nvml, uuids: Sequence[str], pci_bus_id: str | None = None) -> "Device":
     """The device of the first UUID that the driver knows (`GPU-…` or `MIG-…`), else the one at the PCI address.
 
-    Raises `NvmlError` where it knows none of them.
+    Raises `NvmlError` if the driver knows none of them.
     """
-    said = "neither UUID nor PCI address of the device is known"
-    asked = [("nvmlDeviceGetHandleByUUID", uuid) for uuid in uuids]
-    asked += [("nvmlDeviceGetHandleByPciBusId", pci_bus_id)] if pci_bus_id else []
-    for function, address in asked:
+    reason = "neither UUID nor PCI address of the device is known"
+    addresses = [("nvmlDeviceGetHandleByUUID", uuid) for uuid in uuids]
+    addresses += [("nvmlDeviceGetHandleByPciBusId", pci_bus_id)] if pci_bus_id else []
+    for function, address in addresses:
         try:
             return Device(nvml, getattr(nvml.library, function)(address))
         except nvml.library.NVMLError as error:
-            said = nvml.why(error)
-    raise NvmlError(said)
+            reason = nvml.why(error)
+    raise NvmlError(reason)
 
 
 class Device:
-    """One GPU, or one MIG instance of a GPU: what is read of the instance, and what only the whole GPU has."""
+    """One GPU, or one MIG instance: some values are of the instance, others exist only for the whole GPU."""
 
     def __init__(self, nvml: Nvml, handle: Any) -> None:
         self._nvml = nvml
@@ -70,31 +70,31 @@ class Device:
         self._whole = handle
         self._instance: int | None = None
         self.ambiguous = False
-        """MIG is on and it is not known which of several instances is meant."""
+        """MIG is on, and which of several instances to read is not known."""
         self._find_instance()
         self._gpm: Gpm | None = None
 
     def _find_instance(self) -> None:
-        mig = self._nvml.answer("nvmlDeviceIsMigDeviceHandle", self._own)
+        mig = self._nvml.query("nvmlDeviceIsMigDeviceHandle", self._own)
         if mig is not None and int(getattr(mig, "value", mig)):
-            self._whole = self._nvml.answer("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._own) or self._own
+            self._whole = self._nvml.query("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._own) or self._own
         else:
-            mode = self._nvml.answer("nvmlDeviceGetMigMode", self._own)
+            mode = self._nvml.query("nvmlDeviceGetMigMode", self._own)
             if mode is None or mode[0] != 1:
                 return
-            there = range(self._nvml.answer("nvmlDeviceGetMaxMigDeviceCount", self._own) or 0)
-            instances = [self._nvml.answer("nvmlDeviceGetMigDeviceHandleByIndex", self._own, i) for i in there]
+            there = range(self._nvml.query("nvmlDeviceGetMaxMigDeviceCount", self._own) or 0)
+            instances = [self._nvml.query("nvmlDeviceGetMigDeviceHandleByIndex", self._own, i) for i in there]
             known = [one for one in instances if one is not None]
             if len(known) != 1:
                 self.ambiguous = True
                 return
             self._own = known[0]
-        self._instance = self._nvml.answer("nvmlDeviceGetGpuInstanceId", self._own)
+        self._instance = self._nvml.query("nvmlDeviceGetGpuInstanceId", self._own)
 
     def read(self) -> tuple[Values, Reasons]:
-        """All values that can be had now, by column of `device`, and why the others cannot.
+        """All values that can be read now, by column of `device`, and the reason for each missing one.
 
-        Raises `NvmlError` where the device as a whole does not answer.
+        Raises `NvmlError` if the device as a whole does not respond.
         """
         values: Values = {}
         missing: Reasons = {}
@@ -110,7 +110,7 @@ class Device:
     ) -> None:
         library = self._nvml.library
         try:
-            found = read(self)
+            reading = read(self)
         except library.NVMLError as error:
             if self._nvml.is_loss(error):
                 raise NvmlError(self._nvml.why(error)) from None
@@ -119,17 +119,17 @@ class Device:
         except _Missing as reason:
             missing.update(dict.fromkeys(columns, str(reason)))
             return
-        for column, value in found.items():
+        for column, value in reading.items():
             if isinstance(value, str | int) or math.isfinite(value):
                 values[column] = value
             else:
-                missing[column] = "it answered with no number"
+                missing[column] = "the driver returned a non-finite number"
 
-    def _either(self, *calls: tuple[Any, ...]) -> Any:
-        """The first of several functions that the library and the driver both have."""
+    def _first_supported(self, *calls: tuple[Any, ...]) -> Any:
+        """The result of the first function that both the library and the driver have."""
         library = self._nvml.library
         for name, *arguments in calls:
-            if not hasattr(library, name):  # deprecated ones are leaving nvidia-ml-py
+            if not hasattr(library, name):  # nvidia-ml-py removes deprecated functions
                 continue
             try:
                 return getattr(library, name)(*arguments)
@@ -148,7 +148,7 @@ class Device:
         if self.ambiguous:
             raise _Missing(_AMBIGUOUS)
         name = "nvmlDeviceGetMemoryInfo"
-        info = self._either((name, self._own, self._nvml.library.nvmlMemory_v2), (name, self._own))
+        info = self._first_supported((name, self._own, self._nvml.library.nvmlMemory_v2), (name, self._own))
         if not 0 < info.total < _NO_VALUE or info.used >= _NO_VALUE:
             raise _Missing(WORDS["NVML_ERROR_NOT_SUPPORTED"])
         return {"memory_used_bytes": int(info.used), "memory_total_bytes": int(info.total)}
@@ -162,7 +162,9 @@ class Device:
     def _temperature(self) -> Values:
         sensor = self._nvml.library.NVML_TEMPERATURE_GPU
         newer, older = "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"
-        return {"temperature_c": float(self._either((newer, self._whole, sensor), (older, self._whole, sensor)))}
+        return {
+            "temperature_c": float(self._first_supported((newer, self._whole, sensor), (older, self._whole, sensor)))
+        }
 
     def _sm_clock(self) -> Values:
         library = self._nvml.library
@@ -174,19 +176,19 @@ class Device:
 
     def _throttle(self) -> Values:
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-        return {"throttle": throttle_words(int(self._either(*((name, self._whole) for name in names))))}
+        return {"throttle": throttle_words(int(self._first_supported(*((name, self._whole) for name in names))))}
 
     def _counters(self, missing: Reasons) -> Values:
         if self.ambiguous:
             raise _Missing(_AMBIGUOUS)
         if self._gpm is None:
             self._gpm = Gpm(self._nvml, self._whole, self._instance)
-        found, unread = self._gpm.read()
+        values, unread = self._gpm.read()
         missing.update(unread)
-        return found
+        return values
 
     def close(self) -> None:
-        """Give back the buffers of the counters."""
+        """Free the buffers of the counters."""
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
@@ -205,7 +207,7 @@ _READINGS: tuple[tuple[tuple[str, ...], Callable[[Device], Values]], ...] = (
 
 
 class Gpm:
-    """The counters of one device or MIG instance, between this reading and the one before."""
+    """The counters of one device or MIG instance, between consecutive readings."""
 
     def __init__(self, nvml: Nvml, device: Any, instance: int | None) -> None:
         self._nvml = nvml
@@ -216,9 +218,9 @@ class Gpm:
         self._supported: bool | None = None
 
     def read(self) -> tuple[Values, Reasons]:
-        """Shares of the time since the last reading, none at the first; and why others cannot be had.
+        """Fractions of the time since the last reading, none at the first; and the reason for each missing one.
 
-        Raises the library's error, or `_Missing`, where that holds for all.
+        Raises the library's error, or `_Missing`, if no counter can be read.
         """
         library = self._nvml.library
         if self._supported is None:
@@ -240,29 +242,29 @@ class Gpm:
         request.version = library.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(GPM_METRICS)
         request.sample1, request.sample2 = before, now
-        asked = [(request.metrics[i], column) for i, column in enumerate(GPM_METRICS)]
-        for metric, column in asked:
+        metrics = [(request.metrics[i], column) for i, column in enumerate(GPM_METRICS)]
+        for metric, column in metrics:
             metric.metricId = getattr(library, GPM_METRICS[column])
         library.nvmlGpmMetricsGet(request)
-        found: Values = {}
+        values: Values = {}
         unread: Reasons = {}
-        for metric, column in asked:
+        for metric, column in metrics:
             if metric.nvmlReturn == library.NVML_SUCCESS:
-                # Counters that are read a moment apart give a little more than all of the time.
-                found[column] = min(metric.value / 100, 1.0) if not metric.value < 0 else math.nan
+                # Counters are read a moment apart, so their ratio may exceed 1 slightly.
+                values[column] = min(metric.value / 100, 1.0) if not metric.value < 0 else math.nan
             else:
                 unread[column] = self._nvml.why(library.NVMLError(metric.nvmlReturn))
-        return found, unread
+        return values, unread
 
     def close(self) -> None:
         """Free both buffers."""
         for buffer in (self._before, self._spare):
             if buffer is not None:
-                self._nvml.answer("nvmlGpmSampleFree", buffer)  # where the driver is gone, so are they
+                self._nvml.query("nvmlGpmSampleFree", buffer)  # a lost driver has freed them already
         self._before = self._spare = None
 
 
-class _Missing(Exception):  # noqa: N818 - no failure: a value that is not to be had, and why
+class _Missing(Exception):  # noqa: N818 - not a failure: the reason why a value is missing
     pass
 
 
@@ -270,7 +272,7 @@ _AMBIGUOUS = "MIG is on and which instance this process uses is not known; name 
 
 
 def throttle_words(reasons: int) -> str:
-    """NVML's bits for what holds the clocks down, in words; `none` for no bit."""
+    """NVML's throttle bits in words; `none` for no bit."""
     named = [words for bit, words in _THROTTLE if reasons & bit]
     rest = reasons & ~sum(bit for bit, _ in _THROTTLE)
     return ", ".join([*named, *([f"reason {rest:#x}"] if rest else [])]) or "none"

@@ -8,8 +8,8 @@
 
 Sources: CUDA C++ Programming Guide, "Compute Capabilities" (which inputs tensor cores take); the white papers of Volta
 (FP16), Turing (INT8, INT4), Ampere (BF16, TF32, FP64), Ada and Hopper (FP8) and Blackwell (FP4); NVIDIA's Turing tuning
-notes and product pages for TU116 and TU117, which have compute capability 7.5 and no tensor cores. Plain facts: nothing
-here asks a device, and nothing imports torch.
+notes and product pages for TU116 and TU117, which have compute capability 7.5 and no tensor cores. Nothing here queries
+a device or imports torch.
 """
 
 import re
@@ -33,8 +33,8 @@ _ARCHITECTURES = (  # from this capability on, newest first
     ((5, 0), "Maxwell"),
     ((3, 0), "Kepler"),
 )
-_KNOWN_TO = 13
-"""First major capability of which nothing is known here."""
+_UNKNOWN_MAJOR = 13
+"""From this major capability on, nothing is known here."""
 
 _TURING_WITHOUT = re.compile(
     r"""GTX\s?16\d\d                       # GeForce GTX 1630 … 1660 Ti, also Max-Q
@@ -49,7 +49,7 @@ _TURING_WITHOUT = re.compile(
 _NOT_NVIDIA = re.compile(r"\b(AMD|Radeon|Instinct|Intel)\b", re.IGNORECASE)
 
 GPM_SINCE = (9, 0)
-"""Hopper: from here on NVML counts how busy the tensor cores are (nvml.h, GPM)."""
+"""Hopper: from this capability on NVML has activity counters of the tensor cores (nvml.h, GPM)."""
 
 CPU_BF16 = {
     "amx_bf16": "AMX tiles",
@@ -59,7 +59,7 @@ CPU_BF16 = {
     "sve_bf16": "SVE BF16",
     "svebf16": "SVE BF16",
 }
-"""Flags of `/proc/cpuinfo` that stand for BF16 products, with their names."""
+"""Names of BF16 instruction sets by their flags in `/proc/cpuinfo`."""
 CPU_FP16 = {"amx_fp16": "AMX-FP16 tiles", "avx512_fp16": "AVX512-FP16", "asimdhp": "Arm FP16"}
 """The same for FP16 arithmetic."""
 
@@ -74,8 +74,8 @@ class Gpu:
 
     @property
     def known(self) -> bool:
-        """Whether anything can be said: an NVIDIA GPU of a generation that is listed here."""
-        return self.capability is not None and not _NOT_NVIDIA.search(self.name) and self.capability[0] < _KNOWN_TO
+        """Whether it is an NVIDIA GPU of a generation that is listed here."""
+        return self.capability is not None and not _NOT_NVIDIA.search(self.name) and self.capability[0] < _UNKNOWN_MAJOR
 
     @property
     def architecture(self) -> str | None:
@@ -86,13 +86,13 @@ class Gpu:
 
     @property
     def has_tensor_cores(self) -> bool | None:
-        """Volta and newer have them, but for the small Turing parts; None where the GPU is not known."""
+        """Whether it has tensor cores: Volta and newer, except the small Turing parts; None for an unknown GPU."""
         if not self.known or self.capability is None:
             return None
         return self.capability >= (7, 0) and not (self.capability == (7, 5) and _TURING_WITHOUT.search(self.name))
 
     def takes(self, precision: str) -> bool | None:
-        """Whether its tensor cores multiply inputs of one of `PRECISIONS`; False for another, None if not known."""
+        """Whether its tensor cores multiply inputs of `precision`; None for an unknown GPU."""
         if not self.has_tensor_cores or self.capability is None:
             return self.has_tensor_cores
         if precision == "fp64":
@@ -102,22 +102,22 @@ class Gpu:
 
     @property
     def counts_tensor_use(self) -> bool | None:
-        """Whether NVML may have counters of the tensor cores (GPM); None where the GPU is not known."""
+        """Whether NVML may have counters of the tensor cores (GPM); None for an unknown GPU."""
         return self.capability >= GPM_SINCE if self.known and self.capability is not None else None
 
     def in_words(self) -> str:
-        """What its tensor cores do, in one plain sentence."""
+        """What its tensor cores support, in one sentence."""
         at = f"compute capability {self.capability[0]}.{self.capability[1]}" if self.capability else "this GPU"
         if self.has_tensor_cores is None:
-            return "Not an NVIDIA GPU of a generation known here, so nothing is said of its matrix units."
+            return "Not an NVIDIA GPU of a known generation, so its matrix units are unknown."
         if not self.has_tensor_cores and self.capability == (7, 5):
             return f"No tensor cores, though {at}: this Turing part was built without them."
         if not self.has_tensor_cores:
             return f"No tensor cores: they came with compute capability 7.0, and this is {at}."
         here = [p.upper() for p in ("fp16", "bf16", "tf32", "fp8", "fp4") if self.takes(p)]
         missing = [p.upper() for p in ("bf16", "tf32", "fp8") if not self.takes(p)]
-        without = f"; not {listed(missing, 'or')}" if missing else ""
-        return f"Tensor cores for {listed(here)}{without} ({self.architecture}, {at})."
+        without = f"; not {join_words(missing, 'or')}" if missing else ""
+        return f"Tensor cores for {join_words(here)}{without} ({self.architecture}, {at})."
 
 
 @dataclass(frozen=True)
@@ -129,52 +129,52 @@ class Advice:
 
 
 def gpu_of(name: object, capability: object) -> Gpu:
-    """A `Gpu` from what a run's head or a driver says: capability as `8.0` or as two numbers."""
-    said = str(name or "")
+    """A `Gpu` from a name and a capability such as `8.0` or `(8, 0)`, as run heads and drivers give them."""
+    text = str(name or "")
     if isinstance(capability, tuple | list) and len(capability) == 2 and all(isinstance(n, int) for n in capability):
-        return Gpu(said, (capability[0], capability[1]))
-    found = re.fullmatch(r"(\d{1,2})\.(\d)", str(capability or ""))
-    return Gpu(said, (int(found[1]), int(found[2])) if found else None)
+        return Gpu(text, (capability[0], capability[1]))
+    match = re.fullmatch(r"(\d{1,2})\.(\d)", str(capability or ""))
+    return Gpu(text, (int(match[1]), int(match[2])) if match else None)
 
 
 def first_recipe(gpu: Gpu) -> Advice:
-    """What to try first on `gpu`."""
+    """The recipe to try first on `gpu`."""
     if gpu.has_tensor_cores is None:
         return Advice("bf16", "FP32's range in 16 bits, so nothing has to be scaled; compare its speed with FP32 here.")
     if gpu.takes("bf16"):
         return Advice(
             "bf16",
             "Its tensor cores take BF16 as fast as FP16, and BF16 has FP32's range: no loss scale, no skipped steps. "
-            "Set it beside TF32, which is the fair FP32 baseline here.",
+            "Compare it with TF32, which is the fair FP32 baseline here.",
         )
     if gpu.has_tensor_cores:
         return Advice(
             "fp16",
             "Its tensor cores take FP16 and no other 16-bit format; BF16 would be emulated. FP16 needs a scaler.",
         )
-    return Advice("fp32", "Without tensor cores 16 bits save memory and hardly time; take fp16 only to fit a model in.")
+    return Advice("fp32", "Without tensor cores 16 bits save memory but hardly time; use fp16 only to fit a model in.")
 
 
 def first_recipe_on_cpu(flags: Collection[str] | None) -> Advice:
-    """What to try first on a CPU with these flags of `/proc/cpuinfo`; None where they are not known."""
+    """The recipe to try first on a CPU with these flags of `/proc/cpuinfo`; `flags` is None if they are unknown."""
     if flags is None:
         return Advice("fp32", "What this CPU can do in 16 bits is not known; compare bf16 with fp32.")
     for precision in ("bf16", "fp16"):
         if names := cpu_abilities(flags)[precision]:
             scaler = "" if precision == "bf16" else " FP16 needs a scaler."
-            return Advice(precision, f"This CPU multiplies {precision.upper()} itself ({listed(names)}).{scaler}")
+            return Advice(precision, f"This CPU multiplies {precision.upper()} itself ({join_words(names)}).{scaler}")
     return Advice("fp32", "This CPU has no 16-bit matrix instructions: 16 bits are emulated, and slower than FP32.")
 
 
 def cpu_abilities(flags: Collection[str]) -> dict[str, list[str]]:
-    """Names of the instructions by which a CPU multiplies `bf16` and `fp16`; empty lists where it has none."""
+    """Names of a CPU's instruction sets for `bf16` and `fp16` products; empty lists where it has none."""
     return {
         precision: list(dict.fromkeys(name for flag, name in table.items() if flag in flags))
         for precision, table in (("bf16", CPU_BF16), ("fp16", CPU_FP16))
     }
 
 
-def listed(words: Collection[str], joint: str = "and") -> str:
+def join_words(words: Collection[str], joint: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
     *first, last = words
     return f"{', '.join(first)} {joint} {last}" if first else last

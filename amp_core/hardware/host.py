@@ -1,4 +1,4 @@
-"""This machine and the processes on it: who writes a run, and whether that process still lives."""
+"""This machine and its processes: which process writes a run, and whether it is still alive."""
 
 import contextlib
 import functools
@@ -14,14 +14,14 @@ import psutil
 
 
 def this_process() -> dict[str, Any]:
-    """Who this process is: enough to tell later whether it still lives, and whether we could know."""
+    """Identity of this process: enough to tell later whether it is still alive, or that another machine must tell."""
     return {"machine": this_machine(), "pid": os.getpid(), "started_s": psutil.Process().create_time()}
 
 
 def process_alive(process: Mapping[str, Any]) -> bool | None:
-    """Whether the process that `this_process` described still runs; None where another machine would have to say.
+    """Whether the process that `this_process` described is alive; None if it is on another machine.
 
-    The start time is compared too, since pids are given out again; a zombie (ended, not yet waited for) is not alive.
+    The start time is compared too, since pids are reused. A zombie (ended, not yet waited for) is not alive.
     """
     if process.get("machine") != this_machine():
         return None
@@ -29,9 +29,9 @@ def process_alive(process: Mapping[str, Any]) -> bool | None:
     if not isinstance(pid, int) or not isinstance(started, int | float):
         return None
     try:
-        found = psutil.Process(pid)
-        # create_time is reckoned from boot time, which clock corrections move by fractions of a second.
-        return abs(found.create_time() - started) < 2.0 and found.status() != psutil.STATUS_ZOMBIE
+        candidate = psutil.Process(pid)
+        # create_time is derived from boot time, which clock corrections move by fractions of a second.
+        return abs(candidate.create_time() - started) < 2.0 and candidate.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
     except psutil.AccessDenied:
@@ -40,7 +40,7 @@ def process_alive(process: Mapping[str, Any]) -> bool | None:
 
 @functools.cache
 def this_machine() -> str:
-    """The host, this boot of it, and the container: where a pid means something."""
+    """Host, boot and container: the scope in which a pid is unique."""
     parts = [socket.gethostname()]
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if boot.exists():
@@ -51,7 +51,7 @@ def this_machine() -> str:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself, or the machine's architecture where it does not say."""
+    """The processor's model name, or the machine's architecture where it has none."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -72,9 +72,9 @@ def cpu_flags() -> frozenset[str] | None:
 
 @contextlib.contextmanager
 def bounded_memory(gib: int) -> Iterator[None]:
-    """While this lasts, this process is given no more than so many GiB of address space: `MemoryError` comes instead.
+    """Limit the address space of this process to `gib` GiB within the context: beyond it, `MemoryError` is raised.
 
-    Windows has no such bound. What other programs this process starts meanwhile inherit it.
+    Windows has no such limit. Child processes started within the context inherit it.
     """
     if sys.platform == "win32":
         yield
@@ -82,8 +82,8 @@ def bounded_memory(gib: int) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = gib * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    limit = gib * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
     try:
         yield
     finally:

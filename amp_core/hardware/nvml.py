@@ -1,11 +1,11 @@
-"""What NVIDIA's driver tells of a GPU (NVML, by way of nvidia-ml-py): the one place that calls it.
+"""Facts about GPUs from NVIDIA's driver (NVML, through nvidia-ml-py).
 
     >>> with Nvml() as nvml:
     ...     nvml.driver(), [gpu.name for gpu in nvml.gpus()]
     ('580.65.06', ['NVIDIA H200'])
 
-This module and `_gpu.py` are the only places that call it, and all calls go through the `library` that `Nvml` is given,
-by default `pynvml`: so tests answer as any generation of GPU would.
+Only this module and `gpu_state` call NVML, and all calls go through the `library` given to `Nvml`, by default `pynvml`,
+so that tests can stand in for any generation of GPU.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ _LOST = (
 
 
 class NvmlError(Exception):
-    """NVML, or one device of it, cannot be asked at all; the message says why."""
+    """NVML, or one of its devices, does not respond; the message says why."""
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What a GPU is, as the driver knows it. None where it does not say."""
+    """A GPU as the driver describes it; None for facts that it does not report."""
 
     name: str
     uuid: str | None
@@ -50,7 +50,7 @@ class GpuFacts:
 
 
 class Nvml:
-    """NVML from its start to its end; a context. Raises `NvmlError` where there is none."""
+    """Context manager that initialises NVML and shuts it down. Raises `NvmlError` where there is none."""
 
     def __init__(self, library: Any = None) -> None:
         self.library = library if library is not None else _pynvml()
@@ -68,10 +68,10 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Let go of NVML; harmless where the driver has gone away by itself."""
+        """Shut NVML down; harmless if the driver is gone."""
         try:
             self.library.nvmlShutdown()
-        except self.library.NVMLError:  # nothing is left to be let go of
+        except self.library.NVMLError:  # nothing left to release
             return
 
     def why(self, error: Exception) -> str:
@@ -80,11 +80,11 @@ class Nvml:
         return next((words for name, words in WORDS.items() if getattr(self.library, name) == code), str(error))
 
     def is_loss(self, error: Exception) -> bool:
-        """Whether an `NVMLError` means that the whole device, and not one value, cannot be had."""
+        """Whether an `NVMLError` means that the whole device, and not only one value, is unavailable."""
         return getattr(error, "value", None) in [getattr(self.library, name) for name in _LOST]
 
-    def answer(self, name: str, *arguments: Any) -> Any:
-        """What the function `name` gives; None where it fails or does not exist."""
+    def query(self, name: str, *arguments: Any) -> Any:
+        """The result of the function `name`; None if it fails or does not exist."""
         try:
             return getattr(self.library, name)(*arguments)
         except (self.library.NVMLError, AttributeError):
@@ -92,44 +92,44 @@ class Nvml:
 
     def gpus(self) -> list[GpuFacts]:
         """All GPUs of the machine in the driver's order, which CUDA_VISIBLE_DEVICES does not change."""
-        found = []
-        for index in range(self.answer("nvmlDeviceGetCount") or 0):
-            handle = self.answer("nvmlDeviceGetHandleByIndex", index)
+        gpus = []
+        for index in range(self.query("nvmlDeviceGetCount") or 0):
+            handle = self.query("nvmlDeviceGetHandleByIndex", index)
             if handle is None:  # lost, or not this user's
                 continue
-            memory = self.answer("nvmlDeviceGetMemoryInfo", handle)
-            capability = self.answer("nvmlDeviceGetCudaComputeCapability", handle)
-            found.append(
+            memory = self.query("nvmlDeviceGetMemoryInfo", handle)
+            capability = self.query("nvmlDeviceGetCudaComputeCapability", handle)
+            gpus.append(
                 GpuFacts(
-                    name=_text(self.answer("nvmlDeviceGetName", handle)) or "unnamed GPU",
-                    uuid=_text(self.answer("nvmlDeviceGetUUID", handle)),
+                    name=_text(self.query("nvmlDeviceGetName", handle)) or "unnamed GPU",
+                    uuid=_text(self.query("nvmlDeviceGetUUID", handle)),
                     memory_bytes=int(memory.total) if memory is not None else None,
                     capability=(int(capability[0]), int(capability[1])) if capability is not None else None,
                 )
             )
-        return found
+        return gpus
 
     def driver(self) -> str | None:
         """The driver's version, e.g. `580.65.06`."""
-        return _text(self.answer("nvmlSystemGetDriverVersion"))
+        return _text(self.query("nvmlSystemGetDriverVersion"))
 
     def cuda(self) -> str | None:
         """The newest CUDA that the driver can run, e.g. `13.0`."""
-        version = self.answer("nvmlSystemGetCudaDriverVersion_v2")
+        version = self.query("nvmlSystemGetCudaDriverVersion_v2")
         return f"{version // 1000}.{version % 1000 // 10}" if version else None
 
 
-def visible(gpus: Sequence[GpuFacts], asked: str | None) -> list[GpuFacts]:
-    """Those of the machine's GPUs that CUDA_VISIBLE_DEVICES leaves to a program, in the order of its `cuda:N`.
+def visible(gpus: Sequence[GpuFacts], visible_devices: str | None) -> list[GpuFacts]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in the order of `cuda:N`.
 
-    `asked` is its value, None where it is not set. As in CUDA, what names no GPU ends the list, and a MIG instance is
-    alone. Of an instance only its GPU's generation is known here, and that where all GPUs are alike.
+    `visible_devices` is its value, None if it is not set. As in CUDA, an entry that names no GPU ends the list, and a
+    MIG instance is the only device. Of an instance only the GPU's generation is known, and only if all GPUs are alike.
     """
-    if asked is None:
+    if visible_devices is None:
         return list(gpus)
-    found: list[GpuFacts] = []
-    for name in (part.strip() for part in asked.split(",")):
-        if name.startswith("MIG-") and gpus and not found:
+    chosen: list[GpuFacts] = []
+    for name in (part.strip() for part in visible_devices.split(",")):
+        if name.startswith("MIG-") and gpus and not chosen:
             alike = len({gpu.name for gpu in gpus}) == 1
             kind = (f"{gpus[0].name}, MIG instance", gpus[0].capability) if alike else ("MIG instance", None)
             return [GpuFacts(kind[0], name, None, kind[1])]
@@ -139,8 +139,8 @@ def visible(gpus: Sequence[GpuFacts], asked: str | None) -> list[GpuFacts]:
             match = next((gpu for gpu in gpus if name and gpu.uuid and gpu.uuid.startswith(name)), None)
         if match is None:
             break
-        found.append(match)
-    return found
+        chosen.append(match)
+    return chosen
 
 
 def _pynvml() -> Any:

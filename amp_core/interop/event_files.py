@@ -68,12 +68,12 @@ def read_log(folder: Path) -> Log:
     log = Log()
     for file in files:
         place = file.parent.relative_to(folder).as_posix() if folder.is_dir() else "."
-        for tag, found in _values(file):
+        for tag, value in _values(file):
             full = tag if place == "." else f"{place}/{tag}"
-            if isinstance(found, Point):
-                scalars.setdefault(full, {})[found.step] = found
-            elif isinstance(found, Histogram):
-                histograms.setdefault(full, {})[found.step] = found
+            if isinstance(value, Point):
+                scalars.setdefault(full, {})[value.step] = value
+            elif isinstance(value, Histogram):
+                histograms.setdefault(full, {})[value.step] = value
             else:
                 log.others.add(full)
     log.scalars = {tag: [points[step] for step in sorted(points)] for tag, points in sorted(scalars.items())}

@@ -80,8 +80,8 @@ def _chosen(log: Log) -> dict[str, str]:
         if column is not None:
             tags.setdefault(column, []).append(tag)
     return {
-        column: min(found, key=lambda tag: (rank_of(tag)[0], -len(log.scalars[tag]), rank_of(tag)))
-        for column, found in sorted(tags.items())
+        column: min(names, key=lambda tag: (rank_of(tag)[0], -len(log.scalars[tag]), rank_of(tag)))
+        for column, names in sorted(tags.items())
     }
 
 
@@ -103,7 +103,7 @@ def _write(
         if 0 < began < 1e11:  # seconds since 1970, up to the year 5138
             moment = datetime.datetime.fromtimestamp(began, datetime.UTC)
             writer.update_head(created_at=moment.isoformat(timespec="milliseconds"))
-        writer.event("started", name=name, detail=_said(chosen, drawn))
+        writer.event("started", name=name, detail=_what_was_imported(chosen, drawn))
         if series:
             writer.append("steps", _step_rows(series, began))
         if histograms:
@@ -131,12 +131,12 @@ def _step_rows(series: dict[str, list[Point]], began: float) -> dict[str, list[A
 
 
 def _tensor_rows(histograms: Sequence[tuple[tuple[str, str], Histogram]]) -> dict[str, list[Any]]:
-    told = [tensor_facts(h) for _, h in histograms]
-    rows: dict[str, list[Any]] = {key: [facts[key] for facts in told] for key in told[0]}
+    facts_of_each = [tensor_facts(h) for _, h in histograms]
+    rows: dict[str, list[Any]] = {key: [facts[key] for facts in facts_of_each] for key in facts_of_each[0]}
     rows["step"] = [h.step for _, h in histograms]
     rows["kind"] = [kind for (kind, _), _ in histograms]
     rows["name"] = [name for (_, name), _ in histograms]
-    rows["loss_scale"] = [None] * len(told)
+    rows["loss_scale"] = [None] * len(facts_of_each)
     return rows
 
 
@@ -181,6 +181,6 @@ def _exponent(low: float, high: float) -> int | None:
     return exponent if inside else None
 
 
-def _said(chosen: dict[str, str], drawn: dict[str, tuple[str, str]]) -> str:
+def _what_was_imported(chosen: dict[str, str], drawn: dict[str, tuple[str, str]]) -> str:
     columns = ", ".join(f"{column} from {tag}" for column, tag in chosen.items()) or "no scalars"
     return f"imported from a TensorBoard log: {columns}; {len(drawn)} histograms of tensors"

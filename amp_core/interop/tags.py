@@ -32,14 +32,14 @@ _WRAPPING = frozenset({"train", "training", "step", "iteration", "batch"})
 
 def column_of(tag: str) -> str | None:
     """The column of `steps` that a scalar of this tag is; None where that is not certain, and for held-out data."""
-    found = _match(tag)
-    return found[0] if found is not None else None
+    match = _match(tag)
+    return match[0] if match is not None else None
 
 
 def rank_of(tag: str) -> tuple[int, int, str]:
     """Orders tags of one column, the surest first."""
-    found = _match(tag)
-    return (found[1] if found is not None else 99, tag.count("/"), tag)
+    match = _match(tag)
+    return (match[1] if match is not None else 99, tag.count("/"), tag)
 
 
 def _match(tag: str) -> tuple[str, int] | None:
@@ -76,7 +76,7 @@ def tensor_of(tag: str) -> tuple[str, str] | None:
     if EXPONENTS in tag.split("/"):
         return None
     for pattern, kind in _TENSORS:
-        found = pattern.fullmatch(tag)
-        if found is not None:
-            return kind, found["name"]
+        match = pattern.fullmatch(tag)
+        if match is not None:
+            return kind, match["name"]
     return None

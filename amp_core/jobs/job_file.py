@@ -1,10 +1,10 @@
-"""`job.json`: what is known of a training process that was started for a run folder.
+"""`job.json`: the record of a training process that was started for a run folder.
 
     >>> record = read(Path("runs/text-gpt-tiny-fp16-1"))
     >>> record.device, is_alive(record), [name for name, _ in ahead_of(folder, record)]
     ('cpu', True, ['digits-cnn-tiny-fp32-1'])
 
-`jobs` writes it in the app, `_job_child` reads it in the process that waits its turn. The queue is nothing but these
+`jobs` writes it in the app, `launcher` reads it in the process that waits its turn. The queue is nothing but these
 files: a job waits while another one of its device lives that came before it.
 """
 
@@ -26,7 +26,7 @@ CONFIG_FILE = "config.json"
 CONSOLE_FILE = "console.log"
 
 STARTING_S = 10.0
-"""A job without a recorded process counts as alive for so long: its starter is between making and recording it."""
+"""A job without a recorded process counts as alive for so long: its parent has started it and not recorded it yet."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Record:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The settings it trains with."""
     process: Mapping[str, Any] | None = None
-    """Machine, pid and start time, as `_machine.this_process` gives them; None until it was started."""
+    """Machine, pid and start time, as `this_process` gives them; None until it was started."""
     stop_requested_s: float | None = None
     """When it was asked to stop, seconds since 1970."""
     stop_grace_s: float = 10.0
     """How long after that it is killed."""
     ended_s: float | None = None
-    """When its process was first found gone, seconds since 1970."""
+    """When its process was first seen to be gone, seconds since 1970."""
     returncode: int | None = None
     """Exit code, or minus the signal, where its parent saw it end."""
     makes: str = "run"
@@ -106,10 +106,10 @@ def write(folder: Path, record: Record) -> None:
 
 
 def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
-    """All jobs under `runs_dir`, in no order; folders without a readable `job.json` are passed over."""
+    """All jobs under `runs_dir`, in no order; folders without a readable `job.json` are skipped."""
     try:
-        with os.scandir(runs_dir) as found:
-            names = [e.name for e in found]
+        with os.scandir(runs_dir) as entries:
+            names = [e.name for e in entries]
     except OSError:  # no such folder yet: then it holds no jobs
         return
     for name in names:

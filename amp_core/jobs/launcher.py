@@ -36,15 +36,15 @@ def main(folder: Path) -> None:
     record = job_file.read(folder)
     signal.signal(signal.SIGTERM, stop)
     record = ensure_recorded(folder)
-    said: str | None = None
+    reported: str | None = None
     ahead = job_file.ahead_of(folder, record)
     while ahead:
         name, _ = ahead[-1]
-        if name != said:
+        if name != reported:
             _say(f"waiting for {record.device}: behind {name}")
-            said = name
+            reported = name
         time.sleep(POLL_S)
-        # Only those found before are asked after, each poll; once they are gone the folder is read once more.
+        # Each poll asks for known processes alone; once they are gone the folder is read once more.
         ahead = [(n, r) for n, r in ahead if _still_alive(folder.parent / n, r)] or job_file.ahead_of(folder, record)
     os.execv(record.argv[0], record.argv)
 

@@ -1,4 +1,4 @@
-"""Start, stop, list and find again the processes that train; no torch and no Streamlit in it.
+"""Start, stop, list and find the processes that train; imports neither torch nor Streamlit.
 
     >>> job = start(TrainConfig(workload="text-gpt", precision="fp16"), "runs")
     >>> job.folder, job.state
@@ -10,10 +10,10 @@
 
 A job is a run folder with a `job.json`. Everything that has to outlive the program that started it stands there, so a
 second browser tab, a restarted app and the command line see the same jobs and may stop each other's. Each device runs
-one job at a time; the others wait in the order in which they were asked for (see `_job_child`).
+one job at a time; the others wait in the order in which they were asked for (see `launcher`).
 
 A `Job` is what was true when it was read; `find(job.folder)` reads it again. `listing` and `find` also do what is due:
-they wait for ended children, write the end of those that could not (`_job_end`), and kill those that were asked to
+they wait for ended children, write the end of those that could not (`reaper`), and kill those that were asked to
 stop and did not within their time.
 """
 
@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from amp_core.hardware.child_environment import python_path
+from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
 from amp_core.hardware.nvml import Nvml, NvmlError, visible
 from amp_core.jobs import job_file, reaper
@@ -176,9 +177,9 @@ def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
     folder = Path(runs_dir).resolve()
     with _lock:
         _forget_removed()
-        found = [(f, _upkeep(f, r)) for f, r in job_file.every(folder)]
-        found.sort(key=lambda item: job_file.order(*item), reverse=True)
-        return [_job(f, r, found) for f, r in found]
+        jobs = [(f, _upkeep(f, r)) for f, r in job_file.every(folder)]
+        jobs.sort(key=lambda item: job_file.order(*item), reverse=True)
+        return [_job(f, r, jobs) for f, r in jobs]
 
 
 def find(folder: str | os.PathLike[str]) -> Job:
@@ -202,10 +203,10 @@ def folder_name(name: str) -> str:
 
 
 def device_of(config: TrainConfig) -> str:
-    """The device that `config` will train on, as far as can be told without torch: `cpu` or `cuda:N`."""
+    """The device that `config` will train on, as far as is known without torch: `cpu`, `cuda:N` or the like."""
     if config.device == "auto":
         return "cuda:0" if _has_cuda() else "cpu"
-    return "cuda:0" if config.device == "cuda" else config.device
+    return f"{config.device}:0" if config.device in ACCELERATORS else config.device
 
 
 # inside
@@ -219,10 +220,10 @@ def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
             reaper.kill(record)
     elif folder in _children:
         returncode = _children[folder].wait()  # at once: it has ended, and this takes the zombie away
-        record = reaper.settle(folder, record, returncode)
+        record = reaper.record_end(folder, record, returncode)
         del _children[folder]
     elif alive is False and record.ended_s is None and os.access(folder, os.W_OK):
-        record = reaper.settle(folder, record, None)
+        record = reaper.record_end(folder, record, None)
     return record
 
 
@@ -274,7 +275,7 @@ def _state(
         fresh = time.time() - record.created_ns / 1e9 < STALE_S
         return ("starting", None, None) if fresh else ("lost", "it runs on another machine and says nothing", None)
     if not alive:
-        return *reaper.verdict(folder, record), None
+        return *reaper.end_of_job(folder, record), None
     ahead = job_file.ahead_of(folder, record, jobs)
     if ahead:
         return "queued", f"waiting for {record.device}: behind {ahead[-1][0]}", len(ahead)

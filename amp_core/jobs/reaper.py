@@ -1,6 +1,6 @@
-"""The end of a job: found, cleaned up after, and written down where the training process could not do so itself.
+"""The end of a job: detected, cleaned up after, and recorded where the training process could not do so itself.
 
-A training process writes its own end in nearly every case (`_ending`). What is left is a process that was killed, that
+A training process writes its own end in nearly every case (`shutdown`). What is left is a process that was killed, that
 crashed the interpreter, or that died before its run began; this module says so in `run.json` with the last lines of
 its output, and kills what it left running.
 """
@@ -25,8 +25,8 @@ from amp_core.store.sources import console_tail
 _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def settle(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
-    """Bring the files of an ended job to their end: no process left over, `run.json` and `job.json` say how it ended.
+def record_end(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
+    """Kill what an ended job left over, and record in `run.json` and `job.json` how it ended.
 
     `returncode` is None where nobody saw it end. A run whose end nobody saw and nobody asked for is left as it is:
     readers show it as lost.
@@ -35,17 +35,17 @@ def settle(folder: Path, record: job_file.Record, returncode: int | None) -> job
     record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
     began = (folder / "run.json").exists()
     if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
-        write_end(folder, record, *verdict(folder, record))
+        write_end(folder, record, *end_of_job(folder, record))
     job_file.write(folder, record)
     return record
 
 
-def verdict(folder: Path, record: job_file.Record) -> tuple[str, str]:
+def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
     """Status and reason of a job whose process is gone without having written an end."""
     code = record.returncode
     if record.makes == "runs" and code == 0:
         return "finished", ""
-    said = [line for line in console_tail(folder / job_file.CONSOLE_FILE, 6) if line.strip()]
+    lines = [line for line in console_tail(folder / job_file.CONSOLE_FILE, 6) if line.strip()]
     if record.stop_requested_s is not None:
         killed = code == -signal.SIGKILL or (code is None and time.time() > kill_due_s(record))
         how = (
@@ -54,8 +54,8 @@ def verdict(folder: Path, record: job_file.Record) -> tuple[str, str]:
             else "stopped on request"
         )
         return "stopped", how
-    if code == 2 and said and said[-1].startswith("ampscope: "):  # bad input, said in one sentence already
-        return "failed", said[-1].removeprefix("ampscope: ")
+    if code == 2 and lines and lines[-1].startswith("ampscope: "):  # bad input, reported in one sentence
+        return "failed", lines[-1].removeprefix("ampscope: ")
     if code is None:
         status, how = "failed", "it ended before it recorded anything"
         if record.makes == "runs":
@@ -71,7 +71,7 @@ def verdict(folder: Path, record: job_file.Record) -> tuple[str, str]:
         status, how = "failed", f"killed by {_signal(-code)}"
         if -code == signal.SIGKILL:
             how += ", as the kernel does where memory runs out"
-    return status, f"{how}. Last output: {' / '.join(said)}" if said else how
+    return status, f"{how}. Last output: {' / '.join(lines)}" if lines else how
 
 
 def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -> None:
@@ -102,7 +102,7 @@ def ask_to_stop(record: job_file.Record) -> None:
     """Send SIGTERM to the job's process, if it still is that process."""
     process = _process(record)
     if process is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended by itself meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
             process.terminate()
 
 
@@ -126,17 +126,17 @@ def left_over(record: job_file.Record) -> list[psutil.Process]:
     if record.process is None or job_file.is_alive(record) is None:
         return []
     pid = record.pid
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.pid == pid:
                 if not _same(process, record):
                     return []
             elif os.getsid(process.pid) == pid and process.create_time() >= record.process["started_s"] - 2.0:
-                found.append(process)
+                processes.append(process)
         except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):  # ended meanwhile, or not ours to ask
             continue
-    return found
+    return processes
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -1,10 +1,10 @@
-"""What people call a run and note on it afterwards: a name, tags, a note.
+"""Labels: the name, tags and note that a run is given afterwards.
 
     >>> write_label("runs/a", Label(name="final", tags=("lstm", "paper"), note="as in table 2"))
     >>> label_of("runs/a").tags
     ('lstm', 'paper')
 
-Kept beside the run, `.a.label.json` beside `a` (see `_beside`).
+Kept beside the run, `.a.label.json` beside `a` (see `sidecar`).
 """
 
 import dataclasses
@@ -23,22 +23,22 @@ MAX_NAME, MAX_TAGS, MAX_NOTE = 120, 20, 2000
 
 @dataclass(frozen=True)
 class Label:
-    """A run's label; empty where nobody gave it one."""
+    """A run's label; empty by default."""
 
     name: str = ""
-    """Instead of the name that it was recorded under."""
+    """Replaces the recorded name."""
     tags: tuple[str, ...] = ()
     note: str = ""
 
 
 def label_of(path: str | os.PathLike[str]) -> Label:
     """The label of the run at `path`; an empty one where the file is not there or cannot be read."""
-    found = read_beside(label_file(path))
-    if not isinstance(found, dict):
+    content = read_beside(label_file(path))
+    if not isinstance(content, dict):
         return Label()
-    tags = found.get("tags")
+    tags = content.get("tags")
     words = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    return tidied(Label(_text(found.get("name")), tuple(words), _text(found.get("note"))))
+    return tidied(Label(_text(content.get("name")), tuple(words), _text(content.get("note"))))
 
 
 def write_label(path: str | os.PathLike[str], label: Label) -> None:

@@ -1,10 +1,10 @@
-"""Findings that somebody has looked at and does not want to be told of again, run by run.
+"""Muted findings: seen by somebody and not to be shown again, run by run.
 
     >>> mute("runs/a", "watch-overhead")
     >>> muted("runs/a")
     frozenset({'watch-overhead'})
 
-Kept beside the run, `.a.muted.json` beside `a` (see `_beside`).
+Kept beside the run, `.a.muted.json` beside `a` (see `sidecar`).
 """
 
 import os
@@ -25,7 +25,7 @@ def muted(path: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
-    """Mute `code` for the run at `path`, or with `on=False` hear of it again.
+    """Mute `code` for the run at `path`, or with `on=False` show it again.
 
     Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
     """

@@ -26,13 +26,13 @@ VARIABLE = "AMPSCOPE_SERVE"
 """Environment variable that carries the rules from `ampscope serve` to the server."""
 
 MAX_NAMED = 10
-"""So many files are named where one is not there."""
+"""Files that are named where one is missing."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names by which a browser on this machine calls it."""
+"""Host names of this machine to its own browsers."""
 
 KEEP_FREE_BYTES = 2**30
-"""Room that a server leaves on the disk: a full one would take other programs down with it."""
+"""Space that a server leaves on the disk: other programs fail on a full one."""
 
 HEAP = {
     "MALLOC_ARENA_MAX": "1",
@@ -54,7 +54,7 @@ class Rules:
     scripts: tuple[str, ...] = ()
     """Absolute folders whose scripts may be run as somebody's own workload; none unless the owner named them."""
     hosts: tuple[str, ...] = LOOPBACK
-    """Host names by which the server may be called; `*.example.org` stands for every name below that one."""
+    """Host names that requests may use; `*.example.org` matches every name below that one."""
     origins: tuple[str, ...] = ()
     """Further origins, such as `https://amp.example.org`, whose pages may talk to the server."""
     most_jobs: int | None = None
@@ -176,8 +176,8 @@ def folder_bytes(folder: Path) -> int:
     waiting = [str(folder)]
     while waiting:
         try:
-            with os.scandir(waiting.pop()) as found:
-                for entry in found:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):

@@ -1,5 +1,5 @@
-"""What is noted on a run afterwards, kept in a small JSON file beside it: a run, once written, is not changed, and a
-packed one cannot be.
+"""Small JSON files beside a run that hold what is noted afterwards: a written run is not changed, and a packed one
+cannot be.
 
     >>> write_beside(file_beside("runs/a", "muted"), ["watch-overhead"])        # runs/.a.muted.json
     >>> read_beside(file_beside("runs/a", "muted"))
@@ -14,18 +14,18 @@ from typing import Any
 from amp_core.store.atomic import replace_file
 
 MAX_BYTES = 2**16
-"""A larger file is none of ours."""
+"""AMPscope writes no larger file."""
 
 
 def file_beside(path: str | os.PathLike[str], what: str) -> Path:
-    """Where `what` is kept of the run at `path`."""
+    """The file that holds `what` of the run at `path`."""
     where = Path(path)
     where = where.resolve() if where.name in ("", "..") else where
     return where.with_name(f".{where.name}.{what}.json")
 
 
 def read_beside(file: Path) -> Any:
-    """What the file holds; None where it is not there or cannot be read."""
+    """The content of the file; None where it is missing or cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
@@ -33,7 +33,7 @@ def read_beside(file: Path) -> Any:
 
 
 def write_beside(file: Path, record: Any) -> None:
-    """Have the file hold `record`; where that is None, there is none. Raises `OSError`."""
+    """Write `record` to the file, or remove the file where it is None. Raises `OSError`."""
     if record is None:
         file.unlink(missing_ok=True)
     else:

@@ -35,7 +35,7 @@ def run_html(run: Run) -> str:
         steps = steps[steps["rank"] == 0]
     except RunError as error:
         return _framed(run.name, [("cannot be read", str(error))])
-    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     skipped = (
         f"{view.scale.skips:,} ({view.scale.skip_frac:.1%})"
         if view.scale.has_scaler and view.scale.skips_recorded
@@ -46,14 +46,14 @@ def run_html(run: Run) -> str:
         ("recipe", view.recipe or NONE),
         ("workload", view.workload or NONE),
         ("device", view.device or NONE),
-        ("steps", f"{view.steps_done:,}{of}"),
+        ("steps", f"{view.steps_done:,}{planned}"),
         ("skipped steps", skipped),
         ("loss", join([f"{_number(view.loss_first)} → {_number(view.loss_last)} ", _line(steps["loss"], "loss")])),
     ]
     if view.scale.has_scaler:
         drawn = _line(_log2(steps["loss_scale"].to_numpy(dtype=np.float64)), "log2 of the loss scale")
-        said = f"{_number(view.scale.first)} → {_number(view.scale.last)} "
-        rows.append(("loss scale", join([said, drawn])))
+        content = f"{_number(view.scale.first)} → {_number(view.scale.last)} "
+        rows.append(("loss scale", join([content, drawn])))
     return _framed(run.name, rows)
 
 
@@ -65,8 +65,8 @@ def finding_html(finding: "Finding") -> str:
         rows.append(("steps", f"{first:,}" if first == last else f"{first:,}–{last:,}"))
     if finding.value is not None:
         limit = f", limit {_number(finding.limit)}" if finding.limit is not None else ""
-        said = f"{_number(finding.value)}{limit} {finding.unit} "
-        rows.append(("evidence", join([said, _against(finding.value, finding.limit)])))
+        content = f"{_number(finding.value)}{limit} {finding.unit} "
+        rows.append(("evidence", join([content, _against(finding.value, finding.limit)])))
     rows.append(("advice", finding.advice))
     if finding.snippet:
         rows.append(("change", tag("pre", finding.snippet, style="margin:0;text-align:left")))
@@ -97,9 +97,9 @@ def comparison_html(comparison: "Comparison") -> str:
     ]
     header = tag("tr", *(tag("th", cell, scope="col", style="text-align:left") for cell in head))
     body = [tag("tr", *(tag("td", cell, style="text-align:left") for cell in row)) for row in rows]
-    said = [tag("p", answer, style="margin:.3em 0") for answer in comparison.answers.values()]
+    content = [tag("p", answer, style="margin:.3em 0") for answer in comparison.answers.values()]
     notes = [tag("p", note, style="margin:.3em 0;opacity:.75") for note in comparison.notes]
-    return tag("div", tag("table", tag("thead", header), tag("tbody", *body)), *said, *notes, style="max-width:80em")
+    return tag("div", tag("table", tag("thead", header), tag("tbody", *body)), *content, *notes, style="max-width:80em")
 
 
 def _framed(title: str, rows: Sequence[tuple[str, object]]) -> Html:

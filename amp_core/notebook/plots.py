@@ -8,9 +8,9 @@ from typing import Any
 
 from amp_core.schema import RunError
 from amp_core.store.run import Run
-from amp_core.views import OF_ONE
+from amp_core.views import RUN_VIEWS
 
-PLOTS = tuple(OF_ONE)
+PLOTS = tuple(RUN_VIEWS)
 """What `plot` can draw, by name."""
 
 
@@ -27,4 +27,4 @@ def plot(run: Run, name: str, dark: bool = False) -> Any:
         if (error.name or "").partition(".")[0] != "plotly":
             raise
         raise RunError("plots need plotly; install it with `pip install plotly`") from None
-    return OF_ONE[name].draw(run, dark)
+    return RUN_VIEWS[name].draw(run, dark)

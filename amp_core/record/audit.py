@@ -16,6 +16,7 @@ import torch
 from torch.amp.autocast_mode import autocast
 from torch.nn.parallel import DistributedDataParallel
 
+from amp_core.record.backends import BACKENDS, backend_of
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import local_values
@@ -44,14 +45,20 @@ class Replay:
 
     def in_fp32(self) -> list[torch.Tensor | None]:
         """Gradients with autocast and TF32 off and 32-bit weights: the reference."""
-        with _unchanged(self._model, self._device), _no_autocast(), _no_tf32(), _wide(self._parameters, self._model):
+        with (
+            _unchanged(self._model, self._device),
+            _no_autocast(self._device),
+            _no_tf32(),
+            _wide(self._parameters, self._model),
+        ):
             return self._gradients(1.0)
 
     def in_recipe(self, loss_scale: float) -> list[torch.Tensor | None]:
         """Gradients as the run computes them, multiplied by `loss_scale`."""
-        region = autocast(
-            self._device.type, dtype=self._autocast_dtype, enabled=self._autocast_dtype is not None, cache_enabled=True
-        )
+        kind, dtype = self._device.type, self._autocast_dtype
+        region = None
+        if dtype is not None or torch.is_autocast_enabled(kind):  # not every device has autocast
+            region = autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=True)
         with _unchanged(self._model, self._device):
             return self._gradients(loss_scale, region)
 
@@ -68,12 +75,14 @@ class Replay:
 
 
 def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale: float) -> torch.Tensor:
-    """`COLUMNS` of one gradient as a float64 vector on its device.
+    """`COLUMNS` of one gradient as a float64 vector, on its device where that has float64.
 
     `reference` is the FP32 gradient g, `recipe` the gradient of the scaled loss. `lost` counts elements with g != 0
     that are 0 in the recipe; `lost_mass_frac` is their share of sum |g|; `rel_error` is |r - g| / |g| and `cosine`
     r·g / (|r| |g|), both with r = recipe / loss_scale in float64, and NaN where the recipe is not finite.
     """
+    if not backend_of(reference.device).has_float64:
+        reference, recipe = reference.cpu(), recipe.cpu()
     g = reference.reshape(-1).to(torch.float64)
     r = recipe.reshape(-1).to(torch.float64) / loss_scale
     nonzero = g != 0
@@ -127,9 +136,8 @@ def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     written to, and written back, for one that has changed.
     """
     buffers = [(b, b.detach().clone()) for b in own.buffers(model)]
-    devices = [device] if device.type == "cuda" else []
     keep_versions = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
-    with torch.random.fork_rng(devices=devices, device_type="cuda"), ExitStack() as kept:
+    with backend_of(device).fork_random(), ExitStack() as kept:
         for buffer, _ in buffers:  # one by one: torch 2.6 takes no tuple of them
             kept.enter_context(keep_versions(buffer))
         try:
@@ -141,7 +149,7 @@ def _unchanged(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _no_autocast() -> Iterator[None]:
+def _no_autocast(device: torch.device) -> Iterator[None]:
     """No autocast region takes effect, not even one that is entered inside."""
     enter = autocast.__enter__
 
@@ -149,10 +157,10 @@ def _no_autocast() -> Iterator[None]:
         self._enabled = False
         return enter(self)  # type: ignore[no-untyped-call]
 
-    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     with ExitStack() as outer:
-        for kind in kinds:
-            outer.enter_context(autocast(kind, enabled=False))
+        for kind in {*BACKENDS, device.type}:
+            if torch.is_autocast_enabled(kind):
+                outer.enter_context(autocast(kind, enabled=False))
         autocast.__enter__ = disabled  # type: ignore[method-assign]
         try:
             yield
@@ -167,11 +175,8 @@ def _no_tf32() -> Iterator[None]:
     PyTorch has two sets of switches for it, the older `allow_tf32` and, from 2.9 on, `fp32_precision`; it refuses to
     tell the older ones where the two disagree. Both are set alike and put back, the older ones first.
     """
-    older = [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
-    owners = [torch.backends.cuda.matmul]
-    for backend in (torch.backends.cudnn, torch.backends.mkldnn):
-        owners += [getattr(backend, op) for op in ("matmul", "conv", "rnn") if hasattr(backend, op)]
-    newer = [(owner, "fp32_precision") for owner in owners if hasattr(owner, "fp32_precision")]
+    older = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
+    newer = [(o, "fp32_precision") for backend in BACKENDS.values() for o in backend.fp32_precision_owners()]
     try:
         before = [(owner, name, getattr(owner, name)) for owner, name in older]
     except RuntimeError:  # the program uses the newer switches

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from amp_core._version import __version__
 from amp_core.hardware.gpus import CPU_BF16, CPU_FP16
 from amp_core.hardware.host import cpu_flags, cpu_name
+from amp_core.record.backends import accelerators, backend_of
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import computes, layer_class
@@ -23,17 +24,15 @@ from amp_core.record.stats.layout import dtype_name
 
 def environment() -> dict[str, Any]:
     """Versions, devices and the flags that decide precision and speed; no path and no name of a person in it."""
-    cuda = torch.cuda.is_available()
+    there = accelerators()
     flags = {
         "matmul_precision": _told(torch.get_float32_matmul_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    if cuda:
-        flags |= {
-            "tf32_matmul": tf32_matmul(),
-            "tf32_cudnn": _told(lambda: torch.backends.cudnn.allow_tf32),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        }
+    versions: dict[str, Any] = {"cuda": None, "cudnn": None}
+    for backend in there:
+        versions |= backend.versions()
+        flags |= {name: _told(read) for name, read in backend.flags().items()}
     return {
         "ampscope": __version__,
         "python": platform.python_version(),
@@ -43,9 +42,8 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cpu_16bit": _flags_16bit(),
         "threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda if cuda else None,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        **versions,
+        "gpus": [gpu for backend in there for gpu in backend.gpus()],
         "flags": flags,
     }
 
@@ -106,7 +104,7 @@ def recipe_found(
         return "fp16" if scaling.is_active(scaler) else "fp16-unscaled"
     if computed == "bfloat16":
         return "bf16"
-    return "tf32" if device.type == "cuda" and tf32_matmul() else "fp32"
+    return "tf32" if backend_of(device).tf32_matmul() else "fp32"
 
 
 def stored_in(model: torch.nn.Module) -> str | None:
@@ -129,12 +127,6 @@ def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict
     return known
 
 
-def tf32_matmul() -> bool:
-    """Whether FP32 matrix products on CUDA may use TF32."""
-    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
-    return bool(torch.backends.cuda.matmul.allow_tf32) if newer is None else newer == "tf32"
-
-
 def _flags_16bit() -> list[str] | None:
     """Those flags of the processor that stand for 16-bit arithmetic; None where it is not told."""
     flags = cpu_flags()
@@ -147,13 +139,3 @@ def _told(read: Callable[[], Any]) -> Any:
         return read()
     except RuntimeError:
         return None
-
-
-def _gpu(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-    }

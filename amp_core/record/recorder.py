@@ -161,16 +161,15 @@ class Recorder:
         return self._phases.left_out()
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
-        """Remove every hook, restore every wrapped method, write what is left and the end. Twice is harmless."""
-        if self.writer.closed:
-            return
-        self._hooks.remove()
+        """Remove every hook, restore every patched method, write what is left and the end. Twice is harmless."""
         self.writer.close(status, end_reason)
 
     def _end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
-        self._hooks.remove()
-        self._steps.end()
+        try:
+            self._hooks.remove()
+        finally:
+            self._steps.end()
 
     def _adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
         """A scaler that `watch` was not given scales the loss: it is the run's from now on."""

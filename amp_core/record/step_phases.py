@@ -4,21 +4,35 @@ A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer
 the present one; nothing is counted twice and nothing is left out. What happens after backward belongs to the
 optimizer if an optimizer step follows, and to data if another forward does (gradient accumulation).
 
-On CUDA a mark is an event on the current stream, so phases are times of the device; on CPU it is the host's clock.
+Marks come from the clock of the device's backend: on CUDA events on the current stream, so that phases are times of the
+device; on a CPU the host's clock.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from amp_core.phases import PHASES
 
 
+class Clock(Protocol):
+    """Marks moments, and tells how far apart two of them are."""
+
+    adds_up: bool
+    """Whether marks are numbers in seconds, of which differences can be added up at once."""
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def ms(self, start: Any, stop: Any) -> float:
+        """Milliseconds between two marks."""
+
+
 class HostClock:
     """Marks are seconds of `now`, by default the monotonic clock."""
+
+    adds_up = True
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -32,24 +46,10 @@ class HostClock:
         return float((stop - start) * 1e3)
 
 
-class CudaClock:
-    """Marks are CUDA events; `ms` may be asked once the device has passed the later one."""
-
-    def mark(self) -> Any:
-        """This moment on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms(self, start: Any, stop: Any) -> float:
-        """Milliseconds of device time between two marks."""
-        return float(start.elapsed_time(stop))
-
-
 class Phases:
     """The phases of the present step, in the order they came."""
 
-    def __init__(self, clock: HostClock | CudaClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.present = "data"
         self.changed: Callable[[str], None] | None = None
@@ -60,9 +60,9 @@ class Phases:
         self._spans: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
         self._is_left_out = False
-        self._adds_up = isinstance(clock, HostClock)
-        """Marks are numbers, so each phase is added up at once. A tuple for every span would be some thousand objects
-        in a sampled step, and Python's garbage collector runs after every 700."""
+        self._adds_up = clock.adds_up
+        """Each phase is added up at once. A tuple for every span would be some thousand objects in a sampled step, and
+        Python's garbage collector runs after every 700."""
 
     def enter(self, phase: str, ago_s: float = 0.0) -> None:
         """From now on the step is in `phase`, or, by the host's clock, from so many seconds ago."""

@@ -1,5 +1,6 @@
 """`watch`: one line that records any training loop. What it returns is in `recorder.py`."""
 
+import contextlib
 import fnmatch
 import logging
 import os
@@ -33,6 +34,7 @@ from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
+from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
 from amp_core.store.writer import RunWriter
 
@@ -160,16 +162,26 @@ def watch(
         detail = f"include={include!r} and exclude={exclude!r} leave no tensor to measure"
         log.warning("AMPscope: %s", detail)
         writer.event("warning", name="include", detail=detail)
-    return Recorder(
-        model,
-        optimizers,
-        scaler,
-        writer,
-        sampling=Sampling(every, budget),
-        kinds=frozenset(chosen),
-        wanted=wanted,
-        observers=_observers(writer, model, optimizers, scaler, level, window, trace_ops),
-    )
+    observers: list[Observer] = []
+    try:
+        for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops):
+            observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
+        return Recorder(
+            model,
+            optimizers,
+            scaler,
+            writer,
+            sampling=Sampling(every, budget),
+            kinds=frozenset(chosen),
+            wanted=wanted,
+            observers=observers,
+        )
+    except BaseException as error:
+        for observer in observers:
+            with contextlib.suppress(Exception):
+                observer.close()
+        writer.close(*shutdown.describe(type(error), error))
+        raise
 
 
 def _window(profile: Sequence[int] | None) -> tuple[int, int] | None:
@@ -189,22 +201,19 @@ def _observers(
     level: str,
     window: tuple[int, int] | None,
     trace_ops: int | None,
-) -> list[Observer]:
-    """Who looks on beside the recorder itself."""
+) -> Iterator[Observer]:
+    """The observers of the loop, each made as it is asked for: what fails here leaves those before it to be closed."""
     device = device_of(model)
-    observers: list[Observer] = [
-        DeviceSampler(writer, device),
-        MemoryWatch(writer, model, optimizers, device),
-        *default_signals(writer, model, optimizers, scaler, level),
-    ]
+    yield DeviceSampler(writer, device)
+    yield MemoryWatch(writer, model, optimizers, device)
+    yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
-        observers.append(ranks.HeadIfAlone(writer))
-    observers.append(ScalerUnseen(writer, optimizers, scaler))
+        yield ranks.HeadIfAlone(writer)
+    yield ScalerUnseen(writer, optimizers, scaler)
     if trace_ops is not None:
-        observers.append(OpTrace(writer, model, trace_ops))
+        yield OpTrace(writer, model, trace_ops)
     if window is not None:
-        observers.append(ProfileWindow(writer, model, *window))
-    return observers
+        yield ProfileWindow(writer, model, *window)
 
 
 def _listed(argument: str, names: object) -> list[str]:

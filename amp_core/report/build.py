@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from amp_core._version import __version__
-from amp_core.analysis import compare, labelled, overview
+from amp_core.analysis import compare, overview, unique_labels
 from amp_core.analysis.steps import recipe
 from amp_core.figures.browser import plotly_script
 from amp_core.findings import Finding, diagnose
@@ -31,17 +31,17 @@ def report_html(runs: Sequence[Run]) -> str:
     for run in runs:
         if run.steps.empty:
             raise RunError(f"run {run.name!r} has no steps; a report needs a run that has made at least one")
-    names = labelled(runs)
-    found = [diagnose(run, _baseline(runs, run)) for run in runs]
+    names = unique_labels(runs)
+    findings_by_run = [diagnose(run, _baseline(runs, run)) for run in runs]
     side_by_side = compare(runs) if len(runs) > 1 else None
     charts = chart_html.Charts()
-    parts = [_head(names, runs, found)]
+    parts = [_head(names, runs, findings_by_run)]
     if side_by_side is not None:
         parts.append(_section("Comparison", texts.comparison(side_by_side)))
     parts.append(
         _section("Loss" if side_by_side is None else "Side by side", chart_html.together(charts, runs, side_by_side))
     )
-    parts += [_of_run(charts, *each, alone=len(runs) == 1) for each in zip(names, runs, found, strict=True)]
+    parts += [_of_run(charts, *each, alone=len(runs) == 1) for each in zip(names, runs, findings_by_run, strict=True)]
     title = f"AMPscope report: {', '.join(names)}"
     return _document(title, join(parts), json.dumps(charts.record(), allow_nan=False, separators=(",", ":")))
 
@@ -51,18 +51,18 @@ def _baseline(runs: list[Run], run: Run) -> Run | None:
     return runs[0] if run is not runs[0] and recipe(runs[0]) == "fp32" else None
 
 
-def _head(names: list[str], runs: list[Run], found: list[list[Finding]]) -> Html:
-    verdicts = []
-    for name, run, findings in zip(names, runs, found, strict=True):
+def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]]) -> Html:
+    summaries = []
+    for name, run, findings in zip(names, runs, findings_by_run, strict=True):
         label = tag("h3", name) if len(runs) > 1 else None
-        verdicts += [label, texts.verdict(findings), tag("p", texts.summary(overview(run)))]
-    return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *verdicts)
+        summaries += [label, texts.headline(findings), tag("p", texts.summary(overview(run)))]
+    return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *summaries)
 
 
-def _of_run(charts: chart_html.Charts, name: str, run: Run, found: list[Finding], *, alone: bool) -> Html:
+def _of_run(charts: chart_html.Charts, name: str, run: Run, findings: list[Finding], *, alone: bool) -> Html:
     return join(
         [
-            _section("Findings" if alone else f"{name}: findings", *map(texts.finding, found)) if found else None,
+            _section("Findings" if alone else f"{name}: findings", *map(texts.finding, findings)) if findings else None,
             _section(
                 "Numbers" if alone else f"{name}: numbers", texts.numbers(overview(run)), chart_html.of_run(charts, run)
             ),

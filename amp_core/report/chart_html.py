@@ -73,4 +73,4 @@ def _bars(charts: Charts, comparison: Comparison, column: str) -> Html:
 
 def of_run(charts: Charts, run: Run) -> Html:
     """Every view of one run that has something to show; its loss stands in `together`."""
-    return join([charts.view(view, run) for name, view in views.OF_ONE.items() if name != views.LOSS.name])
+    return join([charts.view(view, run) for name, view in views.RUN_VIEWS.items() if name != views.LOSS.name])

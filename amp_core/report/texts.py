@@ -31,19 +31,19 @@ _DEEPEST = 4
 """Settings nested deeper are shown as they are."""
 
 
-def verdict(found: Sequence[Finding]) -> Html:
-    """What was found, in one line: its colour says how bad."""
-    counts = [(sum(f.severity == level for f in found), level) for level in ("error", "warning")]
-    said = " and ".join(formatting.plural(count, level) for count, level in counts if count)
+def headline(findings: Sequence[Finding]) -> Html:
+    """The number of errors and warnings in one line, coloured by the worst."""
+    counts = [(sum(f.severity == level for f in findings), level) for level in ("error", "warning")]
+    counted = " and ".join(formatting.plural(count, level) for count, level in counts if count)
     worst = next((level for count, level in counts if count), "fine")
-    return tag("p", f"{said} found." if said else "Nothing wrong was found.", class_=f"verdict {worst}")
+    return tag("p", f"{counted} found." if counted else "Nothing wrong was found.", class_=f"verdict {worst}")
 
 
 def summary(view: Overview) -> str:
     """How far a run came, and what became of its loss."""
-    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
-    ended = f"{view.status}: {view.steps_done:,}{of} steps{time}"
+    ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
     loss = f"loss {formatting.loss(view.loss_first)} at first, {formatting.loss(view.loss_last)} at the end"
     reason = f" {formatting.sentence(view.end_reason)}" if view.end_reason and view.status != "finished" else ""
     return f"{ended}; {loss}.{reason}"
@@ -51,13 +51,13 @@ def summary(view: Overview) -> str:
 
 def finding(found: Finding) -> Html:
     """One finding: its evidence, what to do, and the code for it."""
-    said = found.evidence()
+    evidence = found.evidence()
     if found.follows:
-        said.append(f"follows from {found.follows}")
+        evidence.append(f"follows from {found.follows}")
     return tag(
         "article",
         tag("h4", tag("span", found.severity, class_="badge"), " ", found.title),
-        tag("p", " · ".join(said), class_="quiet") if said else None,
+        tag("p", " · ".join(evidence), class_="quiet") if evidence else None,
         tag("p", found.advice),
         tag("pre", found.snippet) if found.snippet else None,
         class_=f"finding {found.severity}",

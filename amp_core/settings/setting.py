@@ -124,9 +124,9 @@ def setting(
 
     `text` is the help of the flag; empty, it lists the choices.
     """
-    said = text or ", ".join(more.get("choices", ()))
-    found = Setting(kind, said, metavar or METAVARS[kind], form=form, **more)
-    return dataclasses.field(default=default, metadata={"setting": found})
+    help_text = text or ", ".join(more.get("choices", ()))
+    one = Setting(kind, help_text, metavar or METAVARS[kind], form=form, **more)
+    return dataclasses.field(default=default, metadata={"setting": one})
 
 
 def settings_of(config: Any) -> dict[str, Setting]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amp_core.hardware.device_types import ACCELERATORS, type_of
+from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.settings.catalog import RECIPES, WORKLOADS, Recipe, Size, WorkloadSpec
 from amp_core.settings.setting import FRONT, RECORDED, SCALE, SWITCHES, Form, check_choice, positive, setting, unknown
@@ -27,7 +29,8 @@ OPTIMIZERS = ("adamw", "adam", "sgd")
 """What `optimizer` may be. `sgd` runs with momentum 0.9."""
 
 _OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)\Z", re.DOTALL)
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(rf"auto|cpu|(?:{'|'.join(ACCELERATORS)})(?::\d+)?")
+_DEVICES = join_words(["auto", "cpu", *(name for kind in ACCELERATORS for name in (kind, f"{kind}:N"))], "or")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +139,8 @@ class TrainConfig:
         ),
     )
     """By what it is multiplied after a skipped step."""
-    device: str = setting(
-        "auto", "text", "auto, cpu, cuda or cuda:N", "DEVICE", form=Form("Device", group=FRONT), may_change=True
-    )
-    """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
+    device: str = setting("auto", "text", _DEVICES, "DEVICE", form=Form("Device", group=FRONT), may_change=True)
+    """`auto` (an accelerator where there is one), `cpu`, or a type of accelerator, with a number or without: `cuda`."""
     seed: int = setting(
         0,
         "whole",
@@ -293,9 +294,10 @@ class TrainConfig:
             raise RunError(f"backoff_factor={self.backoff_factor!r} would not lower the loss scale; give less than 1")
         self._check_loss_scale()
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            raise RunError(f"device={self.device!r} is unknown; choose auto, cpu, cuda or cuda:N")
-        if self.nproc > 1 and self.device.startswith("cuda:"):
-            raise RunError(f"device={self.device!r} is one GPU, and nproc={self.nproc} needs one each; choose cuda")
+            raise RunError(f"device={self.device!r} is unknown; choose {_DEVICES}")
+        if self.nproc > 1 and ":" in self.device:
+            each = f"nproc={self.nproc} needs one each; choose {type_of(self.device)}"
+            raise RunError(f"device={self.device!r} is one GPU, and {each}")
         if self.fp8 and self.precision != "bf16":
             raise RunError(f"fp8=True goes with precision='bf16', not {self.precision!r}")
         if self.deterministic and self.cudnn_benchmark:

@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, whatever happens while they are written.
+"""Files and folders that appear whole or not at all, whatever happens while they are written.
 
->>> replace_file(Path("runs/a/run.json"), b"{}")        # a reader finds either what was there before, or this
+>>> replace_file(Path("runs/a/run.json"), b"{}")        # a reader sees the old content or the new
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from amp_core.store.urls import is_address
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash, finds either the old content or the new."""
+    """Write `data` to `path` so that a reader sees the old content or the new, also after a crash."""
     with _written_aside(path, data) as aside:
         aside.replace(path)
 
@@ -29,7 +29,7 @@ def create_file(path: Path, data: bytes) -> None:
             path.hardlink_to(aside)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links, on which looking first has to do
+        except OSError:  # a file system without links: checking first has to do
             if path.exists():
                 raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
             aside.replace(path)
@@ -48,7 +48,7 @@ def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """What is written to `path` does not stay there: on a full disk a half-written file would only take room."""
+    """Remove `path` afterwards: on a full disk a half-written file would only take space."""
     try:
         yield path
     finally:

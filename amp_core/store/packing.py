@@ -1,11 +1,11 @@
-"""Pack a run folder into one `.zip`, and unpack a zip that may come from a stranger.
+"""Pack a run folder into one `.zip`, and unpack a zip of unknown origin.
 
     >>> pack("runs/a")
     PosixPath('runs/a.zip')
     >>> unpack("a.zip", "runs/from-a-colleague")
 
 A packed run holds `run.json`, sealed `.parquet` segments and `console.log`. `unpack` writes nothing but those names,
-nothing outside the target, and nothing at all unless the whole run was read and found sound.
+nothing outside the target, and nothing at all unless the whole run was read and is sound.
 """
 
 import os
@@ -31,7 +31,7 @@ MAX_MEMBERS = 20_000
 MAX_RATIO = 200
 """Likewise for how much larger a file may be than what it is compressed to: Parquet and logs reach a tenth of that."""
 SEGMENT_ROWS = 2**15
-"""Of a table in one file: more are read in pieces, each within what one segment may hold (`_bounds`)."""
+"""Of a table in one file: more are read in pieces, each within what one segment may hold (`untrusted.limits`)."""
 
 
 def pack(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -93,7 +93,7 @@ def unpack(file: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
 
 
 def refuse_hostile(file: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where the zip's own directory shows that it is no honest packed run: too large, too many files,
+    """Raise `RunError` where the zip's own directory shows that it is no sound packed run: too large, too many files,
     or names that are absolute, lead outside, occur twice, are links or encrypted."""
     try:
         with open_zip(file) as archive:

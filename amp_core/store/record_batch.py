@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from amp_core.schema import TABLES, Column, RunError
 
-_FEW = 4096
-"""Columns that are not given are kept ready up to this number of rows: the next append mostly has as many."""
+_MAX_READY_ROWS = 4096
+"""Default columns are cached up to this number of rows: the next append mostly has as many."""
 
 
 def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.RecordBatch:
@@ -42,7 +42,9 @@ def record_batch(table: str, columns: Mapping[str, Any], rank: int) -> pa.Record
         values = columns.get(name)
         if values is None:
             value = rank if name == "rank" else column.default
-            arrays.append(_ready(column.type, value, rows) if rows <= _FEW else _repeat(column.type, value, rows))
+            arrays.append(
+                _ready(column.type, value, rows) if rows <= _MAX_READY_ROWS else _repeat(column.type, value, rows)
+            )
             continue
         try:
             array = make(values)

@@ -30,7 +30,6 @@ from amp_core.store.sources import (
     keep_sealed,
     last_lines,
 )
-from amp_core.store.untrusted.sandbox import SandboxedReads
 from amp_core.store.urls import Address, asking, filesystem
 
 LISTING_S = 2.0
@@ -47,7 +46,6 @@ class RemoteSource:
 
     def __init__(self, path: Address) -> None:
         self.path = path
-        self.sandboxed: SandboxedReads | None = None
         self._fs, self._root = filesystem(path)
         self._listing: tuple[float, dict[str, File]] | None = None
         self._fetched: dict[str, bytes] = {}
@@ -69,25 +67,24 @@ class RemoteSource:
         return time.time() - newest / 1e9 < STALE_S
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for file in self._listed().values():
             path = PurePosixPath(file.name)
             in_folder = path.parent == PurePosixPath(table) and SEGMENT_NAME.fullmatch(path.name)
             if in_folder or (len(path.parts) == 1 and SINGLE_FILE_NAME[table].fullmatch(path.name)):
-                keep_sealed(found, file)
-        return found
+                keep_sealed(files, file)
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        data = self.content(file, table, before.offset if before is not None else 0)
         if file.name.endswith(".parquet"):
-            body = self._sealed(file, table)
-            if self.sandboxed is not None:
-                self.sandboxed.sealed(file, table.name, body)
-            return read_parquet(file, pa.BufferReader(body), table, before, where=where)
-        start = before.offset if before is not None else 0
-        data = self._bytes(file.name, start, None) if file.size > start else b""
-        if self.sandboxed is not None:
-            self.sandboxed.stream(file, table.name, data, before)
+            return read_parquet(file, pa.BufferReader(data), table, before, where=where)
         return read_stream(file, data, table, before)
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes:
+        if file.name.endswith(".parquet"):
+            return self._sealed(file, table)
+        return self._bytes(file.name, start, None) if file.size > start else b""
 
     def console(self, lines: int) -> list[str]:
         file = self._listed().get("console.log")
@@ -204,11 +201,11 @@ def runs_below(root: Address, most: int = 2000) -> list[Listed]:
         heads = _heads(fs, first)
         inner = [p for folder in first if folder not in heads for p in _folders(fs, folder)][:most]
         heads |= _heads(fs, inner)
-    found = []
+    listed = []
     for folder in [f for f in (*first, *inner) if f in heads]:
         below = folder.removeprefix(path).lstrip("/")
-        found.append(_listed(root / below, heads[folder]))
-    return found
+        listed.append(_listed(root / below, heads[folder]))
+    return listed
 
 
 def _folders(fs: Any, path: str) -> list[str]:

@@ -1,15 +1,14 @@
-"""The writer of a run while it trains: whatever befalls its folder, the loop goes on and never waits for long.
+"""The writer of a run while it trains: whatever happens to its folder, the loop continues and never waits for long.
 
-    >>> writer = TrainingWriter("runs/a")      # a `RunWriter`, of which no OSError reaches the loop
+    >>> writer = TrainingWriter("runs/a")      # a `RunWriter` that raises no OSError
     >>> writer.append("steps", {"step": [0]})
 
-As long as that works and is quick, rows are written by whoever appends them, and are with the operating system when
-`append` returns. After the first write that fails, or takes longer than `SLOW_S`, and from the start on file systems
-that can hang (those of a network), rows are handed to a thread. `append` then waits for it, at most `PATIENCE_S`, and
-so keeps its promise for as long as the thread keeps up. While it does not, rows are kept in memory, at most
-`MAX_BYTES`: of what is sampled half of that, so that steps and events have room the longest, and nothing is sampled
-while it is a quarter full. What was refused, and why, is said once in the log, and in `events` as soon as they can be
-written again.
+While writes succeed quickly, `append` writes itself, and the operating system has the rows when it returns. After the
+first write that fails or takes longer than `SLOW_S`, and from the start on network file systems, which can hang, a
+background thread writes. `append` then waits for it for at most `HANDOVER_TIMEOUT_S`. Rows that the thread has not
+written wait in memory, at most `MAX_BYTES` of them. Sampled tensors may take half of that, so that steps and events are
+dropped last, and nothing is sampled while a quarter is full. Failures are logged once, and recorded in `events` as soon
+as events can be written again.
 """
 
 import dataclasses
@@ -30,18 +29,18 @@ from amp_core.store.record_batch import message
 from amp_core.store.writer import RunWriter
 
 SLOW_S = 0.25
-"""A write that takes longer hands the rows after it to the thread."""
-PATIENCE_S = 0.05
-"""What an append may wait for the thread, once, until it has caught up again."""
+"""After a write that takes longer, the thread writes."""
+HANDOVER_TIMEOUT_S = 0.05
+"""How long one append waits for the thread; the next does not, until the thread has caught up."""
 RETRY_S = 1.0
-"""How long after a write that failed it is tried again."""
-END_S = 10.0
-"""What the end of a run may wait for a folder that does not answer."""
+"""Pause before a failed write is tried again."""
+END_TIMEOUT_S = 10.0
+"""How long `close` waits for a folder that does not answer."""
 MAX_BYTES = 32 * 2**20
 """Rows in memory: some twenty thousand steps."""
-KEPT_LONGEST = frozenset({"steps", "events"})
+DROPPED_LAST = frozenset({"steps", "events"})
 CAN_HANG = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "beegfs", "gluster", "9p", "afs", "virtiofs")
-"""Beginnings of the names of file systems whose other end may go away."""
+"""Prefixes of the names of network file systems."""
 
 log = logging.getLogger("amp_core")
 
@@ -56,8 +55,8 @@ class _Waiting(NamedTuple):
 
 
 class TrainingWriter(RunWriter):
-    """Takes what `RunWriter` takes, and is refused a folder as that is; afterwards raises `RunError` alone, for rows
-    that do not fit their table."""
+    """Takes the arguments of `RunWriter` and refuses the same folders; later raises `RunError` alone, for rows that do
+    not fit their table."""
 
     def __init__(self, folder: str | os.PathLike[str], **settings: Any) -> None:
         self._line = threading.RLock()
@@ -74,7 +73,7 @@ class TrainingWriter(RunWriter):
         self._handing: set[int] = set()  # threads that are about to give the thread something to do
         self._trouble: tuple[str, float] | None = None
         self._dropped: Counter[str] = Counter()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         super().__init__(folder, **settings)
         self._direct = not can_hang(self.folder)
 
@@ -89,8 +88,7 @@ class TrainingWriter(RunWriter):
         return not self._waiting
 
     def append(self, table: str, columns: Mapping[str, Any]) -> None:
-        """`RunWriter.append`, but never longer than `SLOW_S` for a file system that answers, or `PATIENCE_S` for one
-        that does not."""
+        """`RunWriter.append`, in at most `SLOW_S` where the file system answers, else in `HANDOVER_TIMEOUT_S`."""
         if self._pid != os.getpid():
             return
         if self._direct and self._tried(functools.partial(super().append, table, columns)):
@@ -107,7 +105,7 @@ class TrainingWriter(RunWriter):
         self._hand_over(_Waiting(self._write_head))
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
-        """Write what is held and the end, for at most `END_S` where the folder does not answer."""
+        """Write what is held and the end, for at most `END_TIMEOUT_S` where the folder does not answer."""
         if self._pid == os.getpid():
             self._let_go_of_locks()
         super().close(status, end_reason)
@@ -116,7 +114,7 @@ class TrainingWriter(RunWriter):
         try:
             super()._write_what_is_held_back()
         except Exception as error:  # of a device that failed, say: what was held back is lost, the run is not
-            self._say(f"not all of the run's end was recorded: {type(error).__name__}: {error}")
+            self._log_once(f"not all of the run's end was recorded: {type(error).__name__}: {error}")
             self.event("warning", "not recorded", f"what was held back at the end: {type(error).__name__}: {error}")
 
     def _end(self, status: str, end_reason: str | None) -> None:
@@ -125,8 +123,8 @@ class TrainingWriter(RunWriter):
                 self._hurry = True
                 self._hand_over(_Waiting(self._report))
                 self._hand_over(_Waiting(functools.partial(self._stop, status, end_reason)))
-            if not self._stopped.wait(END_S):
-                self._say(f"the end of the run could not be written within {END_S:g} s to {self.folder}")
+            if not self._stopped.wait(END_TIMEOUT_S):
+                self._log_once(f"the end of the run could not be written within {END_TIMEOUT_S:g} s to {self.folder}")
         finally:
             self._let_go()
 
@@ -146,7 +144,7 @@ class TrainingWriter(RunWriter):
     def _tried(self, write: Callable[[], None]) -> bool:
         """Write here; False where that did not work, or somebody else has been at it for too long."""
         began = time.monotonic()
-        if not self._lock.acquire(timeout=PATIENCE_S):
+        if not self._lock.acquire(timeout=HANDOVER_TIMEOUT_S):
             self._direct = False
             return False
         self._lock.release()  # not held on to: a signal that comes now has the thread write the end
@@ -158,7 +156,7 @@ class TrainingWriter(RunWriter):
             return False
         if time.monotonic() - began > SLOW_S:
             self._direct = False
-            self._say(f"writing to {self.folder} is slow; from now on it is done in the background")
+            self._log_once(f"writing to {self.folder} is slow; from now on it is done in the background")
         return True
 
     def _stop(self, status: str, end_reason: str | None) -> None:
@@ -185,7 +183,7 @@ class TrainingWriter(RunWriter):
             shutdown.after_write()
 
     def _put_in_line(self, one: "_Waiting") -> None:
-        room = MAX_BYTES if one.table in KEPT_LONGEST else MAX_BYTES // 2
+        room = MAX_BYTES if one.table in DROPPED_LAST else MAX_BYTES // 2
         if one.size and self._held + one.size > room:
             self._dropped[one.table] += one.rows
             return
@@ -197,7 +195,7 @@ class TrainingWriter(RunWriter):
             return
         self._at_hand.notify_all()
         if self._keeps_up and not self._hurry and threading.current_thread() is not self._thread:
-            done = self._at_hand.wait_for(lambda: self._done >= mine or not self._keeps_up, PATIENCE_S)
+            done = self._at_hand.wait_for(lambda: self._done >= mine or not self._keeps_up, HANDOVER_TIMEOUT_S)
             self._keeps_up = self._keeps_up and done
 
     def _has_thread(self) -> bool:
@@ -257,7 +255,7 @@ class TrainingWriter(RunWriter):
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         if self._trouble is None:
             self._trouble = (reason, self.time_s())
-        self._say(f"{self.folder} cannot be written: {reason}; the training goes on, and rows wait in memory")
+        self._log_once(f"{self.folder} cannot be written: {reason}; the training goes on, and rows wait in memory")
 
     def _report(self) -> None:
         """Say in the run, and in the log, what happened since writing went wrong, if it did."""
@@ -274,12 +272,12 @@ class TrainingWriter(RunWriter):
             self, "events", {"time_s": [self.time_s()], "kind": [kind], "name": [name], "detail": [detail]}
         )
         self._dropped, self._trouble = Counter(), None
-        self._say(detail)
+        self._log_once(detail)
 
-    def _say(self, what: str) -> None:
+    def _log_once(self, what: str) -> None:
         """Once in the log."""
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             log.warning("AMPscope: %s", what)
 
 

@@ -1,4 +1,4 @@
-"""What is there already of a run that a new process goes on with.
+"""What earlier processes wrote of a run that is resumed.
 
     >>> earlier = earlier_part(Path("runs/a"), rank=0)
     >>> earlier.next_step, earlier.head.run_id
@@ -19,7 +19,7 @@ from amp_core.schema import TABLES, Head, RunError
 from amp_core.store.run import load_run
 
 FOUND_ANEW = ("device", "precision", "autocast_dtype")
-"""Settings that `watch` finds out in the first forward; the process that goes on may have others."""
+"""Settings that `watch` detects in the first forward; a resumed run may have others."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Earlier:
 
 
 def earlier_part(folder: Path, rank: int) -> Earlier | None:
-    """The earlier part of the run in `folder`; None where none has begun there.
+    """The earlier part of the run in `folder`; None where it holds none.
 
     Raises `RunError` where the run cannot be read, and on rank 0 where it is still being written.
     """
     if not (folder / "run.json").exists():
         return None
     run = load_run(folder)
-    if rank == 0 and run.is_live:  # other ranks may find that rank 0 has gone on with it already
+    if rank == 0 and run.is_live:  # other ranks may see that rank 0 has resumed it already
         raise RunError(f"into={str(folder)!r} holds a run that is still going; stop it before another goes on with it")
     last = pc.max(run.table("steps").column("step")).as_py()
     config = {name: value for name, value in run.head.config.items() if name not in FOUND_ANEW}
@@ -61,10 +61,10 @@ def _since(created_at: str) -> float:
 
 def _numbers(folder: Path, rank: int) -> dict[str, int]:
     suffix = f".r{rank}" if rank else ""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for table in TABLES:
         for file in (folder / table).glob(f"[0-9]*{suffix}.*"):
             number, _, rest = file.name.partition(".")
             if number.isdecimal() and rest in (f"{suffix[1:]}.{kind}".lstrip(".") for kind in ("arrows", "parquet")):
-                found[table] = max(found.get(table, 0), int(number) + 1)
-    return found
+                numbers[table] = max(numbers.get(table, 0), int(number) + 1)
+    return numbers

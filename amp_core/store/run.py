@@ -7,7 +7,7 @@
     >>> run.tensors(kind="weight_grad", name="blocks.0.fc.weight", steps=(100, 200))
     >>> run.refresh()          # a live run: reads only what is new
 
-Frames are pandas; where null (not measured) and NaN (measured, not a number) must be told apart, take
+Frames are pandas; where null (not measured) and NaN (measured, not a number) must be distinguished, take
 `run.table("steps")`, the same rows as an Arrow table.
 """
 
@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 from amp_core.schema import KINDS, TABLES, RunError, Table
 from amp_core.store.segment_reader import Segment, is_ordered
 from amp_core.store.sources import FolderSource, Source, ZipSource, retried
-from amp_core.store.untrusted.sandbox import Sandbox, SandboxedReads, written_here
+from amp_core.store.untrusted.converted_source import ConvertedSource, written_here
+from amp_core.store.untrusted.sandbox import Sandbox
 from amp_core.store.urls import Address, located
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Run:
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
         self.called: str | None = None
-        """A name that it was given since, in place of the recorded one."""
+        """A name given afterwards, which replaces the recorded one."""
 
     def __repr__(self) -> str:
         return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
@@ -111,9 +112,9 @@ class Run:
         """Why it ended, in words; for a lost run, what is known, with the last lines the process printed."""
         if self.status != "lost":
             return self.head.end_reason
-        said = [line for line in self.console(5) if line.strip()]
+        lines = [line for line in self.console(5) if line.strip()]
         ending = "its process is gone and wrote no end: killed, out of memory, or the machine went down"
-        return f"{ending}. Last output: {' / '.join(said)}" if said else ending
+        return f"{ending}. Last output: {' / '.join(lines)}" if lines else ending
 
     @property
     def steps(self) -> "pd.DataFrame":
@@ -277,7 +278,7 @@ class Run:
     def validate(self, full: bool = False) -> None:
         """Raise `RunError` where the run is not what it claims to be; see `amp_core.store.untrusted.validate`.
 
-        Reads every table; with `full`, checks every row too, as is due to files from strangers.
+        Reads every table; with `full`, checks every row too, as untrusted files need.
         """
         from amp_core.store.untrusted.validate import validate
 
@@ -288,9 +289,9 @@ class Run:
         return retried(self._source.fingerprint, self.path)
 
     def read_in_sandbox(self, sandbox: Sandbox) -> None:
-        """Have what is read from now on read by `sandbox` first, unless the run was written on this machine."""
+        """Have `sandbox` decode what is read from now on, unless the run was written on this machine."""
         if not written_here(self.head):
-            self._source.sandboxed = SandboxedReads(sandbox, self.path)
+            self._source = ConvertedSource(self._source, sandbox)
 
     # inside
 

@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amp_core.schema import RunError, Table
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.untrusted.limits import read_bounded, refuse_compressed, refuse_large
 
-AT_ONCE = 256
+BATCHES_AT_ONCE = 256
 """Messages of a stream that are held as they came."""
 
 
@@ -57,33 +56,29 @@ def read_parquet(
 
     With `where`, rows that do not match may be left out: row groups that their statistics rule out are not decoded.
 
-    With `bounded`, as is due to strangers' files, one that would decode to too much is refused before it is decoded: a
-    run of equal values takes next to nothing in a file, and any amount of memory.
+    With `bounded`, for untrusted files, a file that would decode to too much is refused before it is decoded: equal
+    values take next to nothing in a file, and any amount of memory.
     """
-    try:
+    with DamageAsRunError(file.name):
         reader = pq.ParquetFile(source)
         if before is not None and before.rows == reader.metadata.num_rows:
             return replace(before, file=file)  # sealed from the stream that was read already
         if bounded:
-            found = read_bounded(reader, source)
+            rows = read_bounded(reader, source)
         elif where is not None and _filterable(reader.schema_arrow, table):
-            found = pq.read_table(source, filters=where, partitioning=None)
+            rows = pq.read_table(source, filters=where, partitioning=None)
         else:
-            found = reader.read()
-        found.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
+            rows = reader.read()
+        rows.validate(full=True)  # text that is no UTF-8 would fail later, in whoever shows it
         if bounded:
-            refuse_large(found, len(table.columns))
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
-    return Segment(file, conform(found, table, file.name))
+            refuse_large(rows, len(table.columns))
+    return Segment(file, conform(rows, table, file.name))
 
 
-def _filterable(found: pa.Schema, table: Table) -> bool:
+def _filterable(schema: pa.Schema, table: Table) -> bool:
     """Whether a file has all promised columns that are plain values, in their types: `conform` would change none."""
     plain = (c for c in table.columns if not pa.types.is_nested(c.type))
-    return all(c.name in found.names and found.field(c.name).type == c.type for c in plain)
+    return all(c.name in schema.names and schema.field(c.name).type == c.type for c in plain)
 
 
 def read_stream(file: File, data: bytes, table: Table, before: Segment | None, bounded: bool = False) -> Segment:
@@ -96,7 +91,7 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
     parts: list[pa.Table] = []
     batches: list[pa.RecordBatch] = []
     end = 0
-    try:
+    with DamageAsRunError(file.name):
         for message, stop in _messages(data):
             if schema is None:
                 if message.type != "schema":  # read_schema (pyarrow 26) takes any message for one, and crashes
@@ -107,7 +102,7 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
             if message.type == "record batch" and not _has_dictionaries(schema):
                 batches.append(pa.ipc.read_record_batch(message, schema))
             end = stop
-            if len(batches) == AT_ONCE:
+            if len(batches) == BATCHES_AT_ONCE:
                 parts.append(_together(batches, table, bounded))
                 batches = []
         if schema is not None and _has_dictionaries(schema):  # never ours: their values come in messages of their own
@@ -119,13 +114,8 @@ def read_stream(file: File, data: bytes, table: Table, before: Segment | None, b
         fresh = pa.concat_tables(parts) if parts else None
         if bounded and fresh is not None:
             refuse_large(fresh, len(table.columns))
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file.name} is damaged: {first_line(error)}") from None
-    whole = before.table if before is not None else None
-    if fresh is not None:
-        fresh = conform(fresh.combine_chunks(), table, file.name)
-        whole = fresh if whole is None else _appended(whole, fresh)
-    return Segment(file, whole, start + end, schema)
+    rows = conform(fresh.combine_chunks(), table, file.name) if fresh is not None else None
+    return Segment(file, appended(before.table if before is not None else None, rows), start + end, schema)
 
 
 def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.Table:
@@ -138,8 +128,10 @@ def _together(batches: list[pa.RecordBatch], table: Table, bounded: bool) -> pa.
     return part.combine_chunks()
 
 
-def _appended(whole: pa.Table, fresh: pa.Table) -> pa.Table:
+def appended(whole: pa.Table | None, fresh: pa.Table | None) -> pa.Table | None:
     """Both, in pieces each more than twice as large as the next: few, and a row is copied as often as they double."""
+    if whole is None or fresh is None:
+        return fresh if whole is None else whole
     ends = [0, *itertools.accumulate(len(piece) for piece in whole.column(0).chunks)]
     while len(ends) > 1 and ends[-1] - ends[-2] <= 2 * fresh.num_rows:
         fresh = pa.concat_tables([whole.slice(ends[-2]), fresh], promote_options="default").combine_chunks()
@@ -193,19 +185,18 @@ def _body_length(metadata: memoryview) -> int:
     return int(length)
 
 
-def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
-    """`found` with the promised columns, in the promised types and order, then whatever else it had but `STANDS_FOR`,
-    which is for `_thinning` alone to say."""
+def conform(rows: pa.Table, table: Table, where: str) -> pa.Table:
+    """`rows` with the promised columns, in the promised types and order, then its other columns."""
     try:
-        given = found.column_names
+        given = rows.column_names
     except UnicodeDecodeError:
         raise RunError(f"{where} has a column whose name is not UTF-8") from None
     if len(set(given)) < len(given):
         raise RunError(f"{where} has two columns of one name")
     arrays, names = [], []
     for column in table.columns:
-        if column.name in found.column_names:
-            values = found.column(column.name)
+        if column.name in rows.column_names:
+            values = rows.column(column.name)
             if values.type != column.type:
                 try:
                     values = values.cast(column.type)
@@ -217,12 +208,12 @@ def conform(found: pa.Table, table: Table, where: str) -> pa.Table:
         elif column.required:
             raise RunError(f"{where} has no column {column.name!r}; each row of {table.name!r} needs it")
         else:
-            values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), found.num_rows)])
+            values = pa.chunked_array([pa.repeat(pa.scalar(column.default, column.type), rows.num_rows)])
         arrays.append(values)
         names.append(column.name)
-    for name in found.column_names:
-        if name not in names and name != STANDS_FOR:
-            arrays.append(found.column(name))
+    for name in rows.column_names:
+        if name not in names:
+            arrays.append(rows.column(name))
             names.append(name)
     return pa.Table.from_arrays(arrays, names=names)
 
@@ -241,6 +232,22 @@ def is_ordered(table: pa.Table, keys: list[str]) -> bool:
         return True
     second = table.column(keys[1]).combine_chunks().to_numpy(zero_copy_only=False)
     return bool(((rise > 0) | (second[1:] >= second[:-1])).all())
+
+
+class DamageAsRunError:
+    """Turns what reading a damaged file raises into a `RunError`; that a file has vanished passes through."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FileNotFoundError | RunError):
+            return
+        if isinstance(error, pa.ArrowException | OSError | ValueError | TypeError):
+            raise RunError(f"{self._name} is damaged: {first_line(error)}") from None
 
 
 def first_line(error: BaseException) -> str:

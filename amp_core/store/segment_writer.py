@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from amp_core.store.atomic import aside
 from amp_core.store.upload import Shipment
 
-LOOK_S = 1.0
-"""How often it is looked whether the file that is written to was deleted."""
+CHECK_INTERVAL_S = 1.0
+"""How often to check whether the open file was deleted."""
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -37,7 +37,7 @@ class OpenSegment:
         path.parent.mkdir(exist_ok=True)
         self.path = path
         self.torn = False
-        self._began = self._looked = time.monotonic()
+        self._began = self._checked = time.monotonic()
         self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
         self._size = 0
         self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
@@ -54,19 +54,19 @@ class OpenSegment:
         return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
 
     def removed(self, at_once: bool = False) -> bool:
-        """Whether the file was deleted, so that what is written to it goes nowhere; looks every `LOOK_S`, or now."""
+        """Whether the file was deleted, which loses what is written to it; checks every `CHECK_INTERVAL_S`, or now."""
         now = time.monotonic()
-        if not at_once and now - self._looked < LOOK_S:
+        if not at_once and now - self._checked < CHECK_INTERVAL_S:
             return False
-        self._looked = now
+        self._checked = now
         try:
             return os.fstat(self._file.fileno()).st_nlink == 0
         except OSError:  # a network's file system no longer knows it
             return True
 
     def write_again(self) -> bool:
-        """Bring a deleted file back under its name, with all its rows: the system keeps what is in a file until the
-        last who has it open lets go. False where it did not; raises `OSError` where there is no place for it."""
+        """Write a deleted file again, with all its rows: the system keeps its content until it is closed. False where
+        the content is lost; raises `OSError` where the file cannot be written."""
         try:
             content = self._content()
         except OSError:
@@ -93,7 +93,7 @@ class OpenSegment:
         return content
 
     def abandon(self) -> None:
-        """Let go of a file that is no more."""
+        """Close a file that was deleted."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -175,5 +175,7 @@ def seal(stream: Path) -> None:
         table = pa.ipc.open_stream(source).read_all()
         with aside(stream.with_name(f".{stream.stem}.parquet.tmp")) as unfinished:
             pq.write_table(table, unfinished, compression="zstd")
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())  # before the stream goes: a power cut may keep the rename and lose the content
             unfinished.replace(stream.with_suffix(".parquet"))
     stream.unlink()

@@ -1,4 +1,4 @@
-"""An end in every case: whatever ends the process, its open runs are ended first.
+"""Close every run, however the process exits.
 
 A run ends by `close()`, by an exception that nobody caught, by SIGTERM or SIGHUP, or with the interpreter.
 `watch_over(ending)` covers the last three; `release(ending)` takes it back. What was installed is removed again with
@@ -21,7 +21,7 @@ _SIGNALS = tuple(s for s in (getattr(signal, n, None) for n in ("SIGTERM", "SIGH
 
 
 class Ending(Protocol):
-    """Something that must be told how the process ends."""
+    """Something that records how the process ends."""
 
     def end(self, status: str, reason: str) -> None:
         """Write the end; called at most once by this module."""
@@ -32,7 +32,7 @@ class Ending(Protocol):
 
 @dataclass
 class _Installed:
-    """What stands in the process now, and what stood there before."""
+    """Our hooks in this process, and those that they replaced."""
 
     hook: Callable[..., Any]
     previous_hook: Callable[..., Any]
@@ -48,7 +48,7 @@ _installed: _Installed | None = None
 
 
 def watch_over(ending: Ending) -> None:
-    """End `ending` however the process ends from now on."""
+    """Close `ending` however the process exits from now on."""
     global _pid, _cause, _pending
     if _pid != os.getpid():  # first use, or a forked child: its parent's hooks serve it, its parent's runs it leaves
         _open.clear()
@@ -59,7 +59,7 @@ def watch_over(ending: Ending) -> None:
 
 
 def release(ending: Ending) -> None:
-    """`ending` has ended by itself."""
+    """Forget `ending`, which was closed."""
     if ending in _open:
         _open.remove(ending)
         if not _open and _pid == os.getpid():
@@ -67,7 +67,7 @@ def release(ending: Ending) -> None:
 
 
 def after_write() -> None:
-    """To be called after each write: does what a signal wanted that came in its middle."""
+    """To be called after each write: handles a signal that arrived during it."""
     global _pending
     if _pending is not None and threading.current_thread() is threading.main_thread():
         act, _pending = _pending, None
@@ -100,7 +100,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    """Put back what was there before, except where somebody has put something else over ours since."""
+    """Restore the earlier hooks, except where another program has replaced ours since."""
     global _installed
     if _installed is None:
         return
@@ -117,10 +117,10 @@ def _uninstall() -> None:
 def _end_all(status: str, reason: str) -> None:
     errors = []
     if _pid == os.getpid():
-        for ending in tuple(_open):  # each takes itself off the list
+        for ending in tuple(_open):  # each removes itself
             try:
                 ending.end(status, reason)
-            except Exception as error:  # the others are to end all the same
+            except Exception as error:  # the others are closed all the same
                 errors.append(error)
     if errors:
         raise errors[0]

@@ -20,14 +20,13 @@ import pyarrow.compute as pc
 from amp_core.hardware.host import process_alive
 from amp_core.schema import TABLES, Head, RunError, Table
 from amp_core.store.segment_reader import File, Segment, read_parquet, read_stream
-from amp_core.store.untrusted.sandbox import SandboxedReads
 from amp_core.store.untrusted.zip_directory import open_zip
 from amp_core.store.urls import Address
 
 _T = TypeVar("_T")
 
 STALE_S = 600.0
-"""A running run whose process cannot be asked after (another machine's) counts as lost when its files rest so long."""
+"""A running run of another machine counts as lost when its files have not changed for so long."""
 
 MAX_HEAD_BYTES = 4 * 2**20
 MAX_ZIPPED_BYTES = 4 * 2**30
@@ -40,9 +39,6 @@ SINGLE_FILE_NAME = {table: re.compile(rf"{table}\.(parquet|arrows)") for table i
 
 
 class Source(Protocol):
-    sandboxed: SandboxedReads | None
-    """Reads what is to be read first, where the run is a stranger's."""
-
     @property
     def path(self) -> Path | Address: ...
 
@@ -51,6 +47,9 @@ class Source(Protocol):
     def segments(self, table: str) -> dict[str, File]: ...
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
         """Read a segment; rows that do not match `where` may be left out."""
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:
+        """The path of a sealed segment that lies in a folder; of any other its bytes from `start` on."""
 
     def console(self, lines: int) -> list[str]: ...
     def fingerprint(self) -> tuple[tuple[str, int, int], ...]: ...
@@ -61,7 +60,6 @@ class FolderSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sandboxed: SandboxedReads | None = None
 
     def head(self) -> Head:
         file = self.path / "run.json"
@@ -88,7 +86,7 @@ class FolderSource:
         return time.time() - newest / 1e9 < STALE_S
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for folder, within, names in (
             (self.path / table, f"{table}/", SEGMENT_NAME),
             (self.path, "", SINGLE_FILE_NAME[table]),
@@ -96,26 +94,27 @@ class FolderSource:
             if folder.is_dir():
                 if folder.is_symlink() and folder != self.path:
                     raise RunError(f"{folder} is a link; a run folder holds its own files")
-                found |= _listed(folder, within, names)
-        return found
+                files |= _listed(folder, within, names)
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:
+        try:
+            content = self.content(file, table, before.offset if before is not None else 0)
+        except FileNotFoundError:  # sealed since it was listed
+            content = (self.path / file.name).with_suffix(".parquet")
+            info = content.stat()
+            file = File(content.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
+        if isinstance(content, bytes):
+            return read_stream(file, content, table, before)
+        return read_parquet(file, str(content), table, before, where=where)
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes | Path:  # noqa: ARG002
         path = self.path / file.name
-        if not file.name.endswith(".parquet"):
-            try:
-                with open(path, "rb") as stream:
-                    stream.seek(before.offset if before is not None else 0)
-                    data = stream.read()
-                if self.sandboxed is not None:
-                    self.sandboxed.stream(file, table.name, data, before)
-                return read_stream(file, data, table, before)
-            except FileNotFoundError:  # sealed since it was listed
-                path = path.with_suffix(".parquet")
-                info = path.stat()
-                file = File(path.relative_to(self.path).as_posix(), info.st_size, info.st_mtime_ns)
-        if self.sandboxed is not None:
-            self.sandboxed.sealed(file, table.name)
-        return read_parquet(file, str(path), table, before, where=where)
+        if file.name.endswith(".parquet"):
+            return path
+        with open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read()
 
     def console(self, lines: int) -> list[str]:
         return console_tail(self.path / "console.log", lines)
@@ -134,11 +133,9 @@ class ZipSource:
     """A packed run, read in place. Nothing is extracted, so names inside it can point nowhere."""
 
     path: Path | Address
-    sandboxed: SandboxedReads | None
 
     def __init__(self, path: Path | Address, opened: IO[bytes] | None = None) -> None:
         self.path = path
-        self.sandboxed = None
         try:
             self._archive = open_zip(opened if opened is not None else path)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
@@ -157,28 +154,27 @@ class ZipSource:
         return False
 
     def segments(self, table: str) -> dict[str, File]:
-        found: dict[str, File] = {}
+        files: dict[str, File] = {}
         for info in self._archive.infolist():
             path = PurePosixPath(info.filename)
             within = path.parent == self._root / table and SEGMENT_NAME.fullmatch(path.name)
             if within or (path.parent == self._root and SINGLE_FILE_NAME[table].fullmatch(path.name)):
-                keep_sealed(found, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
-        return found
+                keep_sealed(files, File(path.relative_to(self._root).as_posix(), info.file_size, 0))
+        return files
 
     def read(self, file: File, table: Table, before: Segment | None, where: pc.Expression | None = None) -> Segment:  # noqa: ARG002 - a zip is bounded as a whole
-        data = self._bytes(file.name, file.size)
+        data = self.content(file, table)
         if file.name.endswith(".parquet"):
-            if self.sandboxed is not None:
-                self.sandboxed.sealed(file, table.name, data)
             segment = read_parquet(file, pa.BufferReader(data), table, before, bounded=True)
         else:
-            if self.sandboxed is not None:
-                self.sandboxed.stream(file, table.name, data, None)
             segment = read_stream(file, data, table, None, bounded=True)
         self._held[file.name] = segment.table.nbytes if segment.table is not None else 0
         if sum(self._held.values()) > MAX_ZIPPED_BYTES:
             raise RunError(f"{self.path} holds more than {MAX_ZIPPED_BYTES / 2**30:.3g} GiB of rows; unpack it by hand")
         return segment
+
+    def content(self, file: File, table: Table, start: int = 0) -> bytes:  # noqa: ARG002
+        return self._bytes(file.name, file.size)[start:]
 
     def console(self, lines: int) -> list[str]:
         if str(self._root / "console.log") not in self._archive.namelist():
@@ -204,20 +200,20 @@ def _listed(folder: Path, within: str, names: re.Pattern[str]) -> dict[str, File
     Parquet file, which was not there yet. The next listing has it. What only that has was begun meanwhile, perhaps, and
     of those one may be missing again: they count as long as they follow each other.
     """
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     numbers: dict[str, set[int]] = {}
     for again in range(1 + LISTINGS):
         fresh = [e for e in os.scandir(folder) if names.fullmatch(e.name)]
         if again:
-            fresh = sorted((e for e in fresh if within + _stem(e.name) not in found), key=lambda e: _place(e.name))
+            fresh = sorted((e for e in fresh if within + _stem(e.name) not in files), key=lambda e: _place(e.name))
         for entry in fresh:
             series, number = _place(entry.name)
             known = numbers.setdefault(series, set())
-            if (not again or not known or number <= max(known) + 1) and _keep_file(found, within, entry):
+            if (not again or not known or number <= max(known) + 1) and _keep_file(files, within, entry):
                 known.add(number)
         if again and not fresh and all(max(n) - min(n) < len(n) for n in numbers.values() if n):
             break
-    return found
+    return files
 
 
 def _place(name: str) -> tuple[str, int]:
@@ -226,13 +222,13 @@ def _place(name: str) -> tuple[str, int]:
     return series, int(_stem(name)[: -len(series) or None][-18:] or 0)
 
 
-def _keep_file(found: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
+def _keep_file(files: dict[str, File], within: str, entry: os.DirEntry[str]) -> bool:
     try:
         info = entry.stat(follow_symlinks=False)
     except FileNotFoundError:  # a stream that was sealed since
         return False
     if stat.S_ISREG(info.st_mode):
-        keep_sealed(found, File(within + entry.name, info.st_size, info.st_mtime_ns))
+        keep_sealed(files, File(within + entry.name, info.st_size, info.st_mtime_ns))
     return stat.S_ISREG(info.st_mode)
 
 
@@ -259,11 +255,11 @@ def console_tail(file: Path, lines: int = 20) -> list[str]:
         return last_lines(stream.read(), lines)
 
 
-def keep_sealed(found: dict[str, File], file: File) -> None:
-    """A sealed segment wins over the stream it was made of, which a crash may have left beside it."""
+def keep_sealed(files: dict[str, File], file: File) -> None:
+    """Prefer a sealed segment to the stream it was made from, which a crash may have left beside it."""
     stem = _stem(file.name)
-    if stem not in found or file.name.endswith(".parquet"):
-        found[stem] = file
+    if stem not in files or file.name.endswith(".parquet"):
+        files[stem] = file
 
 
 def _stem(name: str) -> str:
@@ -272,6 +268,6 @@ def _stem(name: str) -> str:
 
 def last_lines(data: bytes, lines: int) -> list[str]:
     text = data.decode("utf-8", "replace").rstrip()
-    found = text.split("\n")[-lines:] if text else []
-    # A progress bar redraws its line after a carriage return; what counts is what it said last.
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in found]
+    tail = text.split("\n")[-lines:] if text else []
+    # A progress bar redraws its line after a carriage return; its last state counts.
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in tail]

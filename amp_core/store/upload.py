@@ -1,9 +1,9 @@
-"""The way of a run that is written at an address: segments are written here and sent there once they are sealed.
+"""Upload of a run that is written at an address: segments are written here and sent once they are sealed.
 
     >>> shipment = Shipment(Address("s3://bucket/runs/a"))
     >>> writer's folder is shipment.staging; the writer's background thread calls
     >>> shipment.send("steps/00000.parquet")      # there now, and no longer here
-    >>> shipment.finish()                         # what could not be sent is tried again; the folder here is removed
+    >>> shipment.finish()                         # tries again what failed; removes the local folder
 
 An object is there whole or not at all, and none is changed once it is there, `run.json` excepted. Whatever the network
 does, training goes on: what cannot be sent stays in the folder here, which is itself a run folder, and is tried again
@@ -26,7 +26,7 @@ from amp_core.schema import RunError
 from amp_core.store.urls import Address, asking, filesystem
 
 WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "memory"})
-"""Stores in which a file appears when all of it is there. Elsewhere it is written aside and renamed."""
+"""Stores in which a file appears once it is complete. Elsewhere it is written aside and renamed."""
 PAUSES_S = (1.0, 3.0)
 """How long to wait before each further try at the end, seconds."""
 MAX_LAST_S = 120.0
@@ -55,24 +55,24 @@ class Shipment:
 
     @functools.cached_property
     def staging(self) -> Path:
-        """The folder on this machine where the run is until it is sent."""
+        """The local folder of what is not sent yet."""
         return Path(tempfile.mkdtemp(prefix=f"ampscope-{self.address.name}-"))
 
     def names(self) -> set[str]:
-        """What is at the address already."""
+        """Names that the address holds already."""
         try:
             with asking(self.address, "into"):
-                found = self._fs.ls(self._root, detail=False)
+                paths = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
             return set()
-        return {path.rstrip("/").rpartition("/")[2] for path in found} - {"", self._root.rpartition("/")[2]}
+        return {path.rstrip("/").rpartition("/")[2] for path in paths} - {"", self._root.rpartition("/")[2]}
 
     def begin(self, head: bytes) -> None:
         """Write the first `run.json`. Raises `RunError` where the address cannot be written."""
         try:
             with asking(self.address, "into", "cannot be written"):
                 self._put("run.json", head)
-        except FileNotFoundError:  # a bucket is not made by the way: it may be a slip of the pen
+        except FileNotFoundError:  # no bucket is made: its name may be mistyped
             raise RunError(f"into={str(self.address)!r} cannot be written: there is no such bucket") from None
 
     def send(self, name: str, data: bytes | None = None) -> None:
@@ -90,7 +90,7 @@ class Shipment:
                 (self.staging / each).unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Try what is left once more, some times; then remove the folder here, or say that it is kept and why."""
+        """Try what is left a few more times; then remove the local folder, or log why it is kept."""
         if self._unsent and not threading.main_thread().is_alive():
             self._leave_to_another()
         for pause in PAUSES_S:
@@ -111,7 +111,7 @@ class Shipment:
         )
 
     def _leave_to_another(self) -> None:
-        """An interpreter that is ending starts no threads any more, which network clients need."""
+        """An interpreter that is exiting starts no threads, which network clients need."""
         self._keep_data()
         command = [sys.executable, "-m", "amp_core.store.upload", str(self.staging), str(self.address), *self._unsent]
         try:

@@ -101,8 +101,8 @@ def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
             f"{argument}={str(address)!r} is an address, which needs fsspec; {with_extra('remote')}; or give a folder"
         ) from None
     with asking(address, argument):
-        found, path = url_to_fs(str(address), use_listings_cache=False)
-        return found, path.rstrip("/")
+        opened, path = url_to_fs(str(address), use_listings_cache=False)
+        return opened, path.rstrip("/")
 
 
 @contextlib.contextmanager
@@ -113,5 +113,5 @@ def asking(address: Address, argument: str = "path", what: str = "cannot be read
     except (RunError, FileNotFoundError):
         raise
     except Exception as error:  # each store's client raises its own, and they have no common base
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise RunError(f"{argument}={str(address)!r} {what}: {said:.300}") from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(f"{argument}={str(address)!r} {what}: {text:.300}") from error

@@ -1,4 +1,4 @@
-"""Write a run folder: append rows, seal segments, write an end in every case.
+"""Write a run folder: append rows, seal segments, record how the run ended.
 
     >>> writer = RunWriter("runs/a", name="my run", config={"precision": "fp16"})
     >>> writer.append("steps", {"step": [0], "loss": [2.5], "loss_scale": [65536.0]})
@@ -11,7 +11,7 @@ is full or old is sealed as `00000.parquet` by a background thread: written asid
 stream removed. `run.json` is replaced atomically. Nothing is modified in place.
 
 A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams here and only sealed segments there: see
-`_shipping.py`.
+`upload.py`.
 
 `run.py` reads what this writes; `packing.py` makes and opens zips.
 """
@@ -33,9 +33,10 @@ from amp_core.hardware.host import this_process
 from amp_core.schema import TABLES, Head, RunError
 from amp_core.store import shutdown
 from amp_core.store.atomic import check_outside_runs, create_file, replace_file
+from amp_core.store.open_segments import REMOVED, OpenSegments
 from amp_core.store.record_batch import message
 from amp_core.store.resume import Earlier, earlier_part
-from amp_core.store.segment_writer import OpenSegment, Sealer
+from amp_core.store.segment_writer import Sealer
 from amp_core.store.upload import Shipment, seal_age_s
 from amp_core.store.urls import Address, located
 
@@ -54,8 +55,8 @@ class RunWriter:
     """Writes one run folder, or the part of one that process `rank` of `world_size` contributes.
 
     Safe to use from several threads. In a forked child every call does nothing: the run belongs to the process that
-    opened it. With `resume` a run that is in the folder already is gone on with, else begun. Raises `RunError` where
-    the folder cannot be used.
+    opened it. With `resume` a run that is in the folder already is resumed, else a new one begins. Raises `RunError`
+    where the folder cannot be used.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class RunWriter:
         self.folder = self._shipment.staging if self._shipment is not None else _absolute(folder)
         """Where on this machine the run is written, wherever the loop may change its directory to."""
         self.rank = rank
-        self._seal_bytes = seal_bytes
         self._seal_age_s = seal_age_s
         self._began = time.monotonic()  # not time.time(): clocks are set back
         self._pid = os.getpid()
@@ -87,12 +87,18 @@ class RunWriter:
         self._writing_thread: int | None = None
         self._closing_thread: int | None = None
         self._ended = threading.Event()
-        self._segments: dict[str, OpenSegment] = {}
-        self._removed: set[str] = set()  # tables whose open segment was deleted, and is to be written again
         self.earlier = self._earlier() if resume else None
-        """What earlier processes wrote of the run that this one goes on with."""
-        self._counts: dict[str, int] = dict(self.earlier.segments) if self.earlier is not None else {}
+        """What earlier processes wrote of the resumed run."""
         self._sealer = Sealer(self._shipment)
+        self._segments = OpenSegments(
+            self.folder,
+            rank,
+            self.earlier.segments if self.earlier is not None else {},
+            self._sealer,
+            seal_bytes,
+            self._oldest_s,
+            self._still_ours,
+        )
         self.closed = False
         self.before_end: Callable[[], None] | None = None
         """Called once when the run is about to end, however that comes about: the place for what is still held back."""
@@ -141,9 +147,9 @@ class RunWriter:
                 self._put(table, message(table, columns, self.rank))
 
     def _put(self, table: str, batch: bytes) -> None:
-        self._segment(table).write(batch)
-        if self._shipment is not None:
-            self._seal_due()
+        self._segments.of_table(table).write(batch)
+        if self._shipment is not None:  # at an address nobody sees rows until they are sealed
+            self._segments.seal_due()
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None, **more: Any) -> None:
         """Record that something happened now; `kind` is one of `schema.EVENT_KINDS`, `more` further columns."""
@@ -191,10 +197,9 @@ class RunWriter:
                 self.head = dataclasses.replace(self.head, status=status, end_reason=end_reason)
                 try:
                     try:
-                        self._look_once_more()
+                        self._restore_removed()
                     finally:
-                        for table in list(self._segments):
-                            self._close_segment(table)
+                        self._segments.seal_all()
                 finally:  # whatever the disk refuses, the end is written; a stream is as readable as what it becomes
                     self._write_head()
             self._sealer.finish()
@@ -203,7 +208,7 @@ class RunWriter:
                 self._shipment.finish()
 
     def _let_go(self) -> None:
-        """Leave the process as it was found; to be called where `close` was."""
+        """Release signal handlers and locks; called on the thread that closes."""
         shutdown.release(self)
         self._closing_thread = _NO_THREAD
         self._ended.set()
@@ -219,12 +224,12 @@ class RunWriter:
             self.close(*shutdown.describe(kind, error))
 
     def end(self, status: str, reason: str) -> None:
-        """The process is ending (called by `_ending`)."""
+        """The process is ending (called by `shutdown`)."""
         self.close(status, reason)
-        self._ended.wait(_PATIENCE_S)  # another thread may be at it already
+        self._ended.wait(_END_TIMEOUT_S)  # another thread may be at it already
 
     def busy(self) -> bool:
-        """Whether this thread is in the middle of a write or of the end (asked by `_ending` in a signal handler)."""
+        """Whether this thread is in the middle of a write or of the end (asked by `shutdown` in a signal handler)."""
         return threading.get_ident() in (self._writing_thread, self._closing_thread)
 
     # inside
@@ -247,7 +252,7 @@ class RunWriter:
                 )
             shutdown.watch_over(self)  # first, so that no run.json says "running" that nobody would end
             if self._shipment is not None and self.rank == 0:
-                self._shipment.begin(self.head.to_json().encode())  # now, so that what forbids it is said now
+                self._shipment.begin(self.head.to_json().encode())  # now, so that a refusal is raised now
             if self.earlier is not None:
                 self._write_head()
             elif self.rank == 0:
@@ -291,49 +296,20 @@ class RunWriter:
             replace_file(self.folder / "run.json", data)
             self._sealer.send_head(data)
 
-    def _segment(self, table: str) -> OpenSegment:
-        segment = self._segments.get(table)
-        due = segment is not None and segment.due(self._seal_bytes, self._oldest_s())
-        if segment is not None and segment.removed(at_once=due or table in self._removed):
-            if table not in self._removed:
-                self._removed.add(table)
-                raise FileNotFoundError(errno.ENOENT, REMOVED, str(segment.path))
-            self._write_again(table)
-            segment = self._segments.get(table)
-        elif due:
-            self._close_segment(table)
-            segment = None
-        if segment is None:
-            self._still_ours()
-            number = self._counts.get(table, 0)
-            self._counts[table] = number + 1
-            suffix = f".r{self.rank}" if self.rank else ""
-            path = self.folder / table / f"{number:05d}{suffix}.arrows"
-            segment = self._segments[table] = OpenSegment(path, TABLES[table].schema)
-        return segment
-
-    def _write_again(self, table: str) -> bool:
-        """Bring back the open segment of `table`, which was deleted; False where its rows cannot be had any more."""
-        self._still_ours()
-        kept = self._segments[table].write_again()
-        if not kept:
-            self._segments.pop(table).abandon()
-            log.warning("AMPscope: %s; what was in %s is lost", REMOVED, table)
-        self._removed.discard(table)
-        return kept
-
-    def _look_once_more(self) -> None:
-        """Bring back what was deleted since it was last looked for, and say so; at the end there is no later look."""
-        gone = [table for table, segment in self._segments.items() if segment.removed(at_once=True)]
-        if not gone:
+    def _restore_removed(self) -> None:
+        """At the end, which no later row follows, write deleted files again and record that."""
+        removed = self._segments.removed()
+        if not removed:
             return
-        lost = list(gone)
+        lost = list(removed)
         try:
-            for table in gone:
-                if self._write_again(table):
+            for table in removed:
+                if self._segments.write_again(table):
                     lost.remove(table)
             kept = "all rows not yet sealed were kept, and are written now"
             rest = f"rows lost: those in {', '.join(lost)}" if lost else kept
+            for table in lost:
+                self._segments.abandon(table)
             kind, name = ("warning", "not recorded") if lost else ("phase change", "writing")
             row = {"time_s": self.time_s(), "kind": kind, "name": name, "detail": f"{REMOVED}; {rest}"}
             self._put("events", message("events", {column: [value] for column, value in row.items()}, self.rank))
@@ -343,9 +319,8 @@ class RunWriter:
                 log.warning("AMPscope: %s, and rows with them: those in %s", REMOVED, ", ".join(lost))
             raise
         finally:
-            for table in lost:  # its name may be another run's file by now, which is not ours to seal
-                if table in self._segments:
-                    self._segments.pop(table).abandon()
+            for table in lost:
+                self._segments.abandon(table)
 
     def _still_ours(self) -> None:
         """Raise `OSError` where the folder is gone, or another run's by now; a head that alone is gone is written."""
@@ -360,17 +335,6 @@ class RunWriter:
 
     def _oldest_s(self) -> float:
         return self._seal_age_s if self._shipment is None else min(self._seal_age_s, seal_age_s(self.time_s()))
-
-    def _seal_due(self) -> None:
-        """Seal what is due in tables that are not being written too: at an address nobody sees it until then."""
-        for table in [t for t, s in self._segments.items() if s.due(self._seal_bytes, self._oldest_s())]:
-            if not self._segments[table].removed(at_once=True):  # else the next row, or the end, brings it back
-                self._close_segment(table)
-
-    def _close_segment(self, table: str) -> None:
-        segment = self._segments.pop(table)
-        segment.close()
-        self._sealer.put(segment.path)
 
     def _writing(self) -> "_Writing":
         return _Writing(self)
@@ -407,6 +371,5 @@ class _Writing:
             shutdown.after_write()
 
 
-REMOVED = "the run's files were removed"
-_PATIENCE_S = 10.0
+_END_TIMEOUT_S = 10.0
 _NO_THREAD = 0  # no thread has this number

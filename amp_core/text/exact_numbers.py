@@ -17,7 +17,7 @@ from amp_core.schema import RunError
 Number = Fraction | float
 """An exact number; a float only where it is infinite or NaN."""
 
-LONGEST = 60
+MAX_DIGITS = 60
 LARGEST_POWER = 5000
 """Beyond the range of every format; larger powers would only cost time."""
 MAX_BITS = 20_000
@@ -33,8 +33,8 @@ def parse_number(text: str) -> Number:
     Raises `RunError` for anything else, and for powers beyond `LARGEST_POWER`.
     """
     written = text.strip().translate(_WRITTEN)
-    if len(written) > LONGEST:
-        raise RunError(f"number={text[:20] + '…'!r} is longer than {LONGEST} characters; give a shorter one")
+    if len(written) > MAX_DIGITS:
+        raise RunError(f"number={text[:20] + '…'!r} is longer than {MAX_DIGITS} characters; give a shorter one")
     tokens: list[str] = []
     at = 0
     while at < len(written):

@@ -34,5 +34,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str = 
     """A table; its first column names the rows. It may be scrolled sideways where the page is narrow."""
     header = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if any(head) else None
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
-    said = tag("caption", caption) if caption else None
-    return tag("div", tag("table", said, header, tag("tbody", *body)), class_="scroll")
+    caption_tag = tag("caption", caption) if caption else None
+    return tag("div", tag("table", caption_tag, header, tag("tbody", *body)), class_="scroll")

@@ -1,15 +1,15 @@
-"""What of a trace's events is kept: times and numbers in flat arrays, every text once.
+"""Collect the relevant events of a trace: times and numbers in flat arrays, each text once.
 
-    >>> kept = collect(TraceStream(path))
-    >>> len(kept.calls), len(kept.work), kept.texts[kept.work.name[0]]
+    >>> events = collect(TraceStream(path))
+    >>> len(events.calls), len(events.work), events.texts[events.work.name[0]]
 
-Three sorts of events matter. **Spans** of a host thread: operators, and ranges that programs and torch mark (steps,
+Three kinds of events count. **Spans** of a host thread: operators, and ranges that programs and torch mark (steps,
 optimizers, data loading, modules). **Calls** of a thread into the device's runtime, which launch or wait. **Work** of a
-device: kernels, copies, fills. The rest (arrows, memory, metadata) is left out, so that a trace of a gigabyte takes
+device: kernels, copies, fills. The rest (flow arrows, memory, metadata) is dropped, so that a trace of a gigabyte takes
 some hundred megabytes.
 
 Old traces (up to PyTorch 1.10) have "Operator", "Kernel", "Memcpy", "Runtime" where newer ones have "cpu_op", "kernel",
-"gpu_memcpy", "cuda_runtime"; they mark ranges as operators, and write thread numbers as text.
+"gpu_memcpy", "cuda_runtime"; they record marked ranges as operators, and thread numbers as text.
 """
 
 import json
@@ -22,24 +22,24 @@ from typing import Any
 from amp_core.schema import RunError
 
 OP, MARK = 0, 1
-"""Sorts of spans: an operator, or a range that somebody marked."""
+"""Kinds of spans: an operator, or a marked range."""
 
 MAX_EVENTS = 40_000_000
 MAX_TEXT_CHARS = 2**28
-"""Together with the limits of the stream these bound what a hostile trace can make this program hold."""
-LONGEST_NAME = 2000
-LONGEST_ARGUMENTS = 4000
+"""Together with the limits of the stream these bound the memory that a hostile trace can take."""
+MAX_NAME_CHARS = 2000
+MAX_ARGUMENT_CHARS = 4000
 
 MARKED = re.compile(
     r"ProfilerStep#\d+$|Optimizer\.|enumerate\(DataLoader\)|ampscope\.|nn\.Module: |## |"
     r"DistributedDataParallel\.forward$"
 )
-"""Ranges that old traces have among the operators."""
+"""Marked ranges that old traces record as operators."""
 
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
-"""Calls that neither launch nor wait. There can be more of them than of all others."""
+"""Calls that neither launch nor wait. They can outnumber all others."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Spans:
     start: "array[float]" = field(default_factory=lambda: array("d"))
     end: "array[float]" = field(default_factory=lambda: array("d"))
     thread: "array[int]" = field(default_factory=lambda: array("i"))
-    sort: "array[int]" = field(default_factory=lambda: array("b"))
+    kind: "array[int]" = field(default_factory=lambda: array("b"))
     name: "array[int]" = field(default_factory=lambda: array("i"))
     shapes: "array[int]" = field(default_factory=lambda: array("i"))
     dtypes: "array[int]" = field(default_factory=lambda: array("i"))
@@ -91,8 +91,8 @@ class Work:
 
 
 @dataclass
-class Kept:
-    """A trace, reduced."""
+class TraceEvents:
+    """The relevant events of a trace."""
 
     spans: Spans = field(default_factory=Spans)
     calls: Calls = field(default_factory=Calls)
@@ -100,11 +100,11 @@ class Kept:
     texts: list[str] = field(default_factory=list)
     threads: int = 0
     base_us: float = 0.0
-    """Time of the first event, as the trace counts time."""
+    """Time of the first event on the trace's own clock."""
 
 
-class _Texts:
-    """Numbers for texts, and for other things that come again and again."""
+class _InternedTexts:
+    """Interned texts: each distinct text is stored once and has a number."""
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts
@@ -112,41 +112,41 @@ class _Texts:
         self._lists: dict[str, int] = {}
         self._chars = 0
 
-    def of(self, text: str) -> int:
+    def intern(self, text: str) -> int:
         number = self._number.get(text)
         if number is None:
             number = self._number[text] = len(self._texts)
             self._texts.append(text)
             self._chars += len(text)
             if self._chars > MAX_TEXT_CHARS:
-                raise RunError("the trace has more different names than a profiled program can have")
+                raise RunError("the trace has more distinct names than a profiled program can have")
         return number
 
-    def of_list(self, value: Any) -> int:
-        """The number of `value` as JSON text; -1 for what is no list, and for one that nobody can read."""
+    def intern_list(self, value: Any) -> int:
+        """The number of `value` as JSON text; -1 for anything but a list, and for a list that is too long."""
         if not isinstance(value, list) or not value:
             return -1
-        key = str(value)  # cheaper than JSON, and made for every operator
+        key = str(value)  # computed for every operator, and cheaper than JSON
         number = self._lists.get(key)
         if number is None:
             text = json.dumps(value)
-            number = self._lists[key] = self.of(text) if len(text) <= LONGEST_ARGUMENTS else -1
+            number = self._lists[key] = self.intern(text) if len(text) <= MAX_ARGUMENT_CHARS else -1
             self._chars += len(key)
         return number
 
 
-def collect(events: Iterable[dict[str, Any]]) -> Kept:
-    """Keep what matters of `events`. Raises `RunError` where that is nothing, or more than any trace has."""
-    kept = Kept()
-    texts = _Texts(kept.texts)
+def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
+    """Collect the relevant events of `stream`. Raises `RunError` if there are none, or too many."""
+    events = TraceEvents()
+    texts = _InternedTexts(events.texts)
     threads: dict[tuple[str, str], int] = {}
-    spans, calls, work = kept.spans, kept.calls, kept.work
+    spans, calls, work = events.spans, events.calls, events.work
     base: float | None = None
-    for event in events:
+    for event in stream:
         if event.get("ph") != "X":
             continue
-        what = _SORTS.get(category) if isinstance(category := event.get("cat"), str) else None
-        if what is None:
+        kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
+        if kind is None:
             continue
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
@@ -157,48 +157,48 @@ def collect(events: Iterable[dict[str, Any]]) -> Kept:
         if not isinstance(arguments, dict):
             arguments = {}
         if base is None:
-            base = kept.base_us = start
+            base = events.base_us = start
         start -= base
-        name = name[:LONGEST_NAME]
-        if what == "work":
+        name = name[:MAX_NAME_CHARS]
+        if kind == "work":
             work.start.append(start)
             work.end.append(start + duration)
-            work.device.append(_small(arguments.get("device", event.get("pid")), 0))
-            work.name.append(texts.of(name))
-            work.correlation.append(_whole(arguments.get("correlation")))
-            work.external.append(_whole(arguments.get("External id", arguments.get("external id"))))
+            work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
+            work.name.append(texts.intern(name))
+            work.correlation.append(_identifier(arguments.get("correlation")))
+            work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
             continue
-        if what == "call" and _QUERIES.search(name):
+        if kind == "call" and _QUERIES.search(name):
             continue
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
         thread = threads.setdefault(place, len(threads))
-        if what == "call":
+        if kind == "call":
             calls.start.append(start)
             calls.end.append(start + duration)
             calls.thread.append(thread)
-            calls.name.append(texts.of(name))
-            calls.correlation.append(_whole(arguments.get("correlation")))
+            calls.name.append(texts.intern(name))
+            calls.correlation.append(_identifier(arguments.get("correlation")))
             continue
-        marked = what == "mark" or MARKED.match(name) is not None
-        if what == "python" and not name.startswith("nn.Module: "):
+        marked_time = kind == "mark" or MARKED.match(name) is not None
+        if kind == "python" and not name.startswith("nn.Module: "):
             continue
         spans.start.append(start)
         spans.end.append(start + duration)
         spans.thread.append(thread)
-        spans.sort.append(MARK if marked else OP)
-        spans.name.append(texts.of(name))
-        spans.shapes.append(texts.of_list(arguments.get("Input Dims")))
-        spans.dtypes.append(texts.of_list(arguments.get("Input type")))
-        spans.sequence.append(_whole(arguments.get("Sequence number")))
-        spans.forward_thread.append(_whole(arguments.get("Fwd thread id")))
-        spans.external.append(_whole(arguments.get("External id", arguments.get("external id"))))
-    kept.threads = len(threads)
+        spans.kind.append(MARK if marked_time else OP)
+        spans.name.append(texts.intern(name))
+        spans.shapes.append(texts.intern_list(arguments.get("Input Dims")))
+        spans.dtypes.append(texts.intern_list(arguments.get("Input type")))
+        spans.sequence.append(_identifier(arguments.get("Sequence number")))
+        spans.forward_thread.append(_identifier(arguments.get("Fwd thread id")))
+        spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
+    events.threads = len(threads)
     if not (len(spans) or len(work)):
         raise RunError("the trace holds no operator and no kernel; export it with torch.profiler's export_chrome_trace")
-    return kept
+    return events
 
 
-_SORTS = {
+_CATEGORIES = {
     "cpu_op": "op",
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
@@ -225,8 +225,8 @@ def _time(value: Any) -> float | None:
     return value
 
 
-def _whole(value: Any) -> int:
-    """A number that names something, or -1."""
+def _identifier(value: Any) -> int:
+    """A non-negative identifier, or -1."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
@@ -234,5 +234,5 @@ def _whole(value: Any) -> int:
     return -1
 
 
-def _small(value: Any, otherwise: int) -> int:
+def _device_number(value: Any, otherwise: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1024 else otherwise

@@ -21,12 +21,12 @@ def import_traces(
 ) -> Path:
     """Write the run folder `out` from `paths` and return it.
 
-    The rank of a trace is what it says itself, else its place in the list. Nothing is written where a trace cannot be
+    The rank of a trace is the one that it states, else its place in the list. Nothing is written if a trace cannot be
     read. Raises `RunError`.
     """
     if not paths:
-        raise RunError("traces=[] names none; give one trace, or one of each rank")
-    check_new(out)  # before traces are read, which may take a minute
+        raise RunError("traces=[] is empty; give one trace, or one of each rank")
+    check_new(out)  # before reading the traces, which may take a minute
     traces = _by_rank([read_trace(path) for path in paths])
     with new_folder(out) as aside:
         _write(traces, aside, name or Path(out).name)
@@ -46,49 +46,49 @@ def _write(traces: dict[int, Trace], folder: Path, name: str) -> None:
         began = _date(first.began_us)
         if began is not None:
             writer.update_head(created_at=began)
-        writer.event("started", name=name, detail=_said(traces))
+        writer.event("started", name=name, detail=_summary(traces))
         for rank, trace in traces.items():
             if rank == 0:
                 trace.write(writer)
                 continue
-            with RunWriter(folder, rank=rank, world_size=world_size) as other:
-                trace.write(other)
+            with RunWriter(folder, rank=rank, world_size=world_size) as rank_writer:
+                trace.write(rank_writer)
 
 
 def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
     """Traces by rank, in order."""
-    found: dict[int, Trace] = {}
-    told = len({trace.rank for trace in traces}) == len(traces) and all(trace.rank is not None for trace in traces)
+    by_rank: dict[int, Trace] = {}
+    stated = len({trace.rank for trace in traces}) == len(traces) and all(trace.rank is not None for trace in traces)
     for place, trace in enumerate(traces):
-        rank = trace.rank if told and trace.rank is not None else place
+        rank = trace.rank if stated and trace.rank is not None else place
         if rank >= _MAX_RANKS:
-            raise RunError(f"trace={trace.name!r} says it is of rank {rank}; ranks count from 0")
-        found[rank] = trace
-    if not told and len({t.rank for t in traces if t.rank is not None}) < sum(t.rank is not None for t in traces):
+            raise RunError(f"trace={trace.name!r} states rank {rank}, which is out of range; ranks count from 0")
+        by_rank[rank] = trace
+    if not stated and len({t.rank for t in traces if t.rank is not None}) < sum(t.rank is not None for t in traces):
         raise RunError(
             f"traces={[t.name for t in traces]!r:.200} hold two of one rank; give one trace of each rank, "
-            "or import them into runs of their own"
+            "or import them into separate runs"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_rank.items()))
 
 
 _MAX_RANKS = 1_000_000
 
 
 def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
-    """What is known of the settings: a trace tells none of the training's own."""
+    """The known settings: a trace holds none of the training's own."""
     return {"source": "import", "format": "torch.profiler", "traces": names, "device": trace.device}
 
 
-def _said(traces: dict[int, Trace]) -> str:
+def _summary(traces: dict[int, Trace]) -> str:
     steps = max(trace.steps for trace in traces.values())
-    told = f"{steps} marked steps" if steps else "no marked steps"
+    marked = f"{steps} marked steps" if steps else "no marked steps"
     ranks = f" of {len(traces)} ranks" if len(traces) > 1 else ""
-    return f"imported from a profiler trace with {told}{ranks}"
+    return f"imported from a profiler trace with {marked}{ranks}"
 
 
 def _date(began_us: float) -> str | None:
-    """When it was recorded, where the trace counts from 1970 and not from the start of the machine."""
+    """When it was recorded; None where the trace counts from the start of the machine and not from 1970."""
     if not 1e15 < began_us < 1e16:  # the years 2001 to 2286
         return None
     moment = datetime.datetime.fromtimestamp(began_us / 1e6, datetime.UTC)

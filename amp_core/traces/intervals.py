@@ -1,4 +1,4 @@
-"""Arithmetic of time: what several spans cover together, and what two such sets have in common.
+"""Interval arithmetic: unions, intersections and gaps of spans of time.
 
 >>> busy = union(np.array([0.0, 2.0, 9.0]), np.array([3.0, 5.0, 10.0]))
 >>> total(busy), total(gaps(busy, 0.0, 12.0))
@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Intervals = tuple[Floats, Floats]
-"""Starts and ends of intervals, in order and apart from each other."""
+"""Starts and ends of intervals, in order and disjoint."""
 
 NONE: Intervals = (np.zeros(0), np.zeros(0))
 
 
 def union(starts: Floats, ends: Floats) -> Intervals:
-    """The time that at least one of the spans covers."""
+    """The times that at least one of the spans covers."""
     if not len(starts):
         return NONE
     order = np.argsort(starts, kind="stable")
@@ -27,40 +27,40 @@ def union(starts: Floats, ends: Floats) -> Intervals:
 
 
 def clip(spans: Intervals, low: float, high: float) -> Intervals:
-    """What of the intervals lies between two times."""
+    """The parts of the intervals between two times."""
     starts, ends = np.maximum(spans[0], low), np.minimum(spans[1], high)
     keep = starts < ends
     return starts[keep], ends[keep]
 
 
 def gaps(spans: Intervals, low: float, high: float) -> Intervals:
-    """What of the time from `low` to `high` no interval covers."""
+    """The times from `low` to `high` that no interval covers."""
     starts, ends = clip(spans, low, high)
     begins, stops = np.concatenate([[low], ends]), np.concatenate([starts, [high]])
     keep = begins < stops
     return begins[keep], stops[keep]
 
 
-def together(one: Intervals, other: Intervals) -> Intervals:
-    """The time that at least one of them covers."""
+def merged(one: Intervals, other: Intervals) -> Intervals:
+    """The times that at least one of them covers."""
     return union(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
 
 
-def both(one: Intervals, other: Intervals) -> Intervals:
-    """The time that both cover."""
+def intersection(one: Intervals, other: Intervals) -> Intervals:
+    """The times that both cover."""
     edges = np.concatenate([one[0], other[0], one[1], other[1]])
     change = np.repeat([1, -1], len(edges) // 2)
-    order = np.lexsort((change, edges))  # where one ends as the other begins there is nothing between
+    order = np.lexsort((change, edges))  # ends before starts at equal times: touching intervals do not overlap
     edges, depth = edges[order], np.cumsum(change[order])
     inside = np.flatnonzero((depth[:-1] == 2) & (edges[:-1] < edges[1:])) if len(edges) else order
     return edges[inside], edges[inside + 1]
 
 
-def common(one: Intervals, other: Intervals) -> float:
-    """How long both cover."""
-    return total(both(one, other))
+def overlap(one: Intervals, other: Intervals) -> float:
+    """Total time that both cover."""
+    return total(intersection(one, other))
 
 
 def total(spans: Intervals) -> float:
-    """How long the intervals last together."""
+    """Sum of the intervals' lengths."""
     return float((spans[1] - spans[0]).sum())

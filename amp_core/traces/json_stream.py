@@ -1,9 +1,9 @@
-"""The events of a Chrome trace, one after another: of gigabytes never more than a few megabytes are held.
+"""Stream the events of a Chrome trace: at most a few megabytes of a trace of gigabytes are in memory.
 
     >>> trace = TraceStream("rank0.pt.trace.json.gz")
     >>> sum(event.get("cat") == "kernel" for event in trace)
     6080
-    >>> trace.head["deviceProperties"][0]["name"]         # what stood around the events
+    >>> trace.head["deviceProperties"][0]["name"]         # the values beside the events
     'NVIDIA A100-SXM4-80GB'
 
 The file is JSON: an object with `traceEvents`, as torch.profiler writes it, or a bare list of events, as older versions
@@ -25,7 +25,7 @@ from amp_core.schema import RunError
 
 CHUNK_BYTES = 2**20
 MAX_BYTES = 16 * 2**30
-"""Longest trace that is read, unpacked: a profiler window of minutes, and an end to what a gzip bomb may cost."""
+"""Longest trace that is read, unpacked: a profiler window of minutes. Bounds what a gzip bomb may cost."""
 MAX_VALUE_CHARS = 2**26
 """Longest single event, or single value beside the events."""
 
@@ -35,12 +35,12 @@ class _Readable(Protocol):
 
 
 _CUT = re.compile(r"[-+.\\\w]*\Z")
-"""What may be left of a file that was cut off where its JSON stops making sense: nothing, or the start of a word."""
+"""What may follow the last valid JSON in a file that was cut off: nothing, or the start of a token."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class TraceStream:
-    """Iterate over it once for the events; `head` then holds the file's other values. Raises `RunError`."""
+    """Iterate over it once for the events; afterwards `head` holds the file's other values. Raises `RunError`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -97,7 +97,7 @@ class TraceStream:
             raise RunError(f"{self._name} is not a profiler trace: it has no list of traceEvents")
 
     def _array(self, last: bool) -> Iterator[dict[str, Any]]:
-        """The objects of the list that begins here. Chrome's bare lists may end without their bracket."""
+        """The objects of the list that begins here. Chrome's bare lists may lack the closing bracket."""
         self._at += 1
         while True:
             char = self._next_char(may_end=last)
@@ -114,7 +114,7 @@ class TraceStream:
                 raise RunError(f"{self._name} has a {type(event).__name__} among its events, which are JSON objects")
 
     def _value(self) -> Any:
-        """The JSON value that begins here. Where it does not fit into the text at hand, more is read."""
+        """The JSON value that begins here; reads on while the buffer does not hold all of it."""
         wanted = CHUNK_BYTES
         self._next_char()
         while True:
@@ -126,7 +126,7 @@ class TraceStream:
                 if self._ended:
                     raise self._broken(error) from None
             else:
-                if end < len(self._text) or self._ended:  # a number at the very end may go on
+                if end < len(self._text) or self._ended:  # a number at the end of the buffer may continue
                     self._at = end
                     return value
             if len(self._text) - self._at > MAX_VALUE_CHARS:
@@ -158,4 +158,4 @@ class TraceStream:
         if self._ended and (error is None or error.msg.startswith("Unterminated") or _CUT.match(self._text, error.pos)):
             return RunError(f"{self._name} is cut off: it ends in the middle of the trace")
         at = self._at if error is None else max(self._at, error.pos - 20)
-        return RunError(f"{self._name} is damaged: {self._text[at : at + 40]!r} is no JSON")
+        return RunError(f"{self._name} is damaged: {self._text[at : at + 40]!r} is not JSON")

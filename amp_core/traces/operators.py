@@ -1,6 +1,6 @@
-"""What sort of work an operator of PyTorch is, and what its types make of the kernels it launched.
+"""The category of a PyTorch operator, and of the kernels that it launched.
 
->>> sort_of_operator("aten::addmm")
+>>> operator_category("aten::addmm")
 'gemm'
 >>> refine("elementwise", "aten::copy_", ["c10::Half", "float"])     # dtypes differ: a cast
 'cast'
@@ -12,9 +12,9 @@ import re
 from amp_core.formats import element_bytes, kernel_precision_of
 from amp_core.hardware.kernel_names import CATEGORIES
 
-_SORTS = tuple(
-    (sort, re.compile(pattern))
-    for sort, pattern in (
+_CATEGORY_PATTERNS = tuple(
+    (category, re.compile(pattern))
+    for category, pattern in (
         ("attention", r"scaled_dot_product|_flash_attention|_efficient_attention|multi_head_attention|mha"),
         ("conv", r"conv(?!ert)"),
         ("gemm", r"::(?:addmm|mm|bmm|baddbmm|addmv|mv|addbmm|dot|matmul|linear|einsum|_scaled_mm|mkldnn_linear|addr)"),
@@ -40,18 +40,18 @@ _SORTS = tuple(
 
 
 @functools.lru_cache(maxsize=4096)
-def sort_of_operator(name: str) -> str:
+def operator_category(name: str) -> str:
     """One of `amp_core.hardware.kernel_names.CATEGORIES`."""
-    found = next((sort for sort, pattern in _SORTS if pattern.search(name)), "other")
-    assert found in CATEGORIES
-    return found
+    category = next((category for category, pattern in _CATEGORY_PATTERNS if pattern.search(name)), "other")
+    assert category in CATEGORIES
+    return category
 
 
 def refine(category: str, op: str | None, dtypes: list[str]) -> str:
     """The category of a kernel, given the operator that launched it: copies between types are casts, copies within one
-    type change the layout, and a matrix product inside a convolution or an attention is part of that."""
-    if op is not None and category == "gemm" and (sort := sort_of_operator(op)) in ("conv", "attention"):
-        return sort
+    type change the layout, and a matrix product inside a convolution or attention belongs to that."""
+    if op is not None and category == "gemm" and (launcher := operator_category(op)) in ("conv", "attention"):
+        return launcher
     if op is None or category not in ("elementwise", "other", "cast"):
         return category
     if op == "aten::copy_" and len(dtypes) > 1:
@@ -59,10 +59,10 @@ def refine(category: str, op: str | None, dtypes: list[str]) -> str:
         if element_bytes(target) is not None and element_bytes(source) is not None:
             return "cast" if target != source else "layout"
     if category == "other":
-        return sort_of_operator(op)
+        return operator_category(op)
     return category
 
 
 def precision_of(dtypes: list[str]) -> str | None:
-    """The precision of the first input that is a tensor of floats, or of eight-bit integers."""
+    """The precision of the first input that is a tensor of floats or 8-bit integers."""
     return next(filter(None, map(kernel_precision_of, dtypes)), None)

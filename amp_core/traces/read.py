@@ -1,11 +1,11 @@
-"""A trace of torch.profiler as rows of a run's tables.
+"""Read a trace of torch.profiler as rows of a run's tables.
 
     >>> trace = read_trace("rank0.pt.trace.json.gz")
     >>> trace.rank, trace.steps, len(trace.kernels["name"])
     (0, 5, 143)
     >>> trace.write(writer)            # a RunWriter: `kernels`, `windows`, `steps` and `ops` of this rank
 
-It needs neither torch nor a GPU, and holds a trace of a gigabyte in less than that of memory.
+Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
 
 import os
@@ -19,18 +19,18 @@ import numpy as np
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.traces.collect import collect
-from amp_core.traces.gpu_work import tie
+from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
-from amp_core.traces.kernel_rows import Rows, kernel_rows, window_of_work, windows_of
+from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.link import link
-from amp_core.traces.phases import phases
+from amp_core.traces.phases import infer_phases
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.window_rows import window_rows
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one trace file says: columns of rows by table, and facts about where it was recorded."""
+    """One trace file: columns of rows by table, and facts about where it was recorded."""
 
     name: str
     """Name of the file."""
@@ -39,9 +39,9 @@ class Trace:
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """name, memory_bytes, capability, multiprocessors of each GPU that the trace lists."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else stood in its head: versions, flags of the profiler."""
+    """Other values of its head: versions, flags of the profiler."""
     began_us: float = 0.0
-    """Time of the first event; microseconds since 1970 in traces that count so."""
+    """Time of the first event; microseconds since 1970 in traces with absolute times."""
     kernels: Rows = field(default_factory=dict)
     windows: Rows = field(default_factory=dict)
     step_rows: Rows = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Marked steps."""
+        """Number of marked steps."""
         return len(self.step_rows.get("step", []))
 
     @property
     def device(self) -> str:
-        """The device most of whose work it holds: `cuda:0`, or `cpu`."""
+        """The device with the most work in the trace: `cuda:0`, or `cpu`."""
         us: dict[str, float] = {}
         for device, time_us in zip(self.kernels["device"], self.kernels["total_us"], strict=True):
             us[device] = us.get(device, 0.0) + time_us
@@ -62,37 +62,40 @@ class Trace:
 
     def write(self, writer: RunWriter, tables: tuple[str, ...] = ("kernels", "windows", "steps", "ops")) -> None:
         """Append its rows to `tables` of a run."""
-        found = {"kernels": self.kernels, "windows": self.windows, "steps": self.step_rows, "ops": self.ops}
+        columns = {"kernels": self.kernels, "windows": self.windows, "steps": self.step_rows, "ops": self.ops}
         for table in tables:
-            rows = found[table]
+            rows = columns[table]
             if rows and rows[next(iter(rows))]:
                 writer.append(table, rows)
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else."""
+def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace:
+    """Read a Chrome trace that torch.profiler exported, `.json` or `.json.gz`. Raises `RunError` for anything else.
+
+    A trace numbers its devices; `accelerator` is their type. AMD's GPUs are `cuda` too, as for torch.
+    """
     if not Path(path).is_file():
         raise RunError(
             f"trace={os.fspath(path)!r} is no file; give a trace (.json or .json.gz) that the profiler wrote"
         )
     stream = TraceStream(path)
     try:
-        kept = collect(stream)
+        events = collect(stream)
     except MemoryError:
         raise RunError(f"trace={stream.path.name!r} does not fit into memory; profile fewer steps at a time") from None
     except RunError as error:
         raise RunError(
             f"trace={stream.path.name!r}: {error}" if not str(error).startswith("trace=") else str(error)
         ) from None
-    host = link(kept)
-    windows = windows_of(kept, host)
-    tied = tie(kept, host)
-    inside = window_of_work(windows, tied)
+    host = link(events)
+    windows = trace_windows(events, host)
+    linked = link_work(events, host)
+    inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
-    kernels = kernel_rows(kept, host, tied, windows, inside)
+    kernels = kernel_rows(events, host, linked, windows, inside, accelerator)
     names = {number: gpu["name"] for number, gpu in enumerate(gpus)}
-    # A launch between two operators has the phase of its time; so has each operator in `ops`.
-    of_span = phases(host, host.region_of_span, np.asarray(kept.spans.start))
+    # A launch between two operators has the phase of its time, and so does each operator in `ops`.
+    of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
     distributed = stream.head.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return Trace(
@@ -101,11 +104,11 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         world_size=_count(distributed.get("world_size")) or None,
         gpus=gpus,
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
-        began_us=kept.base_us + min(kept.spans.start, default=0.0) + _origin_us(stream.head),
+        began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
-        windows=window_rows(kept, host, tied, windows, inside, kernels, names),
-        step_rows=step_rows(kept, host, tied, windows),
-        ops=op_rows(kept, host, windows, of_span),
+        windows=window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
+        step_rows=step_rows(events, host, linked, windows),
+        ops=op_rows(events, host, windows, of_span),
     )
 
 
@@ -125,14 +128,14 @@ _FACTS = (
 
 
 def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs as a run's environment has them."""
-    found: list[dict[str, Any]] = []
+    """The GPUs in the form of a run's environment."""
+    gpus: list[dict[str, Any]] = []
     listed = head.get("deviceProperties")
     for one in listed[:1024] if isinstance(listed, list) else []:
         if not isinstance(one, dict):
             continue
         major, minor = _count(one.get("computeMajor")), _count(one.get("computeMinor"))
-        found.append(
+        gpus.append(
             {
                 "name": str(one.get("name", "GPU"))[:200],
                 "capability": None if major is None or minor is None else f"{major}.{minor}",
@@ -140,7 +143,7 @@ def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "multiprocessors": _count(one.get("numSms")),
             }
         )
-    return found
+    return gpus
 
 
 def _count(value: Any) -> int | None:
@@ -148,6 +151,6 @@ def _count(value: Any) -> int | None:
 
 
 def _origin_us(head: Mapping[str, Any]) -> float:
-    """Newer traces count from `baseTimeNanoseconds`, which is seconds since 1970."""
+    """Time zero of newer traces: `baseTimeNanoseconds`, since 1970."""
     base = _count(head.get("baseTimeNanoseconds"))
     return base / 1e3 if base is not None else 0.0

@@ -1,4 +1,4 @@
-"""The rows of `steps` and `ops` that a trace gives."""
+"""The rows of `steps` and `ops` from a trace."""
 
 import json
 from collections.abc import Sequence
@@ -7,30 +7,31 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.formats import dtype_of, element_bytes
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import OP, Kept
-from amp_core.traces.gpu_work import Tied
-from amp_core.traces.kernel_rows import MATRIX, Rows, Window, text_of, types_of
+from amp_core.traces.collect import OP, TraceEvents
+from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
-from amp_core.traces.operators import sort_of_operator
-from amp_core.traces.window_rows import marked
+from amp_core.traces.operators import operator_category
+from amp_core.traces.window_rows import marked_time
 
 
-def step_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window]) -> Rows:
-    """Rows of `steps`: one per marked step. Phases are times of the device where there is one: a moment of the host
-    becomes the later of it and the end of all that was launched before it."""
+def step_rows(events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window]) -> Rows:
+    """Rows of `steps`, one per marked step. Phases are times of the device if there is one: a moment of the host
+    becomes the later of itself and the end of all work launched before it."""
     if not host.steps:
         return {}
-    order = np.argsort(tied.launched_us, kind="stable")
-    launched = tied.launched_us[order]
-    done = np.maximum.accumulate(tied.end_us[order]) if len(order) else order
-    on_cpu = not len(kept.work)
+    order = np.argsort(linked.launched_us, kind="stable")
+    launched = linked.launched_us[order]
+    done = np.maximum.accumulate(linked.end_us[order]) if len(order) else order
+    on_cpu = not len(events.work)
 
     def mark(at: float) -> float:
         before = int(np.searchsorted(launched, at, side="left"))
         return at if on_cpu or not before else max(at, float(done[before - 1]))
 
-    data, backward, optimizer = (marked(host, region) for region in (DATA, BACKWARD, OPTIMIZER))
+    data, backward, optimizer = (marked_time(host, region) for region in (DATA, BACKWARD, OPTIMIZER))
     rows: Rows = {name: [] for name in _STEP_COLUMNS}
     origin = windows[0].start
     for start, end, number in host.steps:
@@ -44,7 +45,7 @@ def step_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window]) -> 
         first, last = (mark(float(back[0][0])), mark(float(back[1][-1]))) if has_backward else (None, None)
         rows["step"].append(number)
         rows["time_s"].append((end - origin) / 1e6)
-        rows["skipped"].append(None)  # a trace does not tell
+        rows["skipped"].append(None)  # not in a trace
         rows["step_ms"].append((end - start) / 1e3)
         rows["data_ms"].append(times.total(loaded) / 1e3 if len(data[0]) else None)
         rows["forward_ms"].append(None if first is None else max(0.0, first - mark(forward)) / 1e3)
@@ -57,17 +58,17 @@ def step_rows(kept: Kept, host: Host, tied: Tied, windows: Sequence[Window]) -> 
 _STEP_COLUMNS = ("step", "time_s", "skipped", "step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 
 
-def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> Rows:
-    """Rows of `ops`: operators that do the work, of the first marked step; without steps, of the whole trace.
+def op_rows(events: TraceEvents, host: Host, windows: Sequence[Window], phase: Ints) -> Rows:
+    """Rows of `ops`: the operators that do the work, in the first marked step; without steps, in the whole trace.
 
-    `phase`: of each span.
+    `phase` is by span.
     """
-    spans, texts = kept.spans, kept.texts
+    spans, texts = events.spans, events.texts
     low, high, step = windows[0].start, windows[0].end, windows[0].first
     if host.steps:
         low, high, step = host.steps[0]
     start = np.asarray(spans.start)
-    working = _working(kept, host) & (start >= low) & (start < high) & (host.region_of_span != WATCH)
+    working = _working(events, host) & (start >= low) & (start < high) & (host.region_of_span != WATCH)
     sums: dict[tuple[int, int, int, int, int], int] = {}
     for i in np.flatnonzero(working).tolist():
         key = (spans.name[i], int(host.module_of_span[i]), int(phase[i]), spans.shapes[i], spans.dtypes[i])
@@ -76,57 +77,61 @@ def op_rows(kept: Kept, host: Host, windows: Sequence[Window], phase: Ints) -> R
     for (name, module, region, shapes, dtypes), count in sums.items():
         if not texts[name].startswith("aten::"):
             continue
-        types = types_of(texts[dtypes]) if dtypes >= 0 else []
+        types = parse_types(texts[dtypes]) if dtypes >= 0 else []
         rows["step"].append(step)
         rows["module"].append(host.modules[module] if module >= 0 else None)
         rows["op"].append(texts[name])
         rows["phase"].append(PHASES[region])
         rows["in_dtypes"].append(", ".join(dict.fromkeys(filter(None, map(dtype_of, types)))) or None)
-        rows["in_shapes"].append(text_of(texts, shapes))
+        rows["in_shapes"].append(text_at(texts, shapes))
         rows["count"].append(count)
         rows["cast_bytes"].append(_cast_bytes(texts[name], types, texts[shapes] if shapes >= 0 else "") * count)
     return rows
 
 
-def _working(kept: Kept, host: Host) -> npt.NDArray[np.bool_]:
-    """Which spans are operators that do the work themselves: they call no other one, but for views, allocations and
-    fills. Products, convolutions and attentions do, whatever they call: on a CPU a product copies its bias first."""
-    names = np.asarray(kept.spans.name)
-    is_op = np.asarray(kept.spans.sort) == OP
-    idle, filling, matrix = (
-        np.isin(names, [i for i, name in enumerate(kept.texts) if told(name)])
-        for told in (_NO_WORK.__contains__, _FILLS.__contains__, lambda name: sort_of_operator(name) in MATRIX)
+def _working(events: TraceEvents, host: Host) -> npt.NDArray[np.bool_]:
+    """Which spans are operators that do the work themselves: they call no other operator except views, allocations and
+    fills. Products, convolutions and attention always count: on a CPU a product copies its bias first."""
+    names = np.asarray(events.spans.name)
+    is_op = np.asarray(events.spans.kind) == OP
+    idle, filling, gemm = (
+        np.isin(names, [i for i, name in enumerate(events.texts) if matches(name)])
+        for matches in (
+            _NO_WORK.__contains__,
+            _FILLS.__contains__,
+            lambda name: operator_category(name) in GEMM_CATEGORIES,
+        )
     )
-    matrix &= is_op
+    gemm &= is_op
     parent = host.parent
-    above = np.zeros(len(names), dtype=bool)  # matrix work is going on inside
-    within = np.flatnonzero(matrix)
+    above = np.zeros(len(names), dtype=bool)  # has GEMM/conv inside
+    within = np.flatnonzero(gemm)
     while len(within):
         outer = parent[within]
         outer = np.unique(outer[outer >= 0])
         within = outer[~above[outer]]
         above[within] = True
-    unit = matrix & ~above
+    unit = gemm & ~above
     working = is_op & ~idle
     calls_work = (parent >= 0) & ~idle & ~filling
     working[parent[calls_work]] = False
-    inside = parent.copy()  # of each span, the operators around it, one after another
+    inside = parent.copy()  # walks up through the operators around each span
     while (inside >= 0).any():
         working[(inside >= 0) & unit[inside]] = False
         inside = np.where(inside >= 0, parent[inside], -1)
-    found: npt.NDArray[np.bool_] = working | unit
-    return found
+    result: npt.NDArray[np.bool_] = working | unit
+    return result
 
 
-_LOOKS = (
+_VIEWS_AND_ALLOCATIONS = (
     "empty empty_like empty_strided new_empty new_empty_strided resize_ resize_as_ set_ record_stream view "
     "_unsafe_view reshape _reshape_alias as_strided t transpose permute expand expand_as select slice narrow split "
     "split_with_sizes chunk unbind squeeze unsqueeze flatten unflatten detach detach_ alias lift_fresh conj "
     "resolve_conj resolve_neg broadcast_tensors is_floating_point _has_compatible_shallow_copy_type "
     "item _local_scalar_dense"
 )
-_NO_WORK = frozenset(f"aten::{name}" for name in _LOOKS.split())
-"""Operators that look at memory in another way, or ask for it."""
+_NO_WORK = frozenset(f"aten::{name}" for name in _VIEWS_AND_ALLOCATIONS.split())
+"""Operators that view memory or allocate it."""
 _FILLS = frozenset({"aten::fill_", "aten::zero_"})
 
 

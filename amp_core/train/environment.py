@@ -35,7 +35,8 @@ def environment() -> dict[str, Any]:
     if has_torch:
         import torch
     driver = _driver()
-    gpus = _torch_gpus() or driver["gpus"] if has_torch else driver["gpus"]
+    there = _torch_gpus() if has_torch else []
+    gpus = there or driver["gpus"]
     usable = next((gpu for gpu in gpus if gpu["usable"]), None)
     flags = cpu_flags()
     on_gpu = _gpu(usable) if usable is not None else None
@@ -58,7 +59,7 @@ def environment() -> dict[str, Any]:
             "instructions": cpu_abilities(flags) if flags is not None else None,
         },
         "gpus": gpus,
-        "device": ("cuda:0" if torch.cuda.is_available() else "cpu") if has_torch else None,
+        "device": (there[0]["device"] if there else "cpu") if has_torch else None,
         "flags": _flags() if has_torch else None,
         "overrides": {name: os.environ[name] for name in _OVERRIDES if name in os.environ},
         "recipes": {recipe.name: _verdict(recipe, on_gpu, has_torch) for recipe in RECIPES.values()},
@@ -97,16 +98,13 @@ def _flags() -> dict[str, Any]:
 
 
 def _torch_gpus() -> list[dict[str, Any]]:
-    import torch
+    from amp_core.record.backends import accelerators
 
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        # ROCm numbers its parts by another count, which would pass for a compute capability.
-        capability = (properties.major, properties.minor) if torch.version.hip is None else None
-        name = properties.name if torch.version.hip is None or "AMD" in properties.name else f"AMD {properties.name}"
-        gpus.append(_described(f"cuda:{index}", Gpu(name, capability), properties.total_memory, usable=True))
-    return gpus
+    return [
+        _described(f"{backend.type}:{i}", gpu_of(gpu["name"], gpu["capability"]), gpu["memory_bytes"], usable=True)
+        for backend in accelerators()
+        for i, gpu in enumerate(backend.gpus())
+    ]
 
 
 def _driver() -> dict[str, Any]:

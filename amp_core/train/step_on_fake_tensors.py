@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from amp_core.forecast import StepMemory, StepTrace
-from amp_core.forecast.traced_work import work_of
+from amp_core.forecast.traced_work import device_work
+from amp_core.record.backends import BACKENDS
 from amp_core.record.op_trace.op_counter import OpCounter, OpCounterMode
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
@@ -56,7 +57,7 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
         _make_fake(model)
         fake = tree_map(_like, batch)
         optimizer = make_optimizer(config, model)
-        tally = OpCounter(model, ("cpu", "cuda"))
+        tally = OpCounter(model, tuple(BACKENDS))
         kept = _Kept(model)
         region = torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext()
         tally.attach()
@@ -85,7 +86,7 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
         for parameter in model.parameters():
             parameter.grad = None
     samples = workload.samples(batch)
-    return StepTrace(name, "amp" if amp else "fp32", False, samples, work_of(rows), memory)
+    return StepTrace(name, "amp" if amp else "fp32", False, samples, device_work(rows), memory)
 
 
 class _Kept:

@@ -8,8 +8,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from amp_core.analysis.comparison.parity import FEW_SEEDS
-from amp_core.analysis.comparison.ratios import MARGIN
+from amp_core.analysis.comparison.parity import MIN_SEEDS
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.text import formatting
 from amp_core.tune.budget import in_round_seconds
 from amp_core.tune.confirm import MIN_STEPS, Shown
@@ -29,11 +29,11 @@ def confirmed(search: Search, shown: Shown, undecided: Sequence[Shown]) -> None:
 def unconfirmed(search: Search, shown: Shown) -> None:
     """This recipe looks fastest, and it is not told whether it can be shipped."""
     speed = _speed(_race_row(search, shown))
-    looks = (
+    steps_looks = (
         f"{_title(shown.candidate)} looks fastest, {speed} × FP32's speed, but whether it learns the same is not told"
     )
     if not shown.needs_s:
-        _save(search, shown.candidate, f"{looks}: run it with more --steps", unsure(shown), sure=False)
+        _save(search, shown.candidate, f"{steps_looks}: run it with more --steps", unsure(shown), sure=False)
         return
     needs = in_round_seconds(shown.needs_s)
     more, anew = formatting.duration(shown.more_s), formatting.duration(needs)
@@ -41,7 +41,7 @@ def unconfirmed(search: Search, shown: Shown) -> None:
     _save(
         search,
         shown.candidate,
-        f"{looks}: run with --budget {needs}",
+        f"{steps_looks}: run with --budget {needs}",
         f"The budget was used up. {more} {unsure(shown)}",
         needs_s=float(needs),
         sure=False,
@@ -56,7 +56,7 @@ def stay(search: Search, plain: Candidate, raced: Raced) -> None:
         for candidate in raced.order
         if (row := rows.get(candidate.name)) is not None
         and row.speed_verdict.startswith("cannot tell")
-        and row.speed_ratio > 1 + MARGIN
+        and row.speed_ratio > 1 + SAME_SPEED_FRAC
     ]
     if not maybe:
         why = "No recipe that was tried is surely faster and learns the same."
@@ -72,14 +72,14 @@ def stay(search: Search, plain: Candidate, raced: Raced) -> None:
         return
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
     racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
-    asking = budget.takes([plain.name, best.name], steps, FEW_SEEDS)
+    asking = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
     needs = in_round_seconds(budget.look_s + max(racing + asking, asking / (1 - RACE_SHARE)))
     _save(
         search,
         best,
         f"{_title(best)} looks fastest, but neither its speed nor whether it learns the same is told: run with "
         f"--budget {needs}",
-        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {FEW_SEEDS} seeds "
+        f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {MIN_SEEDS} seeds "
         f"take about {formatting.duration(racing + asking)}.",
         needs_s=float(needs),
         sure=False,
@@ -91,9 +91,9 @@ def unsure(shown: Shown) -> str:
     name, row = shown.candidate.name, shown.row
     if not shown.seeds:
         return f"{name} was not trained beside FP32 over any seed."
-    said = row.parity if row.parity.startswith("cannot tell") or not row.parity else f"{row.parity}; {row.out}"
+    reason = row.parity if row.parity.startswith("cannot tell") or not row.parity else f"{row.parity}; {row.out}"
     seeds = f"{formatting.plural(shown.seeds, 'seed')} of {formatting.plural(row.steps, 'step')}"
-    return f"{name} over {seeds}, at {_speed(row)} × FP32's speed: {said or row.out}."
+    return f"{name} over {seeds}, at {_speed(row)} × FP32's speed: {reason or row.out}."
 
 
 def _race_row(search: Search, shown: Shown) -> Tried:
@@ -115,5 +115,5 @@ def _save(
     search: Search, chosen: Candidate, answer: str, why: str, *, needs_s: float | None = None, sure: bool = True
 ) -> None:
     config = dataclasses.replace(chosen.config, steps=search.config.steps, every=search.config.every).to_dict()
-    search.tell(answer)
+    search.on_progress(answer)
     search.save(chosen=chosen.name, config=config, answer=answer, why=why, confirmed=sure, needs_s=needs_s)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import backend_of
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.store.run import load_run
@@ -32,17 +33,16 @@ _SIGNS = (
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out."""
-    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
 def guard(device: torch.device, limit_bytes: int | None) -> None:
     """Let no more be taken than the limit; on Linux let this process be the first to go if the machine runs out."""
-    if device.type == "cuda":
+    if device.type != "cpu":
         if limit_bytes is not None:
-            total = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+            backend_of(device).limit_memory(limit_bytes)
         return
     if not sys.platform.startswith("linux"):
         return

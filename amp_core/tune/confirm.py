@@ -26,7 +26,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from amp_core.analysis.comparison.parity import FEW_SEEDS, t_quantile
+from amp_core.analysis.comparison.parity import MIN_SEEDS, t_quantile
 from amp_core.store.run import Run
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
@@ -46,13 +46,13 @@ SHARE = 1 / LOOKS[-1]
 
 @dataclass(frozen=True)
 class Shown:
-    """What was found of one recipe."""
+    """The result for one recipe."""
 
     candidate: Candidate
     row: Tried
     """`out` is empty where it can be shipped."""
-    told: bool
-    """Whether both questions were answered."""
+    decided: bool
+    """Whether both questions, speed and parity, are answered."""
     seeds: int
     more_s: float = 0.0
     """Seconds, beyond those used, of the seeds that are expected to answer them; 0 where the budget was enough."""
@@ -62,7 +62,7 @@ class Shown:
     @property
     def ships(self) -> bool:
         """Whether it is the answer."""
-        return self.told and not self.row.out
+        return self.decided and not self.row.out
 
 
 class Asking:
@@ -77,7 +77,7 @@ class Asking:
         self._began = search.budget.used
 
     def ask(self, candidate: Candidate, raced: tuple[Run, Run] | None) -> Shown:
-        """Train it over seeds until it is told whether it can be shipped, or the budget is used up.
+        """Train it over seeds until it is decided whether it can be shipped, or the budget is used up.
 
         `raced` are FP32's run and its own of a race. With them it may be trained over seeds that FP32 has trained
         already; without, its speed is yet to be told, and it takes turns with FP32 over seeds that are new to both.
@@ -88,10 +88,14 @@ class Asking:
         self.steps = self.steps or budget.steps(names, SHARE, least, settings.steps)
         runs: dict[int, Run] = {}
         pairs = [raced] if raced is not None else []
-        row, told, short = unmeasured_row(candidate, "confirm", self._plain.name, [], self._search.into), False, False
+        row, decided, short = (
+            unmeasured_row(candidate, "confirm", self._plain.name, [], self._search.into),
+            False,
+            False,
+        )
         for seed in self._seeds(fresh=raced is None):
             going = [self._plain, candidate] if seed not in self._first else [candidate]
-            if short := budget.left < self._takes(going, max(1, FEW_SEEDS - len(runs))):
+            if short := budget.left < self._takes(going, max(1, MIN_SEEDS - len(runs))):
                 break
             before = budget.used
             ends = self._train(going, seed)
@@ -105,7 +109,7 @@ class Asking:
                 continue
             self._first[seed] = reference
             if why:
-                told = True
+                decided = True
                 row = self._row(candidate, runs, pairs, why)
                 break
             assert run is not None  # or there would be a reason
@@ -114,18 +118,18 @@ class Asking:
                 pairs.append((reference, run))
             if len(runs) in LOOKS:
                 row = _judged(self._row(candidate, runs, pairs))
-                told = not row.out.startswith("cannot tell")
-                if told:
+                decided = not row.out.startswith("cannot tell")
+                if decided:
                     break
         if not row.runs and runs:
             row = self._row(candidate, runs, pairs, "cannot tell: too few seeds")
-        if told or not short:
-            return Shown(candidate, row, told, len(runs))
+        if decided or not short:
+            return Shown(candidate, row, decided, len(runs))
         needed = max(seeds_that_tell(row, len(runs)), len(runs) + 1)
         both = [self._plain, candidate]
         more_s = self._takes(both, needed - len(runs))
         needs_s = self._began + self._takes(both, needed) / (1 - RACE_SHARE)
-        return Shown(candidate, row, told, len(runs), more_s, needs_s)
+        return Shown(candidate, row, decided, len(runs), more_s, needs_s)
 
     def reference(self) -> Tried:
         """FP32's own row."""
@@ -140,7 +144,7 @@ class Asking:
     def _train(self, going: list[Candidate], seed: int) -> list[Run | None] | None:
         """Runs of all of them; None where the budget was used up before they were whole."""
         search = self._search
-        search.tell(f"{', '.join(c.name for c in going)}: {self.steps} steps, seed {seed}")
+        search.on_progress(f"{', '.join(c.name for c in going)}: {self.steps} steps, seed {seed}")
         configs = [
             dataclasses.replace(c.config, steps=self.steps, seed=seed, every=FIRST_STEP_ONLY, profile=None)
             for c in going
@@ -159,8 +163,8 @@ class Asking:
     def _row(self, candidate: Candidate, runs: dict[int, Run], pairs: list[tuple[Run, Run]], out: str = "") -> Tried:
         first = [self._first[seed] for seed in sorted(self._first)]
         into = self._search.into
-        of = [runs[seed] for seed in sorted(runs)]
-        return measured(candidate, "confirm", self._plain.name, first, of, into, pairs=pairs, out=out)
+        in_seed_order = [runs[seed] for seed in sorted(runs)]
+        return measured(candidate, "confirm", self._plain.name, first, in_seed_order, into, pairs=pairs, out=out)
 
     def _takes(self, going: list[Candidate], seeds: int) -> float:
         """Seconds of so many seeds of these."""
@@ -170,16 +174,16 @@ class Asking:
 
 
 def seeds_that_tell(row: Tried, seeds: int) -> int:
-    """Seeds, one of `LOOKS`, after which a verdict falls if deviation and spread stay what they were after `seeds`."""
+    """Seeds, one of `LOOKS`, that decide parity if deviation and spread stay what they were after `seeds`."""
     deviation, noise = abs(row.loss_change_frac), row.noise_frac
-    reach = row.loss_change_high - row.loss_change_frac
-    if seeds < FEW_SEEDS or not reach >= 0 or not noise > 0:
-        return FEW_SEEDS
-    spread = reach / t_quantile(seeds - 1, 0.975) * seeds**0.5
-    for look in LOOKS:
-        there = t_quantile(look - 1, 0.975) * spread / look**0.5
-        if look > seeds and (deviation + there <= 2 * noise or deviation > max(there, noise)):
-            return look
+    half_width_now = row.loss_change_high - row.loss_change_frac
+    if seeds < MIN_SEEDS or not half_width_now >= 0 or not noise > 0:
+        return MIN_SEEDS
+    spread = half_width_now / t_quantile(seeds - 1, 0.975) * seeds**0.5
+    for count in LOOKS:
+        half_width = t_quantile(count - 1, 0.975) * spread / count**0.5
+        if count > seeds and (deviation + half_width <= 2 * noise or deviation > max(half_width, noise)):
+            return count
     return LOOKS[-1]
 
 

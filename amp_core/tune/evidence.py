@@ -56,18 +56,18 @@ def measured(
         "speed_ratio": ratio.value,
         "speed_ratio_low": ratio.low,
         "speed_ratio_high": ratio.high,
-        "speed_verdict": ratio.verdict,
+        "speed_verdict": ratio.speed_verdict,
     }
     recipe = compare([*first, *runs], repeatedly=True).recipes.iloc[1]
-    found = {str(name): value for name, value in recipe.items()} | speed
-    row = dataclasses.replace(row, **speed, memory_ratio=float(found["memory_ratio"]))
+    measured_values = {str(name): value for name, value in recipe.items()} | speed
+    row = dataclasses.replace(row, **speed, memory_ratio=float(measured_values["memory_ratio"]))
     if stage != "confirm":
         return row
-    answer = in_one_line(found).partition(": ")[2]
+    answer = in_one_line(measured_values).partition(": ")[2]
     numbers: dict[str, Any] = {
-        name: float(found[name]) for name in ("loss_change_frac", "loss_change_high", "noise_frac")
+        name: float(measured_values[name]) for name in ("loss_change_frac", "loss_change_high", "noise_frac")
     }
-    return dataclasses.replace(row, parity=str(found["parity"]), answer=answer, **numbers)
+    return dataclasses.replace(row, parity=str(measured_values["parity"]), answer=answer, **numbers)
 
 
 def in_words(row: Tried) -> str:

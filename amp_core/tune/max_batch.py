@@ -33,7 +33,7 @@ FILE = "max_batch.json"
 """The answer, in the folder that a search was given."""
 STEPS = 3
 """Steps of a trial: the first makes the optimizer's state, the others meet the peak of every later one."""
-MOST = 65536
+MAX_BATCH_SIZE = 65536
 """No larger batch is tried unless asked for."""
 TIMEOUT_S = 300.0
 SHARE_OF_FREE = 0.8
@@ -93,16 +93,17 @@ def largest_batch(
     config: TrainConfig,
     *,
     limit_bytes: int | None = None,
-    most: int = MOST,
+    most: int = MAX_BATCH_SIZE,
     timeout_s: float = TIMEOUT_S,
-    tell: Callable[[Trial], None] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
     attempt: "Callable[[TrainConfig, int | None, float], Trial] | None" = None,
 ) -> MaxBatch:
     """Search the largest `batch_size` with which `config` trains, up to `most`.
 
     `limit_bytes` is kept to: the resident set of the process on a CPU, what torch may take of the device on CUDA. On a
-    CPU without one it is a share of what is free. `tell` is called after each trial. Raises `RunError` for a workload
-    whose batches cannot be sized, for what `train` refuses, and where a trial fails for another reason than memory.
+    CPU without one it is a share of what is free. `on_trial` is called after each trial. Raises `RunError` for a
+    workload whose batches cannot be sized, for what `train` refuses, and if a trial fails for a reason other than
+    memory.
     """
     check(config, limit_bytes=limit_bytes, most=most, timeout_s=timeout_s)
     limit_bytes = limit_of(config, limit_bytes)
@@ -116,8 +117,8 @@ def largest_batch(
         short = dataclasses.replace(config, batch_size=asked, steps=STEPS, profile=None, evaluate=False)
         trial = attempt(short, limit_bytes, timeout_s)
         trials.append(trial)
-        if tell is not None:
-            tell(trial)
+        if on_trial is not None:
+            on_trial(trial)
         if trial.too_slow and fits:  # to narrow down how long something takes would take hours, for no answer
             break
         if trial.fits:
@@ -253,8 +254,8 @@ def _result(folder: Path, code: int, killed: str | None) -> dict[str, object]:
         return {"fits": False, "why": killed}
     file = folder / "result.json"
     if file.is_file():
-        found: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        record: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
+        return record
     if code == -signal.SIGKILL:
         return {"fits": False, "why": "the system killed it, as it does when memory runs out"}
     said = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()

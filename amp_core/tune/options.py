@@ -16,6 +16,7 @@ from typing import Any
 
 from amp_core.analysis import layer_advice, safe_window, what_if
 from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.hardware.gpus import Gpu
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
@@ -46,7 +47,7 @@ class Candidate:
 
 
 @dataclass
-class Found:
+class Choices:
     """What to try, simplest first, and what not."""
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -61,59 +62,61 @@ class Found:
         self.left_out.append((what, why))
 
 
-def precisions(base: TrainConfig, look: Run) -> Found:
+def precisions(base: TrainConfig, probe_run: Run) -> Choices:
     """The precisions to race, FP32 first."""
-    found, gpu = Found(), _gpu(look)
-    found.add("fp32", dataclasses.replace(base, precision="fp32", loss_scale="dynamic", islands=(), fp8=False))
-    plain = found.candidates[0].config
+    choices, gpu = Choices(), _gpu(probe_run)
+    choices.add("fp32", dataclasses.replace(base, precision="fp32", loss_scale="dynamic", islands=(), fp8=False))
+    plain = choices.candidates[0].config
     if gpu is not None and gpu.takes("tf32"):
-        found.add("tf32", dataclasses.replace(plain, precision="tf32"))
+        choices.add("tf32", dataclasses.replace(plain, precision="tf32"))
     else:
-        found.leave_out("tf32", NEEDS_AMPERE)
+        choices.leave_out("tf32", NEEDS_AMPERE)
     if gpu is not None and gpu.takes("bf16") is False:
-        found.leave_out("bf16", f"emulated on {gpu.name}: {NEEDS_AMPERE}")
+        choices.leave_out("bf16", f"emulated on {gpu.name}: {NEEDS_AMPERE}")
     else:
-        found.add("bf16", dataclasses.replace(plain, precision="bf16"))
-    scaled, note = _scaled(dataclasses.replace(plain, precision="fp16"), look)
-    found.add("fp16", scaled, note)
-    islands, why = _islands(look)
+        choices.add("bf16", dataclasses.replace(plain, precision="bf16"))
+    scaled, note = _scaled(dataclasses.replace(plain, precision="fp16"), probe_run)
+    choices.add("fp16", scaled, note)
+    islands, why = _islands(probe_run)
     if islands:
-        found.add("fp16-islands", dataclasses.replace(scaled, islands=islands), why)
+        choices.add("fp16-islands", dataclasses.replace(scaled, islands=islands), why)
     else:
-        found.leave_out("fp16 with FP32 islands", why)
-    _fp8(found, plain, look, gpu)
-    return found
+        choices.leave_out("fp16 with FP32 islands", why)
+    _fp8(choices, plain, probe_run, gpu)
+    return choices
 
 
-def options(lead: Candidate, look: Run, seconds_left: float, start_s: float = 0.0) -> Found:
+def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float = 0.0) -> Choices:
     """Options to race against `lead`, one by one; a training takes `start_s` to start here."""
-    found, gpu, config = Found(), _gpu(look), lead.config
-    shapes = {name: shape for name, shape in _facts(look, "shapes").items() if isinstance(shape, list)}
+    choices, gpu, config = Choices(), _gpu(probe_run), lead.config
+    shapes = {name: shape for name, shape in _facts(probe_run, "shapes").items() if isinstance(shape, list)}
     if not config.fused:
-        found.add("fused", dataclasses.replace(config, fused=True), "the optimizer's fused kernel")
+        choices.add("fused", dataclasses.replace(config, fused=True), "the optimizer's fused kernel")
     if any(len(shape) == 4 for shape in shapes.values()):
         if not config.channels_last:
-            found.add("channels-last", dataclasses.replace(config, channels_last=True), "for its convolutions")
+            choices.add("channels-last", dataclasses.replace(config, channels_last=True), "for its convolutions")
     else:
-        found.leave_out("channels_last", "the model has no convolution over images")
-    linear = [n for n, kind in _facts(look, "layers").items() if kind == "Linear"]
+        choices.leave_out("channels_last", "the model has no convolution over images")
+    linear = [n for n, kind in _facts(probe_run, "layers").items() if kind == "Linear"]
     odd = [n for n in linear if any(size % TILE for size in shapes.get(f"{n}.weight", []))]
     if gpu is None or not gpu.has_tensor_cores:
-        found.leave_out("padding", "is for tensor cores, and there are none here")
+        choices.leave_out("padding", "is for tensor cores, and there are none here")
     elif not odd or config.fp8:
-        found.leave_out("padding", f"the sizes of all its linear layers are multiples of {TILE}")
+        choices.leave_out("padding", f"the sizes of all its linear layers are multiples of {TILE}")
     elif config.pad_to is None:
-        found.add(
+        choices.add(
             "padding", dataclasses.replace(config, pad_to=TILE), f"for {formatting.plural(len(odd), 'linear layer')}"
         )
     if why := _cannot_compile(gpu):
-        found.leave_out("compile", why)
+        choices.leave_out("compile", why)
     elif seconds_left < max(COMPILE_S, COMPILE_STARTS * start_s):
-        said = formatting.duration(max(seconds_left, 0.0))
-        found.leave_out("compile", f"takes a minute or more, and {said} of the budget are left; give a larger one")
+        time_left = formatting.duration(max(seconds_left, 0.0))
+        choices.leave_out(
+            "compile", f"takes a minute or more, and {time_left} of the budget are left; give a larger one"
+        )
     elif not config.compile:
-        found.add("compile", dataclasses.replace(config, compile=True), "torch.compile")
-    return found
+        choices.add("compile", dataclasses.replace(config, compile=True), "torch.compile")
+    return choices
 
 
 def together(lead: Candidate, chosen: list[Candidate]) -> Candidate:
@@ -127,13 +130,13 @@ def together(lead: Candidate, chosen: list[Candidate]) -> Candidate:
     return Candidate(name, dataclasses.replace(lead.config, **changes), "; ".join(notes))
 
 
-def _scaled(config: TrainConfig, look: Run) -> tuple[TrainConfig, str]:
+def _scaled(config: TrainConfig, probe_run: Run) -> tuple[TrainConfig, str]:
     """FP16 with the loss scale that the safe window recommends, unless one was asked for."""
     asked = TrainConfig()
     if (config.loss_scale, config.init_scale) != (asked.loss_scale, asked.init_scale):
         return config, "the loss scale that was asked for"
     try:
-        window = safe_window(look, "fp16")
+        window = safe_window(probe_run, "fp16")
     except RunError as error:
         return config, f"PyTorch's own scale: {error}"
     if not window.exists:
@@ -144,12 +147,12 @@ def _scaled(config: TrainConfig, look: Run) -> tuple[TrainConfig, str]:
     return dataclasses.replace(config, init_scale=scale, growth_interval=window.growth_interval), note
 
 
-def _islands(look: Run) -> tuple[tuple[str, ...], str]:
+def _islands(probe_run: Run) -> tuple[tuple[str, ...], str]:
     """Layers that FP16 would have to leave in FP32, in the model's order, and why; else why there are none."""
-    layers = list(_facts(look, "layers"))
-    wide = _overflowing(look, layers)
+    layers = list(_facts(probe_run, "layers"))
+    wide = _overflowing(probe_run, layers)
     try:
-        advice = layer_advice(look)
+        advice = layer_advice(probe_run)
         narrow = {str(name) for name in advice.loc[advice["island"], "layer"]}
     except RunError:
         narrow = set()
@@ -162,28 +165,28 @@ def _islands(look: Run) -> tuple[tuple[str, ...], str]:
     return islands, f"{', '.join(islands)} in FP32: {' and '.join(reasons)}"
 
 
-def _overflowing(look: Run, layers: list[str]) -> set[str]:
+def _overflowing(probe_run: Run, layers: list[str]) -> set[str]:
     """Layers with outputs that FP16 cannot hold, and the one after each, which takes them in."""
-    predicted = what_if(look, ("fp16",), (0,), kinds=("activation",))
+    predicted = what_if(probe_run, ("fp16",), (0,), kinds=("activation",))
     too_large = {str(name) for name in predicted.loc[predicted["overflow_frac"] > 0, "name"]}
     places = [i for i, name in enumerate(layers) if name in too_large]
     return {layers[i] for place in places for i in (place, place + 1) if i < len(layers)}
 
 
-def _fp8(found: Found, plain: TrainConfig, look: Run, gpu: Gpu | None) -> None:
-    shapes = _facts(look, "shapes")
-    linear = [n for n, kind in _facts(look, "layers").items() if kind == "Linear"]
+def _fp8(choices: Choices, plain: TrainConfig, probe_run: Run, gpu: Gpu | None) -> None:
+    shapes = _facts(probe_run, "shapes")
+    linear = [n for n, kind in _facts(probe_run, "layers").items() if kind == "Linear"]
     fit = [n for n in linear if not any(size % FP8_TILE for size in shapes.get(f"{n}.weight", [1]))]
     if gpu is None or not gpu.takes("fp8"):
-        found.leave_out("fp8", "needs an NVIDIA GPU of compute capability 8.9 or newer")
+        choices.leave_out("fp8", "needs an NVIDIA GPU of compute capability 8.9 or newer")
     elif find_spec("torchao") is None:
-        found.leave_out("fp8", "needs torchao, which is not installed; pip install torchao")
+        choices.leave_out("fp8", "needs torchao, which is not installed; pip install torchao")
     elif not fit:
-        found.leave_out("fp8", f"no linear layer has sizes that are multiples of {FP8_TILE}")
+        choices.leave_out("fp8", f"no linear layer has sizes that are multiples of {FP8_TILE}")
     else:
         compiled = plain.compile or not _cannot_compile(gpu)  # uncompiled, its casts cost more than its products save
         config = dataclasses.replace(plain, precision="bf16", fp8=True, compile=compiled)
-        found.add("fp8", config, f"{len(fit)} of {len(linear)} linear layers in FP8, the rest in BF16")
+        choices.add("fp8", config, f"{len(fit)} of {len(linear)} linear layers in FP8, the rest in BF16")
 
 
 def _cannot_compile(gpu: Gpu | None) -> str | None:
@@ -192,12 +195,12 @@ def _cannot_compile(gpu: Gpu | None) -> str | None:
     return None if any(shutil.which(c) for c in ("g++", "clang++", "c++")) else "needs a C++ compiler"
 
 
-def _gpu(look: Run) -> Gpu | None:
+def _gpu(probe_run: Run) -> Gpu | None:
     """The GPU that it ran on; None for a CPU."""
-    device = str(look.head.config.get("device"))
-    return profiled_gpu(look, device) if device.startswith("cuda") else None
+    device = str(probe_run.head.config.get("device"))
+    return profiled_gpu(probe_run, device) if is_accelerator(device) else None
 
 
-def _facts(look: Run, name: str) -> dict[str, Any]:
-    found = look.head.model.get(name)
-    return dict(found) if isinstance(found, dict) else {}
+def _facts(probe_run: Run, name: str) -> dict[str, Any]:
+    facts = probe_run.head.model.get(name)
+    return dict(facts) if isinstance(facts, dict) else {}

@@ -1,7 +1,7 @@
 """A race between recipes: who leaves it early, and who leads.
 
     race = Race(names, folders)
-    interleave(members, block, told, race.keep)      # asked after each round
+    interleave(members, block, on_progress, race.keep)      # asked after each round
     race.out                                         # {2: "skipped its last 20 steps"}
     ranked([[fp32], [bf16], [fp16]])                 # places, fastest first
 
@@ -33,12 +33,12 @@ LAST = 20
 """Steps in a row without an update after which a scaler will not find a scale any more: it has been divided by 2^20."""
 MAX_SKIPPED = 0.5
 """Share of skipped steps from which on a recipe does not train."""
-FAR = 1.5
+CLEARLY_SLOWER_RATIO = 1.5
 FAR_BLOCKS = 3
 """A recipe that needs `FAR` times as long as the fastest in each of its last `FAR_BLOCKS` blocks leaves at once; one
-nearer needs as many blocks as any claim on speed (`ratios.FEW_BLOCKS`)."""
+nearer needs as many blocks as any claim on speed (`ratios.MIN_BLOCKS`)."""
 RACE_STEPS = (60, 200)
-"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.FEW_BLOCKS`)."""
+"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.MIN_BLOCKS`)."""
 RACE_SHARE = 0.3
 """Of what is left of the budget, what the race of precisions is planned to take."""
 
@@ -60,7 +60,7 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
     """
     names, budget = [c.name for c in candidates], search.budget
     steps = budget.steps(names, share, *RACE_STEPS)
-    search.tell(f"{', '.join(names)} race for up to {steps} steps")
+    search.on_progress(f"{', '.join(names)} race for up to {steps} steps")
     folders = [search.into / stage / name for name in names]
     configs = [
         dataclasses.replace(c.config, steps=steps, every=FIRST_STEP_ONLY, profile=None, evaluate=False)
@@ -162,7 +162,7 @@ def slower(lead: Run, run: Run, name: str) -> str:
         return ""
     times = [_series(one) for one in (lead, run)]
     blocks = ratios.paired_blocks(times[0], times[1], block)[-FAR_BLOCKS:]
-    if len(blocks) == FAR_BLOCKS and (blocks < 1 / FAR).all():
+    if len(blocks) == FAR_BLOCKS and (blocks < 1 / CLEARLY_SLOWER_RATIO).all():
         return f"slower than {name}: {_times(float(np.median(blocks)))} its speed"
     return ""
 
@@ -192,21 +192,21 @@ def _settled(runs: Sequence[Run]) -> bool:
     lead = runs[ranked([[run] for run in runs])[0]]
     for run in runs:
         ratio = ratios.speed_ratio([(lead, run)])
-        told = _clearly_slower(ratio) or ratio.verdict == "no difference seen"
-        if run is not lead and not (ratio.enough and told):
+        decided = _clearly_slower(ratio) or ratio.speed_verdict == "no difference seen"
+        if run is not lead and not (ratio.enough and decided):
             return False
     return True
 
 
 def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, yardstick: bool) -> bool:
     ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
-    return ratio.verdict == "slower" if yardstick else _clearly_slower(ratio)
+    return ratio.speed_verdict == "slower" if yardstick else _clearly_slower(ratio)
 
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
     """Whether all of the interval lies beyond the margin: it is asked after each round, and of each pair, so that an
     interval which leaves out 1 now and then is to be expected of recipes that are equally fast."""
-    return ratio.verdict == "slower" and ratio.high < 1 / (1 + ratios.MARGIN)
+    return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 
 def broken(out: str) -> bool:

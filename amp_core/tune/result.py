@@ -105,8 +105,8 @@ class Tuned:
 
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it: what was not measured is null."""
-        found: dict[str, Any] = _without_nan(dataclasses.asdict(self))
-        return found
+        document: dict[str, Any] = _without_nan(dataclasses.asdict(self))
+        return document
 
 
 def load_tuned(folder: str | os.PathLike[str]) -> Tuned:

@@ -1,6 +1,6 @@
 """Find the fastest recipe that keeps FP32's learning: look, race, confirm, add options.
 
-    >>> found = tune(TrainConfig(workload="text-gpt", steps=200), Path("runs/tune-1"), budget_s=300, tell=print)
+    >>> found = tune(TrainConfig(workload="text-gpt", steps=200), Path("runs/tune-1"), budget_s=300, on_progress=print)
     >>> found.answer, found.config["precision"]
 
 1. A short FP32 run is watched in full: from it follow the loss scale for FP16, its FP32 islands, and what cannot work.
@@ -50,7 +50,7 @@ def tune(
     into: Path,
     budget_s: float,
     *,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
     trainer: Trainer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
@@ -67,7 +67,9 @@ def tune(
     config.check_file()
     into.mkdir(parents=True, exist_ok=True)
     with WorkerPool() as crew:
-        search = Search(config, into, Budget(float(budget_s), clock), tell, trainer or partial(interleave, crew=crew))
+        search = Search(
+            config, into, Budget(float(budget_s), clock), on_progress, trainer or partial(interleave, crew=crew)
+        )
         return _run(search)
 
 
@@ -91,15 +93,15 @@ def _run(search: Search) -> Tuned:
 
 
 def _stages(search: Search) -> None:
-    look = _look(search)
-    first = precisions(search.config, look)
+    probe_run = _look(search)
+    first = precisions(search.config, probe_run)
     search.leave_out(first.left_out)
     plain = first.candidates[0]
     raced = race(search, "race", first.candidates, RACE_SHARE)
     asking = Asking(search, plain)
     shown = _ask_in_order(search, asking, plain, raced)
     answer = next((one for one in shown if one.ships), None)
-    undecided = [one for one in shown if not one.told]
+    undecided = [one for one in shown if not one.decided]
     if answer is not None:
         confirmed(search, answer, undecided)
     elif undecided:
@@ -108,7 +110,7 @@ def _stages(search: Search) -> None:
     else:
         stay(search, plain, raced)
     base = answer.candidate if answer is not None else plain
-    extra = options(base, look, search.budget.left, search.budget.start_s)
+    extra = options(base, probe_run, search.budget.left, search.budget.start_s)
     search.leave_out(extra.left_out)
     chosen = _options(search, plain, base, extra.candidates)
     if chosen:
@@ -117,13 +119,13 @@ def _stages(search: Search) -> None:
             search.add(both.row)
         if both.ships:
             confirmed(search, both, undecided)
-        elif not both.told:
+        elif not both.decided:
             search.save(why=f"{search.found.why} {unsure(both)}")
 
 
 def _look(search: Search) -> Run:
     """A short FP32 run, watched in full."""
-    search.tell(f"looking at the workload in fp32 for {LOOK_STEPS} steps")
+    search.on_progress(f"looking at the workload in fp32 for {LOOK_STEPS} steps")
     steps = min(LOOK_STEPS, search.config.steps)
     config = dataclasses.replace(
         search.config,
@@ -139,14 +141,14 @@ def _look(search: Search) -> Run:
     began = search.budget.used
     member = Member(config, search.into / "look", level="full")
     search.train([("look", member)], steps)
-    look = load_run(member.folder)
-    if why := trouble(look):
+    probe_run = load_run(member.folder)
+    if why := trouble(probe_run):
         raise RunError(f"workload={search.config.workload!r} does not train in fp32: {why}; mend that first")
-    search.budget.took("fp32", look)
-    search.budget.start_s = max(0.0, search.budget.used - began - float(look.steps["step_ms"].sum()) / 1e3)
+    search.budget.took("fp32", probe_run)
+    search.budget.start_s = max(0.0, search.budget.used - began - float(probe_run.steps["step_ms"].sum()) / 1e3)
     search.budget.look_s = search.budget.used
-    search.save(device=str(look.head.config.get("device") or search.config.device))
-    return look
+    search.save(device=str(probe_run.head.config.get("device") or search.config.device))
+    return probe_run
 
 
 def _ask_in_order(search: Search, asking: Asking, plain: Candidate, raced: Raced) -> list[Shown]:
@@ -154,16 +156,16 @@ def _ask_in_order(search: Search, asking: Asking, plain: Candidate, raced: Raced
 
     One of which nothing is told because the budget was used up is the last: those after it are slower.
     """
-    found: list[Shown] = []
+    results: list[Shown] = []
     for candidate in raced.order[: raced.order.index(plain)]:
         shown = asking.ask(candidate, (raced.runs[plain.name], raced.runs[candidate.name]))
-        found.append(shown)
+        results.append(shown)
         if shown.ships or shown.needs_s:
             break
-    rows = [one.row for one in found if one.row.runs]
+    rows = [one.row for one in results if one.row.runs]
     for row in [asking.reference(), *rows] if rows else []:
         search.add(row)
-    return found
+    return results
 
 
 def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[Candidate]) -> list[Candidate]:

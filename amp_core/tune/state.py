@@ -1,6 +1,6 @@
 """What all stages of a search share: its settings, its budget, its trainings, and what was found so far.
 
->>> search = Search(config, Path("runs/tune-1"), budget, tell=print, trainer=partial(interleave, crew=crew))
+>>> search = Search(config, Path("runs/tune-1"), budget, on_progress=print, trainer=partial(interleave, crew=crew))
 >>> search.add(row)          # told, and written to tune.json
 """
 
@@ -37,12 +37,24 @@ class Search:
     """The state of one search."""
 
     def __init__(
-        self, config: TrainConfig, into: Path, budget: Budget, tell: Callable[[str], None], trainer: Trainer
+        self, config: TrainConfig, into: Path, budget: Budget, on_progress: Callable[[str], None], trainer: Trainer
     ) -> None:
-        self.config, self.into, self.budget, self.tell, self._trainer = config, into, budget, tell, trainer
-        settled = config.resolved()
+        self.config, self.into, self.budget, self.on_progress, self._trainer = (
+            config,
+            into,
+            budget,
+            on_progress,
+            trainer,
+        )
+        resolved_config = config.resolved()
         self.found = Tuned(
-            "running", settled.workload, settled.size, config.device, budget.seconds, 0.0, process=this_process()
+            "running",
+            resolved_config.workload,
+            resolved_config.size,
+            config.device,
+            budget.seconds,
+            0.0,
+            process=this_process(),
         )
 
     def train(
@@ -61,7 +73,7 @@ class Search:
 
     def add(self, row: Tried) -> None:
         """A row of evidence."""
-        self.tell(in_words(row))
+        self.on_progress(in_words(row))
         self.save(tried=(*self.found.tried, row))
 
     def leave_out(self, what: Sequence[tuple[str, str]]) -> None:

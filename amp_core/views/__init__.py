@@ -1,24 +1,24 @@
 """The catalogue of views: each chart composed once, for the pages, the live page, notebooks and reports.
 
     LOSS_SCALE.draw(run, dark=True)                       # a notebook
-    LOSS_SCALE.draw(run, charts.dark(), loaders.analysed) # a page: each analysis is remembered
-    frame = RANGES.frame(run, kind="weight_grad")         # what is drawn, as plain tables
-    RANGES.missing(run)                                   # None, or the sentence that says why there is no chart
+    LOSS_SCALE.draw(run, charts.dark(), loaders.analysed) # a page: each analysis is cached
+    frame = RANGES.frame(run, kind="weight_grad")         # the data of the chart, as plain tables
+    RANGES.missing(run)                                   # None, or a sentence that says why there is no chart
 
-A view calls analyses and passes what they give to a figure; it computes nothing itself. Modules of views import figures
-where they draw, so that names, frames and `missing` need no plotly.
+A view calls analyses and passes their results to a figure; it computes nothing itself. Modules of views import figures
+only inside functions that draw, so that names, frames and `missing` need no plotly.
 """
 
 from typing import Any
 
-from amp_core.views._view import Ask, View, plainly
+from amp_core.views._view import Ask, View, uncached
 from amp_core.views.profiled import KERNELS, MEMORY_MOMENTS, MEMORY_PARTS, PRECISION_MAP, STEP_COST, TENSOR_CORES
 from amp_core.views.ranks import RANK_SCALES, RANKS
-from amp_core.views.several import AGREEMENT, LOSSES, MEMORY_BESIDE, STEP_COSTS
+from amp_core.views.several import AGREEMENT, LOSSES, MEMORY_COMPARISON, STEP_COSTS
 from amp_core.views.steps import DEVICE, GRAD_NORM, LOSS, LOSS_SCALE, MEMORY, PHASES
 from amp_core.views.tensors import CLASSES, RANGES
 
-OF_ONE: dict[str, View[Any]] = {
+RUN_VIEWS: dict[str, View[Any]] = {
     view.name: view
     for view in (
         LOSS,
@@ -41,7 +41,7 @@ OF_ONE: dict[str, View[Any]] = {
 }
 """Views of one run, by name, in the order in which a report shows them."""
 
-OF_SEVERAL: dict[str, View[Any]] = {view.name: view for view in (LOSSES, STEP_COSTS, MEMORY_BESIDE, AGREEMENT)}
+MULTI_RUN_VIEWS: dict[str, View[Any]] = {view.name: view for view in (LOSSES, STEP_COSTS, MEMORY_COMPARISON, AGREEMENT)}
 """Views of several runs, by name."""
 
 __all__ = [
@@ -54,20 +54,20 @@ __all__ = [
     "LOSSES",
     "LOSS_SCALE",
     "MEMORY",
-    "MEMORY_BESIDE",
+    "MEMORY_COMPARISON",
     "MEMORY_MOMENTS",
     "MEMORY_PARTS",
-    "OF_ONE",
-    "OF_SEVERAL",
+    "MULTI_RUN_VIEWS",
     "PHASES",
     "PRECISION_MAP",
     "RANGES",
     "RANKS",
     "RANK_SCALES",
+    "RUN_VIEWS",
     "STEP_COST",
     "STEP_COSTS",
     "TENSOR_CORES",
     "Ask",
     "View",
-    "plainly",
+    "uncached",
 ]

@@ -12,49 +12,49 @@ if TYPE_CHECKING:
 F = TypeVar("F")
 
 Ask = Callable[..., Any]
-"""Calls `ask(function, run, *args, **options)`: `plainly`, or a cache that the pages put in its place."""
+"""Calls `ask(function, run, *args, **options)`: `uncached`, or a cache that the pages provide."""
 
 
-def plainly(function: Callable[..., Any], of: Run | Sequence[Run], *args: Any, **options: Any) -> Any:
-    """`function(of, *args, **options)`, computed anew."""
-    return function(of, *args, **options)
+def uncached(function: Callable[..., Any], run: Run | Sequence[Run], *args: Any, **options: Any) -> Any:
+    """`function(run, *args, **options)`, without a cache."""
+    return function(run, *args, **options)
 
 
 @dataclass(frozen=True)
 class View(Generic[F]):
-    """One chart: which analyses it takes, and how they are drawn.
+    """One chart: its analyses and its figure.
 
-    Pages, live page, notebook and report draw the same view and differ in options only.
+    Pages, live page, notebook and report draw the same view and differ only in options.
     """
 
     name: str
     title: str
-    """What the chart shows; the title of the figure where there is nothing to show."""
+    """What the chart shows; the title of the figure if there is nothing to show."""
     tables: tuple[str, ...]
     """The tables of a run that it reads."""
     analyse: Callable[..., F]
-    """`analyse(run, ask, **options)`: what `plot` draws. Each analysis is called through `ask`."""
+    """`analyse(run, ask, **options)`: the data for `plot`. Calls each analysis through `ask`."""
     plot: Callable[..., "go.Figure"]
-    """`plot(frame, dark, **look)`: the figure of what `analyse` gave. Imports plotly."""
+    """`plot(frame, dark, **look)`: the figure of the result of `analyse`. Imports plotly."""
     absent: Callable[[F], str | None]
-    """The sentence that says why there is nothing to draw; None where there is."""
+    """A sentence that says why there is nothing to draw; None if there is."""
 
-    def frame(self, run: Run | Sequence[Run], ask: Ask = plainly, **options: Any) -> F:
-        """What the figure is drawn of; `options` are those of `analyse`."""
+    def frame(self, run: Run | Sequence[Run], ask: Ask = uncached, **options: Any) -> F:
+        """The data of the figure; `options` are those of `analyse`."""
         return self.analyse(run, ask, **options)
 
     def figure(self, frame: F, dark: bool = False, **look: Any) -> "go.Figure":
-        """The figure of a frame, or one that says why there is none; `look` holds the options of `plot`."""
+        """The figure of a frame, or one that says why there is no data; `look` holds the options of `plot`."""
         if sentence := self.absent(frame):
-            from amp_core.figures.style import empty
+            from amp_core.figures.style import empty_figure
 
-            return empty(self.title, sentence)
+            return empty_figure(self.title, sentence)
         return self.plot(frame, dark, **look)
 
-    def draw(self, run: Run | Sequence[Run], dark: bool = False, ask: Ask = plainly, **options: Any) -> "go.Figure":
+    def draw(self, run: Run | Sequence[Run], dark: bool = False, ask: Ask = uncached, **options: Any) -> "go.Figure":
         """The figure of a run; `options` are those of `analyse`."""
         return self.figure(self.frame(run, ask, **options), dark)
 
-    def missing(self, run: Run | Sequence[Run], ask: Ask = plainly) -> str | None:
-        """Why the run has nothing to show here, in a sentence; None where it has."""
+    def missing(self, run: Run | Sequence[Run], ask: Ask = uncached) -> str | None:
+        """A sentence that says why the run has nothing to show here; None if it has."""
         return self.absent(self.frame(run, ask))

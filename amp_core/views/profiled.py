@@ -1,4 +1,4 @@
-"""Views of the steps that were looked at closely: parts of their memory and time, kernels, operators by precision."""
+"""Views of profiled and traced steps: parts of their memory and time, kernels, operators by precision."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from amp_core.analysis import (
-    answer_shares,
     kernel_table,
     memory_breakdown,
     memory_moments,
+    memory_parts,
     memory_steps,
     precision_cells,
     precision_map,
-    shown_parts,
     step_cost,
+    tensor_core_shares,
     tensor_core_use,
 )
 from amp_core.store.run import Run
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Titled:
-    """A table, and the title that it has in this run."""
+    """A table, and its title in this run."""
 
     table: pd.DataFrame
     title: str
 
 
 def _memory_parts(run: Run, ask: Ask, step: int | None = None) -> Titled:
-    found = ask(memory_breakdown, run, step) if step is not None else ask(memory_breakdown, run)
-    title = "Held in tensors, at most" if found.on_cpu else "Memory at the peak"
-    return Titled(shown_parts([found], [run.name]), title)
+    breakdown = ask(memory_breakdown, run, step) if step is not None else ask(memory_breakdown, run)
+    title = "Held in tensors, at most" if breakdown.on_cpu else "Memory at the peak"
+    return Titled(memory_parts([breakdown], [run.name]), title)
 
 
 def _memory_parts_figure(frame: Titled, dark: bool) -> "go.Figure":
@@ -46,18 +46,18 @@ def _memory_parts_figure(frame: Titled, dark: bool) -> "go.Figure":
 
 def _no_memory_parts(frame: Titled) -> str | None:
     known = (frame.table["bytes"] > 0).any()
-    return None if known else "No step's memory was looked at in this run."
+    return None if known else "No step's memory was recorded in this run."
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The memory of one step from moment to moment."""
+    """The memory of one step over its moments."""
 
     table: pd.DataFrame
     """From `memory_moments`."""
     title: str
     tensors_only: bool
-    """Of a CPU: what belongs to no tensor is most of the process."""
+    """True on a CPU, where most memory of the process belongs to no tensor."""
 
 
 def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
@@ -74,15 +74,10 @@ def _memory_moments_figure(frame: Moments, dark: bool) -> "go.Figure":
     return memory_moments_figure(frame.table, dark, frame.title, tensors_only=frame.tensors_only)
 
 
-def _tensor_cores(run: Run, ask: Ask, step: int | None = None) -> pd.DataFrame:
-    found: pd.DataFrame = ask(answer_shares, run, step)
-    return found
-
-
 def _tensor_cores_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import answer_figure
+    from amp_core.figures import tensor_core_figure
 
-    return answer_figure(frame, dark)
+    return tensor_core_figure(frame, dark)
 
 
 def _kernels(run: Run, ask: Ask, step: int | None = None) -> Titled:
@@ -115,12 +110,12 @@ def _no_step_cost(frame: Titled) -> str | None:
 
 
 def _precision(
-    run: Run, ask: Ask, step: int | None = None, phase: str = "forward", together: bool | None = None
+    run: Run, ask: Ask, step: int | None = None, phase: str = "forward", folded: bool | None = None
 ) -> Titled:
-    """`together`: see `precision_cells`."""
+    """`folded`: see `precision_cells`."""
     phases = ask(precision_map, run, step).ops["phase"]
     title = f"Modules by operators{f', {phase}' if phases.notna().any() else ''}"
-    return Titled(ask(precision_cells, run, step, phase, together), title)
+    return Titled(ask(precision_cells, run, step, phase, folded), title)
 
 
 def _precision_figure(frame: Titled, dark: bool) -> "go.Figure":
@@ -151,13 +146,13 @@ MEMORY_MOMENTS = View(
     ("memory",),
     _memory_moments,
     _memory_moments_figure,
-    lambda frame: None if len(frame.table) else "No step's memory was looked at in this run.",
+    lambda frame: None if len(frame.table) else "No step's memory was recorded in this run.",
 )
 TENSOR_CORES = View(
     "tensor_cores",
     "Time on tensor cores",
     ("kernels",),
-    _tensor_cores,
+    lambda run, ask, step=None: ask(tensor_core_shares, run, step),
     _tensor_cores_figure,
     lambda frame: None if len(frame) else "No GPU kernels were recorded.",
 )

@@ -1,4 +1,4 @@
-"""Views of a training in several processes: how long each rank takes, and where they disagree."""
+"""Views of distributed training: how long each rank takes, and where ranks disagree."""
 
 from typing import TYPE_CHECKING
 
@@ -7,16 +7,10 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis import rank_scales, rank_table
-from amp_core.store.run import Run
-from amp_core.views._view import Ask, View
+from amp_core.views._view import View
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # noqa: TID251 - for its name alone
-
-
-def _times(run: Run, ask: Ask) -> pd.DataFrame:
-    table: pd.DataFrame = ask(rank_table, run)
-    return table
 
 
 def _times_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
@@ -32,11 +26,6 @@ def _no_times(frame: pd.DataFrame) -> str | None:
     return None if known else "The times of the ranks were not recorded."
 
 
-def _scales(run: Run, ask: Ask) -> pd.DataFrame:
-    apart: pd.DataFrame = ask(rank_scales, run)
-    return apart
-
-
 def _scales_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
     from amp_core.figures import rank_scale_figure
 
@@ -49,5 +38,19 @@ def _no_scales(frame: pd.DataFrame) -> str | None:
     return None if there else "No two ranks differ in loss scale or skipped steps."
 
 
-RANKS = View("ranks", "Where each rank's step goes", ("steps", "events"), _times, _times_figure, _no_times)
-RANK_SCALES = View("rank_scales", "Where ranks disagree", ("steps",), _scales, _scales_figure, _no_scales)
+RANKS = View(
+    "ranks",
+    "Where each rank's step goes",
+    ("steps", "events"),
+    lambda run, ask: ask(rank_table, run),
+    _times_figure,
+    _no_times,
+)
+RANK_SCALES = View(
+    "rank_scales",
+    "Where ranks disagree",
+    ("steps",),
+    lambda run, ask: ask(rank_scales, run),
+    _scales_figure,
+    _no_scales,
+)

@@ -8,7 +8,9 @@ import pandas as pd
 
 from amp_core.analysis import (
     device_samples,
+    downsample,
     loss_curves,
+    memory_description,
     memory_trace,
     phase_times,
     safe_window,
@@ -17,10 +19,8 @@ from amp_core.analysis import (
     scale_trace,
     skip_episodes,
     step_marks,
-    thin,
-    what_memory,
 )
-from amp_core.analysis.downsample import MOST
+from amp_core.analysis.downsample import MAX_POINTS
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.store.run import Run
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Marked:
-    """A table over steps, and the marks that stand below it."""
+    """A table over steps, and the marks below its chart."""
 
     table: pd.DataFrame
     marks: pd.DataFrame
     """From `step_marks`."""
     what: str = ""
-    """What the values are of, in words, where that depends on the run."""
+    """What the values describe, if that depends on the run."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """What the chart of the loss scale is drawn of."""
+    """Data of the loss-scale chart."""
 
     trace: pd.DataFrame
-    """From `scale_trace`, thinned; empty in a run without a scaler."""
+    """From `scale_trace`, downsampled; empty in a run without a scaler."""
     episodes: pd.DataFrame
     """From `skip_episodes`."""
     window: pd.DataFrame | None
-    """From `safe_window_over_time`; None where its lower end is not known, or where it was not asked for."""
+    """From `safe_window_over_time`; None if its lower end is not known, or with `band=False`."""
     changes: pd.DataFrame
-    """Phase changes from `step_marks`: skipped steps stand on the trace itself."""
+    """Phase changes from `step_marks`: the trace itself shows the skipped steps."""
 
     @property
     def interrupted(self) -> bool:
-        """Whether at some step no single loss scale served every gradient."""
+        """Whether at some step no single loss scale suited every gradient."""
         return self.window is not None and bool((self.window["lowest"] > self.window["highest"]).any())
 
 
@@ -71,8 +71,8 @@ def _marked(figure: "go.Figure", marks: pd.DataFrame, dark: bool) -> "go.Figure"
     return with_marks(figure, marks, dark=dark)
 
 
-def _loss(run: Run, ask: Ask, points: int = MOST) -> Marked:
-    return Marked(ask(loss_curves, [run], "step", most=points), ask(step_marks, run))
+def _loss(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
+    return Marked(ask(loss_curves, [run], "step", max_points=points), ask(step_marks, run))
 
 
 def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
@@ -81,28 +81,33 @@ def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
     return _marked(loss_figure(frame.table, dark=dark), frame.marks, dark)
 
 
-def _loss_scale(run: Run, ask: Ask, points: int = MOST, band: bool = True) -> LossScale:
-    """Without `band` the safe window is left out: it takes all sampled steps, so its cost grows with them."""
-    trace = ask(scale_trace, run)
+def _loss_scale(run: Run, ask: Ask, points: int = MAX_POINTS, band: bool = True) -> LossScale:
+    """Without `band` the safe window is omitted: it reads all sampled steps, so its cost grows with them."""
+    trace = ask(_scale_points, run, "loss_scale", points)
     if not ask(scale_summary, run).has_scaler:
         return LossScale(trace.iloc[:0], ask(skip_episodes, run), None, _changes(run, ask))
     return LossScale(
-        thin(trace, "step", "loss_scale", points, keep="skipped"),
+        trace,
         ask(skip_episodes, run),
         _certain_window(run, ask) if band else None,
         _changes(run, ask),
     )
 
 
+def _scale_points(run: Run, column: str, points: int) -> pd.DataFrame:
+    """What a chart of `column` shows of `scale_trace`: few rows, which a cache may keep."""
+    return downsample(scale_trace(run), "step", column, points, keep="skipped")
+
+
 def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
-    """The window over time; None where it is doubtful: a band would show a lower end that nobody knows."""
+    """The window over time; None if it has a caveat, since a band would show an unknown lower end."""
     try:
         if ask(safe_window, run).caveat is not None:
             return None
     except RunError:  # no gradients were recorded
         return None
-    found: pd.DataFrame = ask(safe_window_over_time, run)
-    return found
+    window: pd.DataFrame = ask(safe_window_over_time, run)
+    return window
 
 
 def _loss_scale_figure(frame: LossScale, dark: bool) -> "go.Figure":
@@ -117,9 +122,9 @@ def _no_loss_scale(frame: LossScale) -> str | None:
     return None if (np.isfinite(scale) & (scale > 0)).any() else "No loss scale was recorded."
 
 
-def _grad_norm(run: Run, ask: Ask, points: int = MOST) -> Marked:
-    trace = thin(ask(scale_trace, run), "step", "grad_norm", points, keep="skipped")
-    return Marked(trace, _changes(run, ask))  # crosses on the upper edge show the skipped steps
+def _grad_norm(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
+    trace = ask(_scale_points, run, "grad_norm", points)
+    return Marked(trace, _changes(run, ask))  # crosses on the upper edge mark the skipped steps
 
 
 def _grad_norm_figure(frame: Marked, dark: bool) -> "go.Figure":
@@ -150,9 +155,12 @@ def _no_phases(frame: Marked) -> str | None:
     return None if known else "No step times were recorded."
 
 
-def _memory(run: Run, ask: Ask, points: int = MOST) -> Marked:
-    trace = thin(ask(memory_trace, run), "step", "allocated_bytes", points)
-    return Marked(trace, ask(step_marks, run), what_memory(run))
+def _memory(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
+    return Marked(ask(_memory_points, run, points), ask(step_marks, run), memory_description(run))
+
+
+def _memory_points(run: Run, points: int) -> pd.DataFrame:
+    return downsample(memory_trace(run), "step", "allocated_bytes", points)
 
 
 def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":
@@ -162,7 +170,7 @@ def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":
 
 
 def _device(run: Run, ask: Ask) -> pd.DataFrame:
-    return thin(ask(device_samples, run), "time_s", "gpu_util_frac")
+    return downsample(ask(device_samples, run), "time_s", "gpu_util_frac")
 
 
 def _device_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":

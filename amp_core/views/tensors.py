@@ -1,4 +1,4 @@
-"""Views of the sampled tensors of a run: where their values lie by exponent, and which classes they are of."""
+"""Views of the sampled tensors of a run: their values by exponent and by class."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What the heatmap of exponents is drawn of, its modules folded."""
+    """Data of the heatmap of exponents, folded by module."""
 
     shares: pd.DataFrame
     classes: pd.DataFrame
     title: str
     values: str
-    """What the magnitudes are of."""
+    """What the magnitudes describe."""
 
 
 def shown_kind(run: Run, ask: Ask) -> str:
-    """The kind of tensor that is shown where none is chosen: the first of `KIND_LABELS` that the run sampled."""
+    """The default kind of tensor: the first of `KIND_LABELS` that the run sampled."""
     present = ask(kinds_present, run)
     return next((kind for kind in KIND_LABELS if kind in present), "weight_grad")
 

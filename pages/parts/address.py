@@ -18,7 +18,7 @@ AGAIN_S = 3.0
 """From when a field was set: for so long the browser may not have drawn it yet."""
 
 
-def settle(key: str, value: Any) -> None:
+def set_value(key: str, value: Any) -> None:
     """Before a widget: give session state `key` that value, unless it has it.
 
     What is assigned goes back to the browser even where it is no other, and undoes a click that was made meanwhile.
@@ -46,11 +46,11 @@ def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) 
     if asked is not None and asked != st.session_state.get(f"address.{key}"):
         value = parse(asked[:2000])
         if value is not None:
-            settle(key, value)
+            set_value(key, value)
         elif asked != st.session_state.get(f"address.wrote.{name}"):
             refuse(name, asked)
     if default is not None and st.session_state.get(key) is None:
-        settle(key, default)
+        set_value(key, default)
     elif key in st.session_state:
         _again(key)
 
@@ -68,7 +68,7 @@ def keep(name: str, key: str, text: str) -> None:
 
 
 def refuse(name: str, text: str) -> None:
-    """A link asks for what is not there: `tell` says so."""
+    """A link asks for what is not there: `show_refused` says so."""
     st.session_state["address.refused"][name] = (text, time.monotonic())
 
 
@@ -79,13 +79,13 @@ def begin(page: str) -> None:
         st.session_state["address.refused"] = {}
 
 
-def tell() -> None:
+def show_refused() -> None:
     """Above the page, once it has run: what its address asks for in vain; also in a pass that follows at once."""
     refused: dict[str, tuple[str, float]] = st.session_state["address.refused"]
-    said = [f"{name}={text[:60]}" for name, (text, since) in refused.items() if time.monotonic() - since < AGAIN_S]
-    if said:
+    texts = [f"{name}={text[:60]}" for name, (text, since) in refused.items() if time.monotonic() - since < AGAIN_S]
+    if texts:
         st.warning(
-            f"The address asks for {words.escape(' and '.join(said))}, which this page does not have; "
+            f"The address asks for {words.escape(' and '.join(texts))}, which this page does not have; "
             "it shows something else.",
             icon=":material/link_off:",
         )
@@ -94,6 +94,11 @@ def tell() -> None:
 def choice(options: list[str]) -> Callable[[str], str | None]:
     """A parser for one of `options`."""
     return lambda text: text if text in options else None
+
+
+def whole(options: list[int]) -> Callable[[str], int | None]:
+    """A parser for one of `options`, whole numbers."""
+    return lambda text: int(text) if text.isdecimal() and int(text) in options else None
 
 
 def several(options: list[str]) -> Callable[[str], list[str] | None]:

@@ -13,7 +13,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from amp_core import Run
 from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
-from pages.parts import glossary, loaders, words
+from pages.parts import glossary, words
 
 ACROSS = 3
 """So many cards with a course stand in a row."""
@@ -59,16 +59,15 @@ def show(run: Run, view: Overview) -> None:
 
 def _loss(run: Run, view: Overview) -> Card:
     at_first = "not recorded" if view.loss_first is None else f"{words.loss(view.loss_first)} at first"
-    course = sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for"))
+    course = sparkline(run.steps["loss"].astype(float))
     return Card("Loss", words.loss(view.loss_last), at_first, course, "Of the last step, and of the first.")
 
 
 def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     """The loss scale, and steps skipped for it."""
-    trace = loaders.analysed(scale_trace, run)
-    each = trace["stands_for"]
+    trace = scale_trace(run)
     octaves = np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0))  # each halving as high as another
-    value, beside, course = "none", "no scaler", sparkline(octaves, weights=each)
+    value, beside, course = "none", "no scaler", sparkline(octaves)
     if view.scale.has_scaler:
         moved = view.scale.growths or view.scale.backoffs
         value = words.scale(view.scale.last)
@@ -79,30 +78,30 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     about_skips = glossary.tip("skipped step")
     if not view.scale.skips_recorded:
         return scale, Card("Skipped steps", words.NONE, "not recorded", help=about_skips)
-    so_far = sparkline((trace["skipped"] * each).astype(float).cumsum(), weights=each)
+    so_far = sparkline(trace["skipped"].astype(float).cumsum())
     share = f"{words.percent(view.scale.skip_frac)} of steps"
     return scale, Card("Skipped steps", words.count(view.scale.skips), share, so_far, about_skips)
 
 
 def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
     """Time of a step, and samples in a second."""
-    step_ms, told = run.steps["step_ms"].astype(float), run.steps.get("stands_for")
+    step_ms = run.steps["step_ms"].astype(float)
     low, high = words.number(view.speed.step_ms_low), words.number(view.speed.step_ms_high)
     quartiles = f"{low}–{high} ms" if low != high else "hardly varies"
     warm = f"Median, and where half of the steps lie. The first {view.speed.warmup} warm up and are left out."
     known = view.speed.watch_frac is not None
     watching = f"{words.percent(view.speed.watch_frac)} watching" if known else "watching not timed"
-    rate = sparkline(run.steps["samples"].astype(float) / step_ms, weights=told)
+    rate = sparkline(run.steps["samples"].astype(float) / step_ms)
     share = "Median of samples over step time, and the share of all time that went into watching."
     return (
-        Card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms, weights=told), warm),
+        Card("Step time", words.number(view.speed.step_ms, "ms"), quartiles, sparkline(step_ms), warm),
         Card("Samples per s", words.number(view.speed.samples_per_s), watching, rate, share),
     )
 
 
 def _memory(run: Run, view: Overview) -> Card:
-    memory = loaders.analysed(memory_trace, run)
-    held = sparkline(memory["allocated_bytes"] / 2**20, weights=memory["stands_for"])
+    memory = memory_trace(run)
+    held = sparkline(memory["allocated_bytes"] / 2**20)
     beside = (
         "not recorded"
         if view.memory.peak_bytes is None
@@ -145,11 +144,11 @@ def _picture(label: str, course: list[float]) -> str:
     low, high = values.min(), values.max()
     down = 38 - 36 * (values - low) / (high - low) if high > low else np.full(len(values), 20.0)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(np.linspace(0, 200, len(values)), down, strict=True))
-    look = 'fill="none" stroke="#7C888E" stroke-width="2" vector-effect="non-scaling-stroke"'
+    style = 'fill="none" stroke="#7C888E" stroke-width="2" vector-effect="non-scaling-stroke"'
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 40" preserveAspectRatio="none">'
-        f'<polyline points="{points}" {look}/></svg>'
+        f'<polyline points="{points}" {style}/></svg>'
     )
-    said = f"{label} over the run: from {values[0]:.3g} to {values[-1]:.3g}, between {low:.3g} and {high:.3g}"
+    alt = f"{label} over the run: from {values[0]:.3g} to {values[-1]:.3g}, between {low:.3g} and {high:.3g}"
     encoded = base64.b64encode(svg.encode()).decode()
-    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{said}" style="width:100%;height:40px;display:block">'
+    return f'<img src="data:image/svg+xml;base64,{encoded}" alt="{alt}" style="width:100%;height:40px;display:block">'

@@ -14,14 +14,14 @@ import streamlit as st
 
 def points(event: Any, key: str) -> list[dict[str, Any]]:
     """The points of a chart that were just clicked."""
-    found: list[dict[str, Any]] = event["selection"]["points"]
-    return found if _is_new(key, [(p.get("curve_number"), p.get("x"), p.get("y")) for p in found]) else []
+    selected: list[dict[str, Any]] = event["selection"]["points"]
+    return selected if _is_new(key, [(p.get("curve_number"), p.get("x"), p.get("y")) for p in selected]) else []
 
 
 def rows(event: Any, key: str, count: int) -> list[int]:
     """The rows of a table, of `count`, that were just clicked."""
-    found = [row for row in event["selection"]["rows"] if row < count]
-    return found if _is_new(key, found) else []
+    selected = [row for row in event["selection"]["rows"] if row < count]
+    return selected if _is_new(key, selected) else []
 
 
 def _is_new(key: str, selection: list[Any]) -> bool:

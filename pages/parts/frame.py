@@ -27,5 +27,5 @@ def show(page: StreamlitPage) -> None:
         empty.unreadable(error)
     finally:  # a page may end before its last line
         with notes:
-            address.tell()
+            address.show_refused()
     release_memory.soon()

@@ -20,7 +20,7 @@ def title(text: str) -> None:
     st.title(text, anchor=False)
 
 
-def verdict(text: str) -> None:
+def headline(text: str) -> None:
     """The page's answer, before anything else."""
     st.markdown(f"## {words.unbroken(text)}")
 
@@ -79,8 +79,8 @@ def ending(opened: Run) -> None:
         say = st.warning if opened.status == "stopped" else st.error
         reason = words.escape(words.sentence(opened.end_reason))
         status = opened.status.capitalize()
-        told = reason.lower().startswith(f"{opened.status} ")  # "stopped by SIGTERM", "stopped on request"
-        say(f"{status}{reason[len(status) :]}" if told else f"{status}: {reason}")
+        repeats_status = reason.lower().startswith(f"{opened.status} ")  # "stopped by SIGTERM", "stopped on request"
+        say(f"{status}{reason[len(status) :]}" if repeats_status else f"{status}: {reason}")
     if opened.status in ("failed", "lost") and (lines := opened.console(20)):
         with st.expander("Last lines of its output", expanded=True):
             st.code("\n".join(lines), language=None, wrap_lines=True)
@@ -88,12 +88,12 @@ def ending(opened: Run) -> None:
 
 def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:
     """Name, status and what was run, in one line; returned for what else belongs into it."""
-    said = status or found.status
-    color, icon = words.STATUS_LOOK[said]
+    shown_status = status or found.status
+    color, icon = words.STATUS_LOOK[shown_status]
     line = st.container(horizontal=True, vertical_alignment="center", gap="small")
     with line:
         st.markdown(f"**{words.escape(found.name)}**", width="content")
-        st.badge(said, icon=icon, color=color)
+        st.badge(shown_status, icon=icon, color=color)
         st.caption(" · ".join(facts(found)), width="content")
     return line
 

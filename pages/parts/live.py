@@ -101,14 +101,14 @@ def _waiting(entry: Entry) -> None:
     if job is None or job.state != entry.status:
         st.rerun()
     assert job is not None
-    said = queue.waiting_for(job)
-    st.info(f"{said[0].upper()}{said[1:]}.", icon=words.STATUS_LOOK[job.state][1])
+    reason = queue.waiting_for(job)
+    st.info(f"{reason[0].upper()}{reason[1:]}.", icon=words.STATUS_LOOK[job.state][1])
 
 
 def progress(view: Overview, name: str | None = None) -> None:
     """How far a run is; with `name`, beside others: also how it fares."""
-    of = f" of {view.steps_planned:,}" if view.steps_planned else ""
-    parts = [f"step {view.steps_done:,}{of}"]
+    planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
+    parts = [f"step {view.steps_done:,}{planned}"]
     if name is not None:
         parts = [f"**{words.escape(name)}**", view.status, *parts]
     if view.speed.step_ms:

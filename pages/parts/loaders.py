@@ -1,7 +1,7 @@
 """Open runs and analyse them, each thing once.
 
     >>> run = open_run(entry)
-    >>> trace = analysed(scale_trace, run)
+    >>> view = analysed(overview, run)
 
 Sessions that look at one run share it: it is read by one of them, and each gets a snapshot that nobody changes. What an
 analysis made of a snapshot is shared like it, and what it made of a run that no longer grows is remembered under the
@@ -75,7 +75,7 @@ _held: WeakSet[Run] = WeakSet()
 _files_of: WeakKeyDictionary[Run, str] = WeakKeyDictionary()
 """The files of each run as the last pass found them: one look at a folder of some hundred files for all its numbers."""
 _opening = threading.Lock()
-_taster = Sandbox()
+_sandbox = Sandbox()
 
 
 def open_run(entry: Entry) -> Run:
@@ -111,7 +111,7 @@ def _open(entry: Entry) -> tuple[_Shared | None, Run]:
         shared = _shared.get(str(entry.path))
         if shared is None:
             own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or written anew by it
-            run = open_extract(entry.path, sandbox=None if own else _taster)
+            run = open_extract(entry.path, sandbox=None if own else _sandbox)
             if not isinstance(run, Extract):  # at an address: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)
@@ -127,20 +127,20 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
     """`function(of, *args, **options)`, remembered as long as its runs do not change. Do not change what it gives."""
     runs = list(of) if isinstance(of, Sequence) else [of]
     name = f"{function.__module__}.{function.__qualname__}"
-    given = (args, tuple(sorted(options.items())))
+    parameters = (args, tuple(sorted(options.items())))
     if not any(run.is_live for run in runs):
         files = [_files_of.get(run) or _files(run) for run in runs]
-        remembered: T = _remembered(function, of, name, files, given)
+        remembered: T = _remembered(function, of, name, files, parameters)
         return remembered
     if isinstance(of, Sequence) or not isinstance(of, Extract):
         return function(of, *args, **options)
     with _opening:
         lock, made = _made.setdefault(of, (threading.RLock(), {}))
     with lock:
-        if (name, given) not in made:
-            made[name, given] = function(of, *args, **options)
-        found: T = made[name, given]
-        return found
+        if (name, parameters) not in made:
+            made[name, parameters] = function(of, *args, **options)
+        answer: T = made[name, parameters]
+        return answer
 
 
 def _files(run: Run) -> str:
@@ -154,7 +154,7 @@ def _remembered(
     _of: Run | Sequence[Run],
     name: str,  # noqa: ARG001 - this and `files` are the key under which it is remembered
     files: list[str],  # noqa: ARG001
-    given: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]],
+    parameters: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]],
 ) -> Any:
-    args, options = given
+    args, options = parameters
     return _function(_of, *args, **dict(options))

@@ -93,7 +93,7 @@ def _follow_address(entries: dict[str, Entry]) -> None:
     asked, missing = st.query_params.get("run"), None
     if asked and asked != st.session_state.get("picker.address"):
         if asked in entries:
-            address.settle("run", asked)
+            address.set_value("run", asked)
         else:
             missing = asked
     # A pass that was under way when the run was renamed sends its old label, which is no choice any more: it stays.
@@ -102,6 +102,6 @@ def _follow_address(entries: dict[str, Entry]) -> None:
     if kept is None and before[1] and before[1] != st.session_state.get("picker.let_go"):
         missing = missing or before[1]
     shown = kept or run_list.preferred(entries) or next(iter(entries), "")
-    address.settle("run", shown)
+    address.set_value("run", shown)
     if missing:
         st.session_state["picker.missing"] = (missing, shown, None)

@@ -77,8 +77,8 @@ def _rounded(value: float) -> float:
 
 def known(frame: pd.DataFrame, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `columns` of which `frame` tells anything, to leave their room to the others; all where it is empty."""
-    told = {name for name in columns if frame.empty or (frame[name].notna() & ~frame[name].isin(["", NONE])).any()}
-    return {name: column for name, column in columns.items() if name in told}
+    filled = {name for name in columns if frame.empty or (frame[name].notna() & ~frame[name].isin(["", NONE])).any()}
+    return {name: column for name, column in columns.items() if name in filled}
 
 
 def begin() -> None:

@@ -1,9 +1,9 @@
-"""Marks on the time axis, the gradient that audits found lost, and which run another is held against."""
+"""Marks on the time axis, the underflow that audits measured, and the choice of a baseline run."""
 
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis import lost_gradient, reference, scale_summary, step_marks
+from amp_core.analysis import baseline_index, lost_gradient, scale_summary, step_marks
 from amp_core.store.writer import RunWriter
 from tests.synthetic import write
 
@@ -50,7 +50,7 @@ def test_lost_gradient_is_that_of_the_runs_own_scale(tmp_path):
     assert lost_gradient(load_run(write(tmp_path / "b", "healthy"))) is None
 
 
-def test_skips_that_nobody_recorded_are_not_zero(tmp_path):
+def test_unrecorded_skips_are_not_zero(tmp_path):
     with RunWriter(tmp_path / "a") as writer:
         writer.append("steps", {"step": [0, 1], "skipped": [None, None], "step_ms": [1.0, 1.0]})
     about = scale_summary(load_run(tmp_path / "a"))
@@ -58,7 +58,7 @@ def test_skips_that_nobody_recorded_are_not_zero(tmp_path):
     assert scale_summary(load_run(write(tmp_path / "b", "fp32"))).skip_frac == 0
 
 
-def test_the_reference_is_fp32_of_the_same_task_and_seed():
+def test_the_baseline_is_fp32_of_the_same_task_and_seed():
     task = {"workload": "text-gpt", "size": "tiny", "seed": 1}
     others = [
         task | {"precision": "tf32"},
@@ -66,8 +66,8 @@ def test_the_reference_is_fp32_of_the_same_task_and_seed():
         task | {"precision": "fp32"},
         task | {"precision": "fp32", "size": "small"},
     ]
-    assert reference([task | {"precision": "fp16"}, *others], 0) == 3
-    assert reference([task | {"precision": "fp16"}, others[0], others[3]], 0) == 1
-    assert reference([task | {"precision": "fp16"}, others[3]], 0) is None
-    assert reference([task | {"precision": "fp32"}, others[2]], 0) is None
-    assert reference([{"precision": "fp16"}, {"precision": "fp32"}], 0) is None
+    assert baseline_index([task | {"precision": "fp16"}, *others], 0) == 3
+    assert baseline_index([task | {"precision": "fp16"}, others[0], others[3]], 0) == 1
+    assert baseline_index([task | {"precision": "fp16"}, others[3]], 0) is None
+    assert baseline_index([task | {"precision": "fp32"}, others[2]], 0) is None
+    assert baseline_index([{"precision": "fp16"}, {"precision": "fp32"}], 0) is None

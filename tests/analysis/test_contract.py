@@ -59,7 +59,7 @@ def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd:
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
-def test_every_analysis_of_runs_beside_each_other(scenario: str, runs: dict[str, Run]) -> None:
+def test_every_analysis_of_several_runs(scenario: str, runs: dict[str, Run]) -> None:
     for name, function in OF_RUNS.items():
         with noted(name), warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -10,6 +10,7 @@ import pytest
 from amp_core import Run, load_run
 from amp_core.analysis import (
     class_shares,
+    downsample,
     exponent_shares,
     layer_advice,
     loss_curves,
@@ -22,7 +23,6 @@ from amp_core.analysis import (
     what_if,
     whole_model,
 )
-from amp_core.analysis import thin as thinned
 from tests.counted import calls_of
 from tests.synthetic import write_rows
 
@@ -65,12 +65,12 @@ def test_a_long_run_is_analysed_quickly(large: Run) -> None:
         lambda: skip_episodes(large),
         lambda: phase_times(large),
         lambda: overview(large),
-        lambda: thinned(trace, "step", "loss_scale", most=4000, keep="skipped"),
-        lambda: loss_curves([large], most=4000),
+        lambda: downsample(trace, "step", "loss_scale", max_points=4000, keep="skipped"),
+        lambda: loss_curves([large], max_points=4000),
     )
     for work in works:
         assert calls_of(work) < STEPS / 10
-    small = thinned(trace, "step", "loss_scale", most=4000, keep="skipped")
+    small = downsample(trace, "step", "loss_scale", max_points=4000, keep="skipped")
     assert len(small) < 8200 and small["skipped"].sum() == pytest.approx(trace["skipped"].sum(), rel=0.01)
 
 
@@ -86,8 +86,8 @@ def test_predictions_for_a_deep_model_are_quick(large: Run) -> None:
     assert calls_of(lambda: what_if(large, step=500)) < 400 * LAYERS
     predictions = what_if(large, step=500)
     assert calls_of(lambda: whole_model(predictions)) < 10 * LAYERS
-    found = whole_model(predictions)
-    assert len(predictions) == LAYERS * 2 * 51 and len(found) == 2 * 51
+    totals = whole_model(predictions)
+    assert len(predictions) == LAYERS * 2 * 51 and len(totals) == 2 * 51
     for work in (safe_window, safe_window_over_time, layer_advice):
         assert calls_of(lambda work=work: work(large)) < 2000 * LAYERS
     window, over_time, advice = safe_window(large), safe_window_over_time(large), layer_advice(large)

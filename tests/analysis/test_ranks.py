@@ -47,7 +47,7 @@ def test_ranks_that_disagree_on_skipping_alone_have_no_ratio_of_scales(tmp_path:
 
 
 def test_a_head_may_promise_more_processes_than_ever_began(tmp_path: Path) -> None:
-    """A damaged or hostile one: each that never began is told without a search for it."""
+    """A damaged or hostile head: each rank that never started is listed without a search."""
     with RunWriter(tmp_path / "run", world_size=100_000) as writer:
         writer.append("steps", {"step": range(3)})
     ends = rank_ends(load_run(tmp_path / "run"))

@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 
 from amp_core.analysis import predicted_and_audited, safe_window, what_if
-from amp_core.analysis.numerics.safe_window import COSINE
-from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
+from amp_core.analysis.numerics.safe_window import MIN_COSINE
+from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
 from tests.analysis.numerics.test_predictions import MODELS, STEPS, audited_at, matrices, recorded
 
 TRIED = [2.0**k for k in range(-10, 31)]
@@ -29,7 +29,7 @@ def row(name: str, precision: str, folder: Path) -> str:
     source = what_if(run, ("fp16",), range(-4, 17), kinds=("weight_grad",), step=STEPS - 1)
     source = source.set_index(["name", "log2_scale"])["source_underflow_frac"]
     keys = pd.MultiIndex.from_arrays([beside["name"], np.log2(beside["loss_scale"]).astype(int)])
-    healthy = source.reindex(keys).to_numpy() <= HEALTHY_SOURCE
+    healthy = source.reindex(keys).to_numpy() <= MAX_SOURCE_UNDERFLOW_FRAC
     judged = (matrices(run, beside["name"]) & beside["audited_frac"].notna()).to_numpy()
     error = (beside["predicted_frac"] - beside["audited_frac"]).abs().to_numpy()
     window = safe_window(run)
@@ -46,7 +46,7 @@ def row(name: str, precision: str, folder: Path) -> str:
 def passes(run, rows: pd.DataFrame) -> bool:
     """Whether every weight matrix kept its direction, and nothing overflowed."""
     judged = rows[matrices(run, rows["name"]) & (rows["nonzero"] > 0)]
-    return bool((rows["nonfinite"] == 0).all() and judged["cosine"].min() >= COSINE)
+    return bool((rows["nonfinite"] == 0).all() and judged["cosine"].min() >= MIN_COSINE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from amp_core import Run
 from amp_core.figures.browser import for_browser
-from amp_core.figures.style import INK, PAGE, QUIET
+from amp_core.figures.colours import INK, PAGE, QUIET
 from tests.figures.test_contract import FRAMES, drawn
 from tests.places import ROOT
 

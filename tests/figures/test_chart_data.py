@@ -50,16 +50,18 @@ def test_many_skipped_steps_are_strokes_each_of_which_tells_and_is_one_row():
     at = trace["step"][trace["skipped"]].tolist()
     episodes = pd.DataFrame({"first": at, "last": at, "skips": 1, "scale_before": 2.0**16, "scale_after": 2.0**15})
     figure = scale_figure(trace, episodes.assign(tensors="head"))
-    strokes, told = figure.data[-2:]
-    assert strokes.mode == "lines" and len(strokes.x) == 300 and strokes.showlegend is None and not told.showlegend
-    assert told.x.tolist() == at and "not finite: head" in told.customdata[0] and told.marker.maxdisplayed == 1
+    strokes, recorded = figure.data[-2:]
+    assert strokes.mode == "lines" and len(strokes.x) == 300 and strokes.showlegend is None and not recorded.showlegend
+    assert (
+        recorded.x.tolist() == at and "not finite: head" in recorded.customdata[0] and recorded.marker.maxdisplayed == 1
+    )
     for drawn, height in ((figure, 2.0**16), (grad_norm_figure(trace), None)):
         rows = chart_data(drawn).iloc[-100:]
         assert rows["x"].tolist() == at and rows["trace"].nunique() == 1
         assert rows["y"].isna().all() if height is None else set(rows["y"]) == {height}
 
 
-def test_a_label_beside_a_bar_is_no_number_of_its_own(tmp_path):
+def test_labels_beside_bars_are_not_chart_data(tmp_path):
     table = pd.DataFrame({"run": ["a", "b"], "precision": ["fp32", "fp16"], "speed_ratio": [1.0, 0.12]})
     data = chart_data(
         compare_bars(table.assign(speed_ratio_low=[1.0, 0.1], speed_ratio_high=[1.0, 0.15]), "speed_ratio")

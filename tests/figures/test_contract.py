@@ -103,8 +103,8 @@ FRAMES: dict[str, Callable[[Run], tuple[Any, ...]]] = {
     "exponents_over_time": lambda run: (of_a_tensor(layer_exponents, run, ["step", "exponent", "share"]),),
     "classes_over_time": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
     "magnitude_figure": lambda run: (of_a_tensor(layer_trace, run, ["step"]),),
-    "lost_figure": lambda run: (analysis.what_if(run, ("fp16",), (-20,), (kind(run),)),),
-    "answer_figure": lambda run: (of_steps(run, analysis.answer_shares(profiled())),),
+    "underflow_figure": lambda run: (analysis.what_if(run, ("fp16",), (-20,), (kind(run),)),),
+    "tensor_core_figure": lambda run: (of_steps(run, analysis.tensor_core_shares(profiled())),),
     "kernel_figure": lambda run: (of_steps(run, analysis.kernel_table(profiled())),),
     "step_cost_figure": lambda run: (analysis.step_cost(run).parts,),
     "rank_figure": lambda run: (analysis.rank_table(run),),
@@ -218,7 +218,7 @@ BARE = re.compile(
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_every_axis_says_its_unit(name: str, runs: dict[str, Run]) -> None:
+def test_every_axis_has_a_unit(name: str, runs: dict[str, Run]) -> None:
     layout = drawn(name, runs["overflowing"]).layout
     for axis in (layout.xaxis, layout.yaxis):
         title = axis.title.text or ""
@@ -229,35 +229,35 @@ def test_every_axis_says_its_unit(name: str, runs: dict[str, Run]) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_pointing_at_a_number_says_in_words_what_it_is(name: str, runs: dict[str, Run]) -> None:
+def test_hover_texts_describe_their_numbers(name: str, runs: dict[str, Run]) -> None:
     figure = drawn(name, runs["overflowing"])
     for trace in figure.data:
         if trace.hoverinfo == "skip":
             continue
-        told = trace.hovertemplate or " ".join(trace.hovertext)
-        if "%{text}" in told:
-            told += " ".join(map(str, np.atleast_1d(trace.text)))
-        said = re.sub(r"%\{[^}]*\}|<[^>]*>", " ", told) + (trace.name or "")
-        assert len(re.findall(r"[^\W\d_]{2,}", said)) >= 2, f"{trace.name}: {told[:80]}"
+        recorded = trace.hovertemplate or " ".join(trace.hovertext)
+        if "%{text}" in recorded:
+            recorded += " ".join(map(str, np.atleast_1d(trace.text)))
+        text = re.sub(r"%\{[^}]*\}|<[^>]*>", " ", recorded) + (trace.name or "")
+        assert len(re.findall(r"[^\W\d_]{2,}", text)) >= 2, f"{trace.name}: {recorded[:80]}"
 
 
 STACKED = {
     "class_bars",
     "classes_over_time",
     "kernel_figure",
-    "answer_figure",
+    "tensor_core_figure",
     "phase_figure",
     "memory_moments_figure",
     "memory_parts_figure",
     "step_cost_figure",
     "rank_figure",
 }
-"""Parts of a whole, told by their order too: neighbours differ in lightness or hatching."""
+"""Parts of a whole, also distinguished by their order: neighbours differ in lightness or hatching."""
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", FRAMES)
-def test_nothing_is_told_by_hue_alone(name: str, dark: bool, runs: dict[str, Run]) -> None:
+def test_nothing_relies_on_hue_alone(name: str, dark: bool, runs: dict[str, Run]) -> None:
     named = [
         trace for trace in drawn(name, runs["overflowing"], dark).data if trace.name and trace.showlegend is not False
     ]
@@ -270,7 +270,7 @@ def test_nothing_is_told_by_hue_alone(name: str, dark: bool, runs: dict[str, Run
 
 
 def mark(trace: Any) -> tuple[Any, ...]:
-    """What of a trace can be told without colour."""
+    """The properties of a trace that are visible without colour."""
     marker, line = trace.marker, getattr(trace, "line", None)
     fill = getattr(trace, "fillpattern", None)
     return (

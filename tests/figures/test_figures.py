@@ -34,7 +34,7 @@ from amp_core.figures import (
     step_heatmap,
 )
 from amp_core.figures.marks import with_marks
-from amp_core.figures.step_time import CUT, PEAK
+from amp_core.figures.step_time import CUT_RATIO, PEAK_RATIO
 from amp_core.formats import FORMATS
 from tests.figures.rendered import limits, texts, trace
 
@@ -72,15 +72,15 @@ def test_phases_of_a_step_are_called_the_same_on_all_figures(runs: dict[str, Run
     assert ranks[0] == "waiting for data" and set(ranks) == steps - {"other"}
 
 
-def test_a_share_of_the_device_that_is_told_alone_is_named() -> None:
+def test_a_single_device_counter_has_a_legend() -> None:
     alone = device_figure(pd.DataFrame({"time_s": [0.0, 1.0], "gpu_util_frac": [0.5, 0.9]}))
     assert len(alone.data) == 1 and alone.layout.showlegend
 
 
-def test_rows_of_tensors_have_room_beside_three_lines_of_legend(runs: dict[str, Run]) -> None:
+def test_rows_of_tensors_keep_their_height_with_three_lines_of_legend(runs: dict[str, Run]) -> None:
     shares = shares_over_steps(runs["collapsing"], "output_grad")
-    room = step_heatmap(shares).layout.height - 52 - 60 - 3 * 22  # title, axis, legend
-    assert room >= 14 * shares["name"].nunique()
+    padding = step_heatmap(shares).layout.height - 52 - 60 - 3 * 22  # title, axis, legend
+    assert padding >= 14 * shares["name"].nunique()
 
 
 def test_axes_name_what_they_count(runs: dict[str, Run]) -> None:
@@ -100,9 +100,9 @@ def test_skipped_steps_are_crosses_at_their_scale(runs: dict[str, Run]) -> None:
     assert crosses.x.tolist() == steps["step"][steps["skipped"]].tolist()
     assert crosses.y.tolist() == steps["loss_scale"][steps["skipped"]].tolist()
     assert crosses.marker.symbol == "x"
-    told = dict(zip(crosses.x.tolist(), crosses.customdata.tolist(), strict=True))
-    assert "steps 60 to 63 skipped in a row, loss scale from 2<sup>16</sup> to 2<sup>12</sup>" in told[62]
-    assert "not finite: head.weight" in told[0]
+    recorded = dict(zip(crosses.x.tolist(), crosses.customdata.tolist(), strict=True))
+    assert "steps 60 to 63 skipped in a row, loss scale from 2<sup>16</sup> to 2<sup>12</sup>" in recorded[62]
+    assert "not finite: head.weight" in recorded[0]
 
 
 def test_the_scale_is_a_stair_on_powers_of_two(runs: dict[str, Run]) -> None:
@@ -143,7 +143,7 @@ def test_a_legend_of_many_phases_keeps_clear_of_the_title(runs: dict[str, Run]) 
     assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
 
 
-def test_long_run_names_leave_room_for_bars_and_title(runs: dict[str, Run]) -> None:
+def test_long_run_names_are_shortened_beside_bars_and_title(runs: dict[str, Run]) -> None:
     table = compare([runs["fp32"], runs["healthy"]]).table
     table["run"] = ["a-run-with-a-name-as-long-as-they-come", "another-run-with-a-long-name-for-a-bar"]
     figure = compare_bars(table, "loss_ratio")
@@ -151,13 +151,13 @@ def test_long_run_names_leave_room_for_bars_and_title(runs: dict[str, Run]) -> N
     assert max(map(len, figure.layout.yaxis.ticktext)) <= 20 and len(figure.layout.xaxis.title.text) <= 35
 
 
-def test_a_peak_is_cut_off_and_told() -> None:
+def test_a_peak_is_cut_off_with_a_note() -> None:
     times = pd.DataFrame({"step": range(5), "forward_ms": [500.0, 10.0, 10.0, 10.0, 10.0]})
     figure = phase_figure(times)
-    assert figure.layout.yaxis.range == (0, CUT * 10.0)
+    assert figure.layout.yaxis.range == (0, CUT_RATIO * 10.0)
     assert texts(figure) == ["peaks up to 500 ms lie beyond the axis"]
     assert phase_figure(times[1:]).layout.yaxis.range is None
-    times.loc[0, "forward_ms"] = PEAK * 10.0
+    times.loc[0, "forward_ms"] = PEAK_RATIO * 10.0
     assert phase_figure(times).layout.yaxis.range is None  # up to there every step is whole
 
 
@@ -210,7 +210,7 @@ def test_formats_reach_from_their_smallest_to_their_largest() -> None:
     assert limits(figure)[0] == -3.3 and limits(figure)[1] < 140
 
 
-def test_a_sum_is_drawn_beside_the_exact_one() -> None:
+def test_a_running_sum_is_drawn_with_the_exact_sum() -> None:
     figure = accumulation_figure(accumulated(Fraction(0), Fraction(1), 300, FORMATS["bf16"]), "BF16")
     assert trace(figure, "in BF16").y.max() == 256 and trace(figure, "exact").y[-1] == 300
     assert "256 in BF16, exactly 300" in figure.layout.meta["alt"]

@@ -6,10 +6,11 @@ import plotly.graph_objects as go
 import pytest
 
 from amp_core import Run
-from amp_core.analysis import answer_shares, compare_step_cost, kernel_table, step_cost
+from amp_core.analysis import compare_step_cost, kernel_table, step_cost, tensor_core_shares
 from amp_core.analysis.performance.step_cost import PARTS, PHASE_LABELS
-from amp_core.figures import agreement_figure, answer_figure, kernel_figure, step_cost_figure, style
-from amp_core.figures.kernels import MOST, short_kernel
+from amp_core.figures import agreement_figure, kernel_figure, step_cost_figure, tensor_core_figure
+from amp_core.figures import colours as figure_colours
+from amp_core.figures.kernels import MAX_BARS, short_kernel
 from tests.figures.test_style import contrast
 
 
@@ -18,8 +19,8 @@ def bar(figure: go.Figure, name: str) -> go.Bar:
 
 
 def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run]) -> None:
-    shares = answer_shares(runs["profiled"])
-    figure = answer_figure(shares)
+    shares = tensor_core_shares(runs["profiled"])
+    figure = tensor_core_figure(shares)
     assert [trace.name for trace in figure.data] == [
         "on tensor cores", "unknown by name", "matrix work not on tensor cores", "no matrix work",
     ]  # fmt: skip
@@ -56,8 +57,8 @@ def test_a_cpu_has_matrix_work_and_other_work(runs: dict[str, Run]) -> None:
 def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
     table = pd.concat([kernel_table(runs["profiled"])] * 3, ignore_index=True)
     figure = kernel_figure(table.sort_values("total_us", ascending=False))
-    assert len(figure.layout.yaxis.tickvals) == MOST
-    assert f"the {MOST} of {len(table)} with the most time" in figure.layout.meta["alt"]
+    assert len(figure.layout.yaxis.tickvals) == MAX_BARS
+    assert f"the {MAX_BARS} of {len(table)} with the most time" in figure.layout.meta["alt"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_parts_of_a_step_stack_to_its_time(runs: dict[str, Run]) -> None:
         assert figure.layout.xaxis.title.text == "time of a step (ms)"
 
 
-def test_only_parts_with_room_have_their_label_on_them(runs: dict[str, Run]) -> None:
+def test_only_long_parts_have_a_label(runs: dict[str, Run]) -> None:
     figure = step_cost_figure(step_cost(runs["profiled"]).parts)
     assert bar(figure, "matrix, on tensor cores").text[0] == "matrix, on tensor cores<br>48.8 %"
     assert bar(figure, "waiting for data").text[0] == "6 %"
@@ -101,8 +102,8 @@ def test_two_runs_are_two_bars_on_one_axis(runs: dict[str, Run]) -> None:
 
 
 def test_every_part_has_a_colour_and_a_label_that_can_be_read_on_it() -> None:
-    assert set(style.PARTS) == set(PARTS) | set(PHASE_LABELS)
-    for part, (light, dark, ink, _) in style.PARTS.items():
+    assert set(figure_colours.PARTS) == set(PARTS) | set(PHASE_LABELS)
+    for part, (light, dark, ink, _) in figure_colours.PARTS.items():
         assert contrast(light, ink[0]) >= 3.0 and contrast(dark, ink[1]) >= 3.0, part
 
 
@@ -115,6 +116,6 @@ def test_a_part_that_only_a_later_run_has_stands_in_its_place_among_the_others()
 
 def test_the_error_of_gradients_has_ticks_at_powers_of_ten_alone():
     errors = [3e-4, 2e-2]
-    found = pd.DataFrame({"run": "a", "precision": "fp16", "name": ["x", "y"], "rel_error": errors, "cosine": 1.0})
-    axis = agreement_figure(found).layout.xaxis
+    result = pd.DataFrame({"run": "a", "precision": "fp16", "name": ["x", "y"], "rel_error": errors, "cosine": 1.0})
+    axis = agreement_figure(result).layout.xaxis
     assert axis.range == (-4, -1) and axis.dtick == 1

@@ -1,4 +1,4 @@
-"""Marks of skipped steps: on an axis of their own, told in the alternative text, and none where there is nothing."""
+"""Marks of skipped steps have their own axis, are described in the alternative text, and are absent without steps."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from amp_core.figures import loss_figure
-from amp_core.figures.marks import ROWS, with_marks, with_rows
+from amp_core.figures.marks import MAX_ROWS_WITHIN, with_marks, with_rows
 
 CURVE = pd.DataFrame({"run": "a", "precision": "fp16", "step": range(4), "loss": 2.0, "smooth": 2.0})
 
@@ -16,7 +16,7 @@ def marks(**columns):
     return pd.DataFrame(frame | {"what": ["step skipped", "sampling interval: 10 to 20"]} | columns)
 
 
-def test_marks_stand_on_an_axis_of_their_own_and_are_told():
+def test_marks_have_their_own_axis_and_a_description():
     plain = loss_figure(CURVE)
     marked = with_marks(loss_figure(CURVE), marks(), "samples")
     added = marked.data[len(plain.data) :]
@@ -36,7 +36,7 @@ def test_nothing_to_mark_changes_nothing():
 def test_each_of_several_runs_has_a_row_in_its_own_colour_and_the_legend_names_each_kind_once():
     marked = loss_figure(CURVE)
     for row, (name, hue) in enumerate({"first": "#112233", "second": "#445566"}.items()):
-        marked = with_marks(marked, marks(), of=name, hue=hue, row=row)
+        marked = with_marks(marked, marks(), label=name, hue=hue, row=row)
     rows = [trace for trace in marked.data if trace.yaxis]
     assert [trace.yaxis for trace in rows] == ["y9", "y9", "y10", "y10"]
     assert marked.layout.yaxis9.domain[1] == marked.layout.yaxis10.domain[0] < marked.layout.yaxis10.domain[1]
@@ -74,7 +74,7 @@ def domains(figure):
     ]
 
 
-@pytest.mark.parametrize("count", [2, ROWS, ROWS + 1, 9, 15])
+@pytest.mark.parametrize("count", [2, MAX_ROWS_WITHIN, MAX_ROWS_WITHIN + 1, 9, 15])
 def test_the_marks_of_many_runs_have_a_row_each_below_the_curves_which_keep_their_room(count):
     runs = [(f"run {i}", marks(), "#112233") for i in range(count)]
     drawn = with_rows(loss_figure(CURVE), runs)
@@ -88,16 +88,16 @@ def test_the_marks_of_many_runs_have_a_row_each_below_the_curves_which_keep_thei
 
 def test_a_row_drawn_after_higher_ones_does_not_put_the_curves_over_them():
     drawn = loss_figure(CURVE)
-    for row in (ROWS, 0):
-        drawn = with_marks(drawn, marks(), of=f"run {row}", hue="#112233", row=row)
+    for row in (MAX_ROWS_WITHIN, 0):
+        drawn = with_marks(drawn, marks(), label=f"run {row}", hue="#112233", row=row)
     curves, low, high = domains(drawn)
     assert low[1] < high[1] < curves[0]
 
 
 def test_steps_stand_below_the_lowest_row_that_is_there():
-    second = with_marks(loss_figure(CURVE), marks(), of="second", hue="#445566", row=1)
+    second = with_marks(loss_figure(CURVE), marks(), label="second", hue="#445566", row=1)
     assert second.layout.xaxis.anchor == "y10" and len(domains(second)) == 2
-    both = with_marks(second, marks(), of="first", hue="#112233", row=0)
+    both = with_marks(second, marks(), label="first", hue="#112233", row=0)
     assert both.layout.xaxis.anchor == "y9"
     skipped = with_rows(loss_figure(CURVE), [("a", marks().iloc[:0], "#112233"), ("b", marks(), "#445566")])
     assert skipped.layout.xaxis.anchor == "y9" and len(domains(skipped)) == 2  # no row for a run without marks

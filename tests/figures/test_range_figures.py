@@ -21,11 +21,11 @@ from amp_core.figures import (
     classes_over_time,
     exponent_heatmap,
     exponents_over_time,
-    lost_figure,
     magnitude_figure,
     ranges,
     scale_figure,
     underflow,
+    underflow_figure,
 )
 from amp_core.figures.marks import with_marks
 from tests.figures.rendered import limits, texts, trace
@@ -75,7 +75,7 @@ def test_a_fixed_axis_stays_fixed(runs: dict[str, Run]) -> None:
     assert {exponent_heatmap(s, exponents=(-40, 20)).layout.xaxis.range for s in shares} == {(-40, 20)}
 
 
-def test_what_has_no_exponent_is_told_beside(runs: dict[str, Run]) -> None:
+def test_values_without_an_exponent_are_shown_beside_the_plot(runs: dict[str, Run]) -> None:
     run = runs["overflowing"]
     figure = exponent_heatmap(exponent_shares(run, "output_grad"), classes=class_shares(run, "output_grad"))
     beside = trace(figure, "not finite")
@@ -86,9 +86,9 @@ def test_what_has_no_exponent_is_told_beside(runs: dict[str, Run]) -> None:
 def test_a_tensor_without_finite_values_has_a_row() -> None:
     shares = pd.DataFrame({"name": ["a"], "exponent": [0], "share": [1.0]})
     columns = dict.fromkeys(("zero_frac", "subnormal_frac", "normal_frac", "nan_frac"), 0.0)
-    found = pd.DataFrame([{"name": "dead", "inf_frac": 1.0} | columns, {"name": "a", "inf_frac": 0.0} | columns])
+    result = pd.DataFrame([{"name": "dead", "inf_frac": 1.0} | columns, {"name": "a", "inf_frac": 0.0} | columns])
     assert list(exponent_heatmap(shares).data[0].y) == ["a"]
-    assert list(exponent_heatmap(shares, classes=found).data[0].y) == ["dead", "a"]
+    assert list(exponent_heatmap(shares, classes=result).data[0].y) == ["dead", "a"]
 
 
 def test_too_many_cells_are_pooled_by_their_mean() -> None:
@@ -154,15 +154,15 @@ def test_steps_without_finite_values_are_empty_columns_and_the_three_figures_end
     heat = exponents_over_time(there, without=[0, 50])
     assert heat.data[0].x.tolist() == list(range(0, 120, 10))
     assert np.isnan(heat.data[0].z[:, [0, 5]]).all() and np.isfinite(heat.data[0].z[:, 4]).any()
-    found = layer_trace(runs["healthy"], "output_grad", "head")
-    ranges_of = {f.layout.xaxis.range for f in (heat, classes_over_time(found), magnitude_figure(found))}
+    trace = layer_trace(runs["healthy"], "output_grad", "head")
+    ranges_of = {f.layout.xaxis.range for f in (heat, classes_over_time(trace), magnitude_figure(trace))}
     assert len(ranges_of) == 1
 
 
 def test_steps_with_infinities_are_crosses_however_few_there_are(runs: dict[str, Run]) -> None:
     bad = layer_trace(runs["overflowing"], "output_grad", "head").query("inf_frac + nan_frac > 0")["step"].tolist()
-    found = layer_trace(runs["overflowing"], "output_grad", "head")
-    for figure in (classes_over_time(found), magnitude_figure(found)):
+    result = layer_trace(runs["overflowing"], "output_grad", "head")
+    for figure in (classes_over_time(result), magnitude_figure(result)):
         crosses = trace(figure, "∞ or NaN")
         assert crosses.x.tolist() == bad and crosses.marker.symbol == "x"
     clean = layer_trace(runs["healthy"], "output_grad", "head")
@@ -178,40 +178,42 @@ def test_the_axis_of_a_heatmap_ends_with_its_cells(runs: dict[str, Run]) -> None
     assert (low, high) == (steps[0] - 0.5, steps[0] + 0.5)
 
 
-def test_magnitudes_are_held_against_the_format(runs: dict[str, Run]) -> None:
-    found = layer_trace(runs["healthy"], "output_grad", "head")
-    figure = magnitude_figure(found)
-    assert trace(figure, "largest magnitude").y == pytest.approx(found["absmax"].to_numpy())
+def test_magnitudes_are_drawn_with_the_limits_of_the_format(runs: dict[str, Run]) -> None:
+    result = layer_trace(runs["healthy"], "output_grad", "head")
+    figure = magnitude_figure(result)
+    assert trace(figure, "largest magnitude").y == pytest.approx(result["absmax"].to_numpy())
     assert [s.y0 for s in figure.layout.shapes] == [65504.0, 2.0**-14]
-    assert figure.layout.yaxis.type == "log" and not magnitude_figure(found, ("bf16",)).layout.shapes
+    assert figure.layout.yaxis.type == "log" and not magnitude_figure(result, ("bf16",)).layout.shapes
 
 
 # predictions ---------------------------------------------------------------------------------------------------------
 
 
 def test_predicted_losses_are_bars_on_an_axis_that_stands_still(runs: dict[str, Run]) -> None:
-    found = what_if(runs["fp32"], ("fp16",), (-10, 30), ("output_grad",))
-    low, high = (lost_figure(found[found["log2_scale"] == k]) for k in (-10, 30))
+    predictions = what_if(runs["fp32"], ("fp16",), (-10, 30), ("output_grad",))
+    low, high = (underflow_figure(predictions[predictions["log2_scale"] == k]) for k in (-10, 30))
     assert low.layout.xaxis.range == high.layout.xaxis.range == (-6, 0)
     under, mass, over = low.data
-    expected = found[found["log2_scale"] == -10]["underflow_frac"].to_numpy()
+    expected = predictions[predictions["log2_scale"] == -10]["underflow_frac"].to_numpy()
     drawn = expected > 1e-6
     assert drawn.any() and under.x[drawn] == pytest.approx(expected[drawn]) and np.isnan(under.x[~drawn]).all()
     assert np.isnan(over.x).all() and not np.isnan(high.data[2].x).all()
     assert mass.marker.pattern.shape and not texts(low)
 
 
-def test_where_nothing_would_be_lost_it_says_so(runs: dict[str, Run]) -> None:
-    figure = lost_figure(what_if(runs["fp32"], ("bf16",), (0,), ("output_grad",)))
+def test_a_prediction_without_underflow_says_so(runs: dict[str, Run]) -> None:
+    figure = underflow_figure(what_if(runs["fp32"], ("bf16",), (0,), ("output_grad",)))
     assert texts(figure) == ["Nothing of what was recorded would be lost."]
 
 
 def test_the_tensors_that_lose_most_are_drawn() -> None:
     frame = pd.DataFrame({"name": [f"l{i}" for i in range(200)], "underflow_frac": np.linspace(0, 0.5, 200)})
-    figure = lost_figure(frame.assign(underflow_mass_frac=0.0, overflow_frac=np.where(frame.index == 3, 1e-3, 0.0)))
+    figure = underflow_figure(
+        frame.assign(underflow_mass_frac=0.0, overflow_frac=np.where(frame.index == 3, 1e-3, 0.0))
+    )
     assert len(figure.data[0].y) == underflow.MAX_BARS and {"l3", "l199"} <= set(figure.data[0].y)
     assert f"{underflow.MAX_BARS} of 200 tensors" in figure.layout.title.text
-    nothing = lost_figure(frame.assign(underflow_frac=0.0, underflow_mass_frac=0.0, overflow_frac=0.0))
+    nothing = underflow_figure(frame.assign(underflow_frac=0.0, underflow_mass_frac=0.0, overflow_frac=0.0))
     assert not nothing.data and "None of the 200 tensors" in texts(nothing)[0]
 
 

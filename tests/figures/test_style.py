@@ -7,25 +7,11 @@ import pandas as pd
 import pytest
 
 from amp_core.analysis.performance.memory_breakdown import CATEGORIES
+from amp_core.figures.axes import log2_axis, percent, power_of_two, share_axis, shorten, tick_names
+from amp_core.figures.colours import COUNTERS, MEANINGS, MEMORY, RECIPES, UNKNOWN_RECIPE, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.style import (
-    COUNTERS,
-    MEANINGS,
-    MEMORY,
-    RECIPES,
-    UNKNOWN_RECIPE,
-    colour,
-    finished,
-    log2_axis,
-    mended,
-    numbers,
-    percent,
-    power_of_two,
-    recipe_colour,
-    share_axis,
-    shortened,
-    tick_names,
-)
+from amp_core.figures.shapes import bridge_gaps, compact_array
+from amp_core.figures.style import finish
 from amp_core.settings.training import RECIPES as TRAINED
 
 BACKGROUNDS = {False: ("#FFFFFF", "#FCFCFA"), True: ("#0E1117", "#11181B")}
@@ -76,19 +62,19 @@ def test_what_has_a_meaning_stands_out_from_the_page(meaning: str, dark: bool) -
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_recipes_are_told_apart_by_every_eye(dark: bool) -> None:
+def test_recipes_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     for one, other in itertools.combinations(RECIPES, 2):
         assert apart(RECIPES[one][dark], RECIPES[other][dark]) > 0.05, (one, other)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_overflow_underflow_and_healthy_are_told_apart_by_every_eye(dark: bool) -> None:
+def test_overflow_underflow_and_healthy_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     for one, other in itertools.combinations(("overflow", "underflow", "healthy", "zero", "nan"), 2):
         assert apart(MEANINGS[one][dark], MEANINGS[other][dark]) > 0.1, (one, other)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_what_a_device_counts_is_told_apart_by_every_eye(dark: bool) -> None:
+def test_device_counters_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     lines = [c for c in COUNTERS if c != "hmma_active_frac"]  # dotted, in the colour of what it is a part of
     for one, other in itertools.combinations(lines, 2):
         assert apart(COUNTERS[one][dark], COUNTERS[other][dark]) > 0.05, (one, other)
@@ -97,7 +83,7 @@ def test_what_a_device_counts_is_told_apart_by_every_eye(dark: bool) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_neighbours_in_a_stack_of_memory_are_told_apart_by_every_eye(dark: bool) -> None:
+def test_neighbours_in_a_stack_of_memory_are_distinguishable_with_colour_blindness(dark: bool) -> None:
     assert set(MEMORY) == set(CATEGORIES)
     for one, other in itertools.pairwise(CATEGORIES):
         assert apart(MEMORY[one][dark], MEMORY[other][dark]) > 0.08, (one, other)
@@ -125,12 +111,12 @@ def test_log2_ticks_are_powers_of_two_within_the_axis(low: int, high: int) -> No
 
 
 def test_shares_are_written_as_in_the_tables() -> None:
-    said = [percent(share) for share in (1.0, 0.996, 0.99, 0.123, 0.00012, 0.00001, 0.0)]
-    assert said == ["100 %", "99.6 %", "99 %", "12.3 %", "0.012 %", "<0.01 %", "0 %"]
+    text = [percent(share) for share in (1.0, 0.996, 0.99, 0.123, 0.00012, 0.00001, 0.0)]
+    assert text == ["100 %", "99.6 %", "99 %", "12.3 %", "0.012 %", "<0.01 %", "0 %"]
 
 
 @pytest.mark.parametrize(
-    ("top", "past", "said"),
+    ("top", "past", "text"),
     [
         (1.0, 0.0, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
         (1.0, 1.4, ["0 %", "25 %", "50 %", "75 %", "100 %"]),
@@ -138,25 +124,25 @@ def test_shares_are_written_as_in_the_tables() -> None:
         (0.004, 0.004, ["0 %", "0.1 %", "0.2 %", "0.3 %", "0.4 %"]),
     ],
 )
-def test_an_axis_of_shares_says_percent_with_a_space(top: float, past: float, said: list[str]) -> None:
+def test_ticks_of_a_share_axis_have_a_space_before_the_percent_sign(top: float, past: float, text: list[str]) -> None:
     axis = share_axis("share", top, past)
-    assert axis["ticktext"] == said and axis["range"] == [0, max(top, past)]
+    assert axis["ticktext"] == text and axis["range"] == [0, max(top, past)]
     assert axis["tickvals"][-1] <= top + 1e-9 and len(axis["tickvals"]) <= 6
 
 
 def test_steps_are_whole_and_written_with_thousands_set_apart() -> None:
     figure = FigureSpec()
     figure.xaxis(title="step", range=[549.5, 554.5])
-    assert finished(figure, "a", "b").layout.xaxis.dtick == 1
+    assert finish(figure, "a", "b").layout.xaxis.dtick == 1
     figure.xaxis(title="step", range=[0, 20_000], dtick=None)
-    axis = finished(figure, "a", "b").layout.xaxis
+    axis = finish(figure, "a", "b").layout.xaxis
     assert (axis.exponentformat, axis.separatethousands, axis.dtick) == ("none", True, None)
 
 
 def test_long_names_lose_their_middle() -> None:
     name = "transformer.encoder.layers.11.attention.output.dense.weight"
-    assert shortened(name, 30) == "transformer.…tput.dense.weight"
-    assert len(shortened(name, 30)) == 30 and shortened("short") == "short"
+    assert shorten(name, 30) == "transformer.…tput.dense.weight"
+    assert len(shorten(name, 30)) == 30 and shorten("short") == "short"
 
 
 def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
@@ -165,20 +151,20 @@ def test_names_on_an_axis_keep_what_tells_them_apart() -> None:
     mixed = ["model.decoder.layers.0.fc.weight", "model.decoder.layers.1.fc.weight", "model.decoder.head"]
     assert tick_names(mixed) == ["…layers.0.fc.weight", "…layers.1.fc.weight", "…head"]
     assert tick_names(["a.weight", "b.weight"]) == ["a.weight", "b.weight"]
-    assert tick_names(names[:1]) == [shortened(names[0])] and tick_names([]) == []
+    assert tick_names(names[:1]) == [shorten(names[0])] and tick_names([]) == []
 
 
 def test_whole_numbers_stay_whole() -> None:
-    assert numbers(np.array([1, 2**30])).dtype == np.int32
-    assert numbers(np.array([1, 2**40])).dtype == np.float32
-    assert numbers(np.array([0.5])).dtype == np.float32
+    assert compact_array(np.array([1, 2**30])).dtype == np.int32
+    assert compact_array(np.array([1, 2**40])).dtype == np.float32
+    assert compact_array(np.array([0.5])).dtype == np.float32
 
 
 def test_a_line_is_cut_only_where_its_gap_can_be_seen() -> None:
     steps = pd.Series(range(10_000))
     values = pd.Series(1.0, index=steps.index).where(~steps.isin([0, 50, 70, 71, *range(4000, 4100)]))
-    x, y = mended(steps, values)
+    x, y = bridge_gaps(steps, values)
     assert sorted(set(steps) - set(x)) == [50, 70, 71]  # narrower than a pixel
     assert y.isna().sum() == 101 and y[y.isna()].index.tolist() == [0, *range(4000, 4100)]
     assert y.notna().sum() == values.notna().sum()
-    assert mended(steps[:1], values[:1])[0].tolist() == [0]
+    assert bridge_gaps(steps[:1], values[:1])[0].tolist() == [0]

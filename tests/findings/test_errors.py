@@ -10,7 +10,7 @@ from amp_core.store.writer import RunWriter
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ({"class": "Adam"}, "has a gradient"),  # what is not recorded is no sign of parameters of another model
         ({"class": "Adam", "parameters": 4, "outside_model": 0}, "has a gradient"),
@@ -18,13 +18,13 @@ from amp_core.store.writer import RunWriter
     ],
 )
 def test_parameters_are_called_foreign_only_where_that_was_recorded(
-    tmp_path: Path, settings: dict[str, object], said: str
+    tmp_path: Path, settings: dict[str, object], text: str
 ) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [settings]})
     writer.append("steps", {"step": [0]})
     writer.close("failed", "AssertionError: No inf checks were recorded for this optimizer.")
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.code == "no-gradients"]
-    assert finding.title.endswith(said)
+    assert finding.title.endswith(text)
 
 
 def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_a_call_that_no_recorder_wrote_is_no_number_of_an_optimizer(tmp_path: Pa
     assert finding.where == "Adam (optimizer 0)"
 
 
-@pytest.mark.parametrize(("steps", "said"), [(1, "called twice for one step"), (0, "before any optimizer stepped")])
-def test_an_update_without_a_step_is_no_want_of_gradients(steps: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "text"), [(1, "called twice for one step"), (0, "before any optimizer stepped")])
+def test_an_update_without_a_step_is_no_want_of_gradients(steps: int, text: str, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", config={"optimizers": ["Adam"], "optimizer_settings": [{}]})
     if steps:
         writer.append("steps", {"step": range(steps)})
     writer.close("failed", "AssertionError: No inf checks were recorded prior to update.")
     (finding,) = [f for f in diagnose(load_run(tmp_path / "run")) if f.severity == "error"]
-    assert finding.code == "update-without-step" and said in finding.title and "update()" in finding.advice
+    assert finding.code == "update-without-step" and text in finding.title and "update()" in finding.advice
 
 
 def test_the_largest_modules_that_are_half_throughout_are_named(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ def test_forward_comes_before_the_gradients_that_it_spoils(tmp_path: Path) -> No
         0,
         True,
     )
-    found = {f.code: f for f in diagnose(run)}
-    assert {found[c].where for c in ("activation-overflow", "loss-nonfinite", "scale-collapse")} == {"blocks.1.up"}
-    assert found["loss-nonfinite"].follows == found["scale-collapse"].follows == "activation-overflow"
-    assert found["activation-overflow"].follows == ""
-    assert found["activation-overflow"].title.endswith("(Linear) overflows float16 from input of up to 300")
+    by_code = {f.code: f for f in diagnose(run)}
+    assert {by_code[c].where for c in ("activation-overflow", "loss-nonfinite", "scale-collapse")} == {"blocks.1.up"}
+    assert by_code["loss-nonfinite"].follows == by_code["scale-collapse"].follows == "activation-overflow"
+    assert by_code["activation-overflow"].follows == ""
+    assert by_code["activation-overflow"].title.endswith("(Linear) overflows float16 from input of up to 300")
 
 
 def test_an_input_whose_size_was_not_recorded_is_not_spoken_of(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_skipped_step_that_was_recovered_from_is_no_cause(tmp_path: Path) -> N
     run = run_of(tmp_path / "run", events, losses, [True] + [False] * 59 + [True] * 3)
     cause = first_cause(run, 0, 62)
     assert cause is not None and (cause.phase, cause.where, cause.step) == ("forward", "blocks.1.up", 60)
-    found = {f.code: f for f in diagnose(run)}
-    assert found["activation-overflow"].where == found["loss-nonfinite"].where == "blocks.1.up"
-    assert found["loss-nonfinite"].follows == "activation-overflow"
+    by_code = {f.code: f for f in diagnose(run)}
+    assert by_code["activation-overflow"].where == by_code["loss-nonfinite"].where == "blocks.1.up"
+    assert by_code["loss-nonfinite"].follows == "activation-overflow"
 
 
 def test_skips_just_before_it_explain_no_output_that_is_not_finite(tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_a_loss_that_rose_while_all_was_finite_diverged(broken: str, dtype: str 
     }[broken]
     steps = {"step": range(36), "loss": RISING + [float("nan")] * 6}
     run = load_run(write_rows(tmp_path / "run", steps=steps, events=events, config={"autocast_dtype": dtype}))
-    found = {f.code: f for f in diagnose(run)}
-    finding = found["loss-nonfinite"]
+    by_code = {f.code: f for f in diagnose(run)}
+    finding = by_code["loss-nonfinite"]
     rose = "588" if broken == "backward" else "800"  # the last step's own gradients were not finite
-    assert finding.where == "learning rate" and finding.follows == "" and "activation-overflow" not in found
+    assert finding.where == "learning rate" and finding.follows == "" and "activation-overflow" not in by_code
     assert f"the loss rose {rose}-fold while all was finite" in finding.title or broken == "backward"
     assert "learning rate" in finding.advice and not re.search("float16|float32|bfloat16", finding.advice)
 
@@ -215,23 +215,23 @@ def test_advice_fits_the_cause_and_the_precision(detail: str, dtype: str | None,
     steps["loss_scale"] = [2.0**-i for i in range(12)]
     config = {"autocast_dtype": dtype, "scaler": {"enabled": True}}
     run = load_run(write_rows(tmp_path / "run", steps=steps, events=[*events, statistics], config=config))
-    found = {f.code: f for f in diagnose(run)}
+    by_code = {f.code: f for f in diagnose(run)}
     for code in ("loss-nonfinite", "scale-collapse", "batchnorm-poisoned"):
-        finding = found[code]
+        finding = by_code[code]
         assert finding.advice.count(". ") == 1 and finding.advice.endswith(".")
         compile(finding.snippet, code, "exec")
-        told = f"{finding.advice} {finding.snippet} {finding.frameworks}"
+        recorded = f"{finding.advice} {finding.snippet} {finding.frameworks}"
         if dtype is None or detail in ("data", "weights"):
-            assert not re.search("float32|float16|bfloat16|bf16", told), told
+            assert not re.search("float32|float16|bfloat16|bf16", recorded), recorded
     if detail == "data":
-        assert "samples" in found["loss-nonfinite"].advice and found["loss-nonfinite"].where == "input data"
+        assert "samples" in by_code["loss-nonfinite"].advice and by_code["loss-nonfinite"].where == "input data"
 
 
-@pytest.mark.parametrize(("precision", "found"), [("fp32", False), ("bf16", True), (None, True)])
-def test_an_fp32_run_whose_losses_have_few_bits_is_not_told_to_use_fp32(
-    precision: str | None, found: bool, tmp_path: Path
+@pytest.mark.parametrize(("precision", "result"), [("fp32", False), ("bf16", True), (None, True)])
+def test_an_fp32_run_whose_losses_have_few_bits_is_not_advised_to_use_fp32(
+    precision: str | None, result: bool, tmp_path: Path
 ) -> None:
     """Counts over a batch of 64 have few bits in any format."""
     steps = {"step": range(30), "loss": [(90 - step) / 64 for step in range(30)]}
     run = load_run(write_rows(tmp_path / "run", steps=steps, config={"precision": precision}))
-    assert ("half-accumulation" in {f.code for f in diagnose(run)}) is found
+    assert ("half-accumulation" in {f.code for f in diagnose(run)}) is result

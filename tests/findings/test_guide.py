@@ -12,7 +12,7 @@ from tests.synthetic import SAMPLES
 
 
 @pytest.mark.parametrize("entry", GUIDE.values(), ids=lambda e: e.code)
-def test_an_entry_says_what_shows_it_and_what_repairs_it(entry: Entry) -> None:
+def test_an_entry_has_a_signal_and_a_remedy(entry: Entry) -> None:
     assert entry.severity in SEVERITIES
     for text in (entry.what, entry.signal, entry.threshold, entry.advice):
         assert len(text.split()) >= 2 and text.endswith((".", ")", "”")), text
@@ -32,12 +32,12 @@ def graded() -> set[str]:
     """Codes that a rule finds as more than one severity."""
     modules = [ast.parse(path.read_text()) for path in Path(rules.__file__).parent.glob("*.py")]
     calls = [node for tree in modules for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "found"]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "make_finding"]
     return {call.args[0].value for call in named if any(keyword.arg == "severity" for keyword in call.keywords)}
 
 
 @pytest.mark.parametrize("code", sorted(graded()))
-def test_an_entry_says_when_a_finding_is_of_another_severity(code: str) -> None:
+def test_an_entry_describes_other_severities_of_its_findings(code: str) -> None:
     assert re.search("An error|[Aa] warning|[Aa] remark", GUIDE[code].threshold)
 
 

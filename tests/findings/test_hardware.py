@@ -10,8 +10,8 @@ from amp_core.store.writer import RunWriter
 from tests.synthetic import write_rows
 
 
-@pytest.mark.parametrize(("waits", "found"), [(1, None), (4, 4.0)])
-def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int, found: float | None) -> None:
+@pytest.mark.parametrize(("waits", "result"), [(1, None), (4, 4.0)])
+def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int, result: float | None) -> None:
     """Three windows of two steps, each step with as many waits; none of them has a row in `windows`."""
     kernels = {
         "step": [10, 20, 30, 10],
@@ -22,7 +22,7 @@ def test_waits_are_counted_per_step_over_all_windows(tmp_path: Path, waits: int,
         "device": ["cuda:0"] * 4,
     }
     run = load_run(write_rows(tmp_path / "run", kernels=kernels, config={"device": "cuda:0"}))
-    assert [f.value for f in diagnose(run) if f.code == "host-syncs"] == ([] if found is None else [found])
+    assert [f.value for f in diagnose(run) if f.code == "host-syncs"] == ([] if result is None else [result])
 
 
 def test_a_wait_of_no_operator_is_called_by_its_own_name(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from amp_core.findings import diagnose
 from tests.synthetic import write
 
 
-def test_a_run_that_learns_worse_than_its_baseline_says_so(tmp_path: Path) -> None:
+def test_a_run_that_learns_worse_than_its_baseline_is_reported(tmp_path: Path) -> None:
     baseline = load_run(write(tmp_path / "fp32", "fp32"))
     broken = load_run(write(tmp_path / "fp16", "healthy", loss_breaks_at=60))
     (finding,) = [f for f in diagnose(broken, baseline) if f.code == "amp-loss-gap"]
@@ -22,7 +22,7 @@ def test_a_run_that_learns_worse_than_its_baseline_says_so(tmp_path: Path) -> No
     assert not [f for f in diagnose(healthy, baseline) if f.severity != "info"]
 
 
-def test_memory_that_does_not_fall_is_told_on_a_gpu_alone(tmp_path: Path) -> None:
+def test_memory_that_does_not_fall_is_reported_only_on_a_gpu(tmp_path: Path) -> None:
     def codes(device: str, peak: int) -> set[str]:
         folder = tmp_path / f"{device}-{peak}".replace(":", "")
         amp = load_run(write(folder / "amp", "bf16", device=device, memory_bytes=peak))

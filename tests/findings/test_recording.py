@@ -22,7 +22,7 @@ from amp_core.store.writer import RunWriter
 def recorded(
     path: Path, *events: tuple[Any, ...], steps: int = 8, status: str = "finished", watching: bool = True, **config: Any
 ) -> list[Finding]:
-    """What is said of the recording of a run with these events and so many steps."""
+    """The finding on the recording of a run with these events and so many steps."""
     writer = RunWriter(path, config=config)
     if watching:
         writer.event("started", detail="watching Net")
@@ -44,9 +44,9 @@ def test_a_run_without_steps_is_an_error_once_it_has_ended(tmp_path: Path) -> No
     assert "backward was called 60 times or more" in finding.title and "optimizer" in finding.advice
 
 
-def test_why_there_are_no_steps_is_said_where_the_recorder_knows(tmp_path: Path) -> None:
-    said = "watching failed, and nothing is recorded; the training goes on: TypeError: complex gradients"
-    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", said, 0), steps=0)
+def test_the_recorder_s_reason_for_missing_steps_is_reported(tmp_path: Path) -> None:
+    text = "watching failed, and nothing is recorded; the training goes on: TypeError: complex gradients"
+    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", text, 0), steps=0)
     assert finding.severity == "error" and "complex gradients" in finding.title
 
 
@@ -58,7 +58,7 @@ def test_steps_that_end_while_backward_goes_on_are_missing(tmp_path: Path) -> No
     assert not recorded(tmp_path / "ended", micro_batches, ("calls", "backward " * 7, "", 8))
 
 
-def test_calls_of_steps_that_nobody_saw_are_no_fault_of_the_loop(tmp_path: Path) -> None:
+def test_calls_of_unrecorded_steps_are_not_faults_of_the_loop(tmp_path: Path) -> None:
     """The optimizer was replaced: neither its steps nor its `unscale_` are seen, the scaler's `update` is."""
     with RunWriter(tmp_path / "run", config={"scaler": {"enabled": True}}) as writer:
         writer.event("started", detail="watching Net")
@@ -80,7 +80,7 @@ def test_calls_for_one_of_two_optimizers_are_not_laid_to_the_other(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "severity", "where"),
+    ("name", "text", "severity", "where"),
     [
         ("not recorded", "watching failed, and nothing is sampled until step 19; …: MemoryError", "warning", "watch"),
         ("not recorded", "rows lost, for which memory had no room: 40 of tensors", "warning", "run folder"),
@@ -104,18 +104,18 @@ def test_calls_for_one_of_two_optimizers_are_not_laid_to_the_other(tmp_path: Pat
         ("checkpoint", "not written: disk full", None, ""),
     ],
 )
-def test_what_the_recorder_says_of_itself_is_told_where_something_went_wrong(
-    name: str, said: str, severity: str | None, where: str, tmp_path: Path
+def test_warnings_of_the_recorder_are_reported(
+    name: str, text: str, severity: str | None, where: str, tmp_path: Path
 ) -> None:
-    findings = recorded(tmp_path / "run", ("warning", name, said, 3))
+    findings = recorded(tmp_path / "run", ("warning", name, text, 3))
     assert [(f.severity, f.where) for f in findings] == ([] if severity is None else [(severity, where)])
     for finding in findings:
-        assert said[:20] in finding.title and finding.advice.count(". ") == 1 and finding.steps == (3, 7)
+        assert text[:20] in finding.title and finding.advice.count(". ") == 1 and finding.steps == (3, 7)
         compile(finding.snippet, finding.code, "exec")
 
 
 @pytest.mark.parametrize(
-    ("said", "advised"),
+    ("text", "advised"),
     [
         (NO_STEP, "torch.optim.Optimizer"),
         (NOTHING, "the model and the optimizer that the loop uses"),
@@ -129,8 +129,8 @@ def test_what_the_recorder_says_of_itself_is_told_where_something_went_wrong(
         ("operators: another TorchDispatchMode was active", "another mode"),
     ],
 )
-def test_the_advice_fits_the_reason(said: str, advised: str, tmp_path: Path) -> None:
-    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", said, 3))
+def test_the_advice_fits_the_reason(text: str, advised: str, tmp_path: Path) -> None:
+    (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", text, 3))
     assert advised in finding.advice
 
 
@@ -142,11 +142,11 @@ def test_why_there_are_no_steps_is_one_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])
 def test_a_run_that_ended_before_its_first_step_lacks_none(status: str, tmp_path: Path) -> None:
-    for said in (NO_STEP, NOTHING):
-        assert not recorded(tmp_path / said[7:20], ("warning", "not recorded", said), steps=0, status=status)
+    for text in (NO_STEP, NOTHING):
+        assert not recorded(tmp_path / text[7:20], ("warning", "not recorded", text), steps=0, status=status)
 
 
-def test_of_several_reasons_the_worst_is_told_and_the_rest_counted(tmp_path: Path) -> None:
+def test_the_worst_of_several_reasons_is_reported_and_the_rest_counted(tmp_path: Path) -> None:
     events = [("warning", "not recorded", f"{what} stopped at close: OSError", 5) for what in ("A", "B", "B")]
     (finding,) = recorded(tmp_path / "run", ("warning", "not recorded", "operators: no", 1), *events)
     assert finding.title.endswith("(and 2 more reasons)") and finding.value == 3.0

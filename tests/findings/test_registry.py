@@ -1,4 +1,4 @@
-"""A rule and its entry are registered together, and the registry decides the order in which findings are told."""
+"""A rule and its entry are registered together, and the registry decides the order of findings."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ BY_HARM = [
 
 MADE_UP = """
 from amp_core.findings.model import Entry, Finding
-from amp_core.findings.registry import found, paired_rule, rule
+from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.store.run import Run
 
 TEXTS = dict(what="It is made up.", signal="Nothing at all.", threshold="Every run.", advice="It is so. Leave it.")
@@ -78,7 +78,7 @@ PAIR = Entry(code="made-up-pair", severity="warning", family="Made up", order=7,
 
 
 def finding(code):
-    return [found(code, "Made up", "nowhere", unit="runs")]
+    return [make_finding(code, "Made up", "nowhere", unit="runs")]
 
 
 @rule(Entry(code="made-up", severity="warning", family="Made up", order=205, follows=("first-made-up",), **TEXTS))
@@ -154,17 +154,17 @@ def test_the_families_of_the_guide_come_in_a_fixed_order() -> None:
 def test_a_new_module_of_rules_is_found_diagnosed_listed_and_shown(tmp_path: Path) -> None:
     """Nothing but the module is added to the product."""
     printed = run_edited(tmp_path, {}, SHOWN, files={"amp_core/findings/rules/made_up.py": MADE_UP})
-    said = json.loads(printed.splitlines()[-1])
-    assert said["alone"] == [["first-made-up", ""], ["last-made-up", ""], ["made-up", "first-made-up"]]
-    assert said["paired"] == ["first-made-up", "last-made-up", "made-up-pair", "made-up"]
-    families = said["families"]
+    document = json.loads(printed.splitlines()[-1])
+    assert document["alone"] == [["first-made-up", ""], ["last-made-up", ""], ["made-up", "first-made-up"]]
+    assert document["paired"] == ["first-made-up", "last-made-up", "made-up-pair", "made-up"]
+    families = document["families"]
     assert list(families) == [*FAMILY_NAMES, "Made up"]
     assert families["Made up"] == ["first-made-up", "made-up-pair", "made-up"]
     assert families["Speed and memory"][-1] == "last-made-up"
-    assert said["cli"] == [1, ["first-made-up", "made-up"]]
+    assert document["cli"] == [1, ["first-made-up", "made-up"]]
     codes = {"first-made-up", "last-made-up", "made-up", "made-up-pair"}
-    assert set(said["page"]) == set(said["guide"]) == codes | set(GUIDE)
-    assert said["headers"] == list(families)
+    assert set(document["page"]) == set(document["guide"]) == codes | set(GUIDE)
+    assert document["headers"] == list(families)
 
 
 def entry(code: str = "tf32-baseline") -> Entry:

@@ -14,7 +14,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "bf16-with-scaler": {("warning", "scaler-with-bf16")},
     "profiled": {("warning", "autocast-inactive"), ("warning", "unaligned-dims")},
 }
-"""What is found in the synthetic runs; in the others, nothing."""
+"""Codes of the findings in the synthetic runs; the others have none."""
 
 
 def codes(run: Run) -> list[str]:
@@ -103,7 +103,7 @@ def test_a_first_scale_that_is_far_too_high_is_a_warning(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("config", "found"),
+    ("config", "result"),
     [
         ({"autocast_dtype": "float16", "scaler": None}, ["fp16-without-scaler"]),
         ({"autocast_dtype": "float16", "scaler": {"enabled": False}}, ["fp16-without-scaler"]),
@@ -121,11 +121,11 @@ def test_a_first_scale_that_is_far_too_high_is_a_warning(tmp_path: Path) -> None
         ({}, []),
     ],
 )
-def test_settings_that_do_not_go_together(config: dict[str, Any], found: list[str], tmp_path: Path) -> None:
+def test_settings_that_do_not_go_together(config: dict[str, Any], result: list[str], tmp_path: Path) -> None:
     run = load_run(
         write_rows(tmp_path / "run", steps={"step": [0], "loss_scale": [config.get("at", 1.0)]}, config=config)
     )
-    assert codes(run) == found
+    assert codes(run) == result
 
 
 def test_a_scaler_that_watch_was_not_given_is_no_missing_scaler(tmp_path: Path) -> None:

@@ -45,16 +45,16 @@ def test_a_branch_that_is_skipped_whenever_it_comes_is_named_by_what_it_gained(t
     assert (finding.where, finding.steps, finding.value) == ("rare.weight", (30, 60), 4.0)
 
 
-@pytest.mark.parametrize(("every", "found"), [(1, True), (10, False)])
+@pytest.mark.parametrize(("every", "result"), [(1, True), (10, False)])
 def test_a_schedule_that_moves_with_every_step_should_not_at_a_skipped_one(
-    every: int, found: bool, tmp_path: Path
+    every: int, result: bool, tmp_path: Path
 ) -> None:
     """One that moves now and then, by epochs say, does so whether the step was skipped or not."""
     rates = [0.1 * 0.9 ** (step // every) for step in range(60)]
     steps = {"step": range(60), "lr": rates, "loss_scale": [2.0**10] * 60}
     steps["skipped"] = [step in (29, 39) for step in range(60)]
     run = load_run(write_rows(tmp_path / "run", steps=steps, config=SCALER))
-    assert ("scheduler-steps-on-skip" in {f.code for f in diagnose(run)}) is found
+    assert ("scheduler-steps-on-skip" in {f.code for f in diagnose(run)}) is result
 
 
 @pytest.mark.parametrize("begin", [0, 5000])

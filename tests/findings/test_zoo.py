@@ -1,4 +1,4 @@
-"""Each fault of the zoo is found, with the right code and the right place; its healthy twin is left in peace."""
+"""Each fault of the zoo is detected with the right code and place; its healthy twin has no findings."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ def test_the_fault_is_found_where_it_is(case: Case, tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     run.validate(full=True)  # or it could not be reported, exported or shared
     findings = diagnose(run)
-    found = [f for f in findings if f.code == case.code]
-    assert found, [(f.code, f.where) for f in findings]
-    assert case.where in found[0].where, found[0]
-    assert case.benign or found[0].severity != "info"
+    result = [f for f in findings if f.code == case.code]
+    assert result, [(f.code, f.where) for f in findings]
+    assert case.where in result[0].where, result[0]
+    assert case.benign or result[0].severity != "info"
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)

@@ -55,6 +55,6 @@ def test_parts_and_models_rank_as_measured(resnet, bert):
     assert bert.loc[("A100 40GB", "fp16"), "over_tf32"] < resnet.loc[("A100 40GB", "fp16"), "over_tf32"]
 
 
-def test_16_bits_leave_room_for_larger_batches(resnet):
+def test_16_bits_allow_larger_batches(resnet):
     for gpu in GPUS:
         assert 1.5 < resnet.loc[(gpu, "fp16"), "batch_low"] / resnet.loc[(gpu, "fp32"), "batch_low"] < 2.2

@@ -60,7 +60,7 @@ def test_autocast_guessed_from_fp32_is_between_half_and_all_of_it(runs):
     assert "guessed" in " ".join(forecast(traces_of_run(runs["fp32"]), ["A100"]).notes)
 
 
-def test_a_run_on_a_listed_gpu_is_held_against_its_own_forecast(tmp_path):
+def test_a_run_on_a_listed_gpu_is_compared_with_its_own_forecast(tmp_path):
     run = load_run(write(tmp_path / "a", "traced"))
     run.head.environment["gpus"] = [{"name": "NVIDIA A100-SXM4-80GB", "capability": [8, 0]}]
     name, factor = measured_factor(run)
@@ -79,10 +79,10 @@ def test_a_run_without_a_trace_is_refused(tmp_path):
         traces_of_run(load_run(write(tmp_path / "a", "healthy", steps=3)))
 
 
-def test_the_command_says_that_nothing_was_measured(runs, capsys):
+def test_the_command_prints_that_nothing_was_measured(runs, capsys):
     assert main(["forecast", str(runs["bf16"].path), "--gpu", "l40s,T4"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("Forecast, not measured.") and "L40S" in said and "no BF16" in said
+    text = capsys.readouterr().out
+    assert text.startswith("Forecast, not measured.") and "L40S" in text and "no BF16" in text
     assert main(["forecast", "--workload", "digits-cnn", "--size", "tiny", "--gpu", "H100", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["measured"] is False and [r["recipe"] for r in record["forecast"]] == ["fp32", "tf32", "bf16", "fp16"]
@@ -99,8 +99,8 @@ def test_the_command_says_that_nothing_was_measured(runs, capsys):
 )
 def test_bad_input_is_one_line(arguments, wrong, capsys):
     assert main(["forecast", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert wrong in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert wrong in text and text.count("\n") == 1
 
 
 @pytest.mark.parametrize(("workload", "size"), [("text-lstm", "tiny"), ("text-bert", "tiny"), ("image-resnet", "tiny")])
@@ -137,16 +137,16 @@ def test_a_workload_of_one_s_own_is_forecast_too(tmp_path, capsys):
     assert wide.work["flops"].sum() == 3 * forward - 2 * 32 * 512 * 1024  # the input needs no gradient
 
 
-def test_a_step_that_asks_for_values_says_what_to_do_instead(tmp_path, capsys):
+def test_a_step_that_reads_values_raises_with_a_remedy(tmp_path, capsys):
     file = tmp_path / "own.py"
     file.write_text(OWN)
     assert main(["forecast", "--workload", f"{file}:looks", "--gpu", "A100"]) == 2
-    said = capsys.readouterr().err
-    assert "cannot be traced on fake tensors" in said and "--trace-ops" in said
+    text = capsys.readouterr().err
+    assert "cannot be traced on fake tensors" in text and "--trace-ops" in text
 
 
 @pytest.mark.parametrize("shapes", ["no JSON", "5", '["a"]', '[[2, "x"]]', "[[2, 3], [[3, -4], 7]]", "[[2.5]]"])
-def test_shapes_that_a_stranger_damaged_are_none(tmp_path, shapes):
+def test_damaged_shapes_are_empty(tmp_path, shapes):
     ops = {"step": [0], "op": ["aten::mm"], "in_shapes": [shapes], "in_dtypes": ["float32"], "out_dtype": ["float32"]}
     events = [{"kind": "traced", "step": 0}]
     run = load_run(write_rows(tmp_path / "run", steps={"step": [0]}, ops=ops, events=events))

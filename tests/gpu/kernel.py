@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from amp_core.record.stats import dispatch
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.plain import measure_plain
 from tests.gpu.checks import Place, Row
@@ -56,7 +57,7 @@ def exact(place: Place) -> Iterator[Row]:
             "FAIL" if wrong else "pass",
         )
     if place.cuda:
-        used = measuring._kernels.get("cuda")
+        used = dispatch._kernels.get("cuda", {}).get("measure")
         yield Row(
             "kernel in use",
             "Triton",

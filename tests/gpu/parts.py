@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from amp_core import load_run
-from amp_core.analysis import device_now, memory_breakdown, not_recorded
+from amp_core.analysis import device_now, memory_breakdown, not_recorded_reasons
 from amp_core.hardware.gpu_state import GPM_METRICS
 from amp_core.record.observers.device import SHORTEST_S, DeviceSampler
 from amp_core.store.writer import RunWriter
@@ -68,7 +68,7 @@ def _device(place: Place) -> Iterator[Row]:
         observer.close()
         writer.close()
         run = load_run(folder / "run")
-        now, missing = device_now(run), not_recorded(run)
+        now, missing = device_now(run), not_recorded_reasons(run)
     loop.close()
     hopper = torch.cuda.get_device_capability(place.device) >= (9, 0)
     wanted = (*PLAIN, *GPM_METRICS) if hopper else PLAIN

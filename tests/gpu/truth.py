@@ -9,8 +9,8 @@ import torch
 
 from amp_core import Run, load_run
 from amp_core.analysis import predicted_and_audited, safe_window, tensor_core_use, what_if
-from amp_core.analysis.numerics.safe_window import COSINE
-from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
+from amp_core.analysis.numerics.safe_window import MIN_COSINE
+from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
 from amp_core.record import watch
 from amp_core.train import TrainConfig, train
 from tests.gpu.checks import Place, Row
@@ -59,7 +59,7 @@ def _predictions(place: Place, workload: str, run: Run) -> Row:
     source = what_if(run, ("fp16",), range(-4, 17), kinds=("weight_grad",), step=step)
     source = source.set_index(["name", "log2_scale"])["source_underflow_frac"]
     keys = pd.MultiIndex.from_arrays([beside["name"], np.log2(beside["loss_scale"]).astype(int)])
-    healthy = source.reindex(keys).to_numpy() <= HEALTHY_SOURCE
+    healthy = source.reindex(keys).to_numpy() <= MAX_SOURCE_UNDERFLOW_FRAC
     judged = matrices(run, beside["name"]) & beside["audited_frac"].notna() & healthy
     off = (beside["predicted_frac"] - beside["audited_frac"]).abs()[judged]
     return Row(
@@ -87,12 +87,12 @@ def _window(place: Place, workload: str, run: Run, loop: Loop, loss: object, fol
     audits = audits[matrices(run, audits["name"]) & (audits["nonzero"] > 0)]
     at = dict(iter(audits.groupby("loss_scale")))
     worst = min(at[scale]["cosine"].min() for scale in inside)
-    lost = at[below]["cosine"].min() < COSINE or (at[below]["lost"] / at[below]["nonzero"]).max() > OFF
+    lost = at[below]["cosine"].min() < MIN_COSINE or (at[below]["lost"] / at[below]["nonzero"]).max() > OFF
     overflows = bool((at[above]["nonfinite"] > 0).any())
-    good = worst >= COSINE and all((at[scale]["nonfinite"] == 0).all() for scale in inside) and lost and overflows
+    good = worst >= MIN_COSINE and all((at[scale]["nonfinite"] == 0).all() for scale in inside) and lost and overflows
     return Row(
         f"the safe window, {workload} tiny",
-        f"cosine ≥ {COSINE} inside; something fails at 1/16 of its lower end and 4 × its upper end",
+        f"cosine ≥ {MIN_COSINE} inside; something fails at 1/16 of its lower end and 4 × its upper end",
         f"2^{lowest:g} to 2^{highest:g}: cosine ≥ {worst:.5f} inside; "
         f"{'fails' if lost else 'holds'} below, {'fails' if overflows else 'holds'} above",
         "pass" if good else "FAIL",

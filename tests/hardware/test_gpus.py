@@ -1,8 +1,8 @@
-"""What is said of GPUs and CPUs, generation by generation, and which recipe is advised there."""
+"""Capabilities of GPUs and CPUs by generation, and the recipe that is advised for them."""
 
 import pytest
 
-from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
+from amp_core.hardware.gpus import PRECISIONS, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
 from amp_core.settings.training import RECIPES
 
 KINDS = {
@@ -61,19 +61,19 @@ def test_turing_parts_without_tensor_cores_are_known_by_name(name):
     assert first_recipe(gpu).recipe == "fp32" and "Without tensor cores" in first_recipe(gpu).why
 
 
-def test_below_volta_it_is_said_plainly():
-    said = Gpu("Tesla P100", (6, 0)).in_words()
-    assert said == "No tensor cores: they came with compute capability 7.0, and this is compute capability 6.0."
+def test_gpus_before_volta_have_no_tensor_cores():
+    text = Gpu("Tesla P100", (6, 0)).in_words()
+    assert text == "No tensor cores: they came with compute capability 7.0, and this is compute capability 6.0."
     assert first_recipe(Gpu("Tesla P100", (6, 0))).recipe == "fp32"
 
 
 @pytest.mark.parametrize(
     ("name", "capability"), [("AMD Instinct MI250X", (9, 0)), ("NVIDIA Z1", (13, 0)), ("NVIDIA H200", None)]
 )
-def test_of_what_is_not_known_nothing_is_claimed(name, capability):
+def test_unknown_gpus_have_no_capabilities(name, capability):
     gpu = Gpu(name, capability)
     assert gpu.architecture is gpu.has_tensor_cores is gpu.takes("fp16") is gpu.counts_tensor_use is None
-    assert "nothing is said" in gpu.in_words()
+    assert "matrix units are unknown" in gpu.in_words()
 
 
 def test_words_name_what_is_there_and_what_is_not():
@@ -81,7 +81,7 @@ def test_words_name_what_is_there_and_what_is_not():
         "Tensor cores for FP16; not BF16, TF32 or FP8 (Turing, compute capability 7.5)."
     )
     assert "Tensor cores for FP16, BF16, TF32 and FP8 (Hopper" in Gpu("NVIDIA H200", (9, 0)).in_words()
-    assert listed(["a"]) == "a" and listed(["a", "b", "c"]) == "a, b and c"
+    assert join_words(["a"]) == "a" and join_words(["a", "b", "c"]) == "a, b and c"
 
 
 @pytest.mark.parametrize(("name", "recipe"), [("Tesla V100", "fp16"), ("Tesla T4", "fp16"), ("NVIDIA L4", "bf16")])
@@ -109,9 +109,9 @@ def test_a_cpu_is_judged_by_its_instructions(flags, recipe, names):
 
 
 @pytest.mark.parametrize(
-    ("said", "capability"),
+    ("text", "capability"),
     [("8.0", (8, 0)), ((9, 0), (9, 0)), ([12, 0], (12, 0)), (None, None), ("8", None), (["x", {}], None)],
 )
-def test_a_capability_is_read_as_heads_and_drivers_write_it(said, capability):
-    assert gpu_of("NVIDIA", said).capability == capability
-    assert gpu_of(None, said).name == ""
+def test_a_capability_is_read_as_heads_and_drivers_write_it(text, capability):
+    assert gpu_of("NVIDIA", text).capability == capability
+    assert gpu_of(None, text).name == ""

@@ -21,15 +21,15 @@ CUDA_CORES = [name for name, tensor_core, _ in NAMES if tensor_core == "no"]
 
 @pytest.mark.parametrize(("name", "tensor_core", "precision"), NAMES)
 def test_a_kernel_is_what_it_is_known_to_be(name: str, tensor_core: str, precision: str | None) -> None:
-    found = classify_kernel(name)
-    assert (found.tensor_core, found.precision) == (tensor_core, precision)
-    assert found.category in CATEGORIES and found.why
+    result = classify_kernel(name)
+    assert (result.tensor_core, result.precision) == (tensor_core, precision)
+    assert result.category in CATEGORIES and result.why
 
 
 def test_what_is_compared_is_what_people_read() -> None:
-    found = classify_kernel("ampere_sgemm_128x64_tn")
-    assert found == KernelClass("no", "fp32") != KernelClass("yes", "fp32")
-    assert (found.category, found.why) == ("gemm", "cuBLAS without an instruction shape: CUDA cores")
+    result = classify_kernel("ampere_sgemm_128x64_tn")
+    assert result == KernelClass("no", "fp32") != KernelClass("yes", "fp32")
+    assert (result.category, result.why) == ("gemm", "cuBLAS without an instruction shape: CUDA cores")
 
 
 def test_a_name_cut_off_anywhere_never_turns_a_cuda_core_kernel_into_a_tensor_core_one() -> None:
@@ -89,8 +89,8 @@ def test_sorts_of_work(name: str, category: str) -> None:
 
 @given(st.lists(st.sampled_from(["gemm_f16", "sm80_xmma_", "tensorop_", "s16816", "flash", "_", "f16f16_", "<", "a"])))
 def test_any_name_gets_an_answer(parts: list[str]) -> None:
-    found = classify_kernel("".join(parts))
-    assert found.tensor_core in ("yes", "no", "unknown") and found.category in CATEGORIES
+    result = classify_kernel("".join(parts))
+    assert result.tensor_core in ("yes", "no", "unknown") and result.category in CATEGORIES
 
 
 @pytest.mark.parametrize("part", ["gemm_f16", "flash", "cutlass_tensorop_", "simt_s", "f16f16_", "h884", "(", "xmma_"])

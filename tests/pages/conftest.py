@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from pages.parts import warm_up
 from pages.parts.library import run_list, run_table
+from tests.app_test import app_test
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "pages/run_overview.py"
+FURTHER = warm_up.further
 
 
 def pages() -> dict[str, str]:
@@ -60,8 +63,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     where = Home(tmp_path / "runs", tmp_path / "samples")
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
-    monkeypatch.setattr(run_table, "PATIENCE_S", 600.0)  # a row looked into later would depend on the machine's speed
+    monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)  # a row read later would depend on the machine's speed
+    monkeypatch.setattr(warm_up, "further", lambda run: None)  # each test analyses what it looks at, and no more
     return where
+
+
+@pytest.fixture
+def warming(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overview makes other pages ready in the background, as it does for users."""
+    monkeypatch.setattr(warm_up, "further", FURTHER)
 
 
 @pytest.fixture
@@ -69,10 +79,7 @@ def open_app(home: Home) -> Callable[..., AppTest]:
     """Open a page as an address would: `open_app("pages/loss_scale.py", run="run/a")`."""
 
     def go(page: str = OVERVIEW, **address: Any) -> AppTest:
-        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-        for name, value in address.items():
-            app.query_params[name] = value
-        app.run()
+        app = app_test(**address).run()
         if page != OVERVIEW:
             app.switch_page(page).run()
         return app

@@ -10,7 +10,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis import class_shares, safe_window, scale_summary, skip_episodes, what_if, whole_model
-from amp_core.figures.style import percent
+from amp_core.figures.axes import percent
 from pages.parts.numbers import ranges
 from pages.parts.words import percent as percent_
 from pages.parts.words import scale

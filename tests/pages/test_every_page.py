@@ -67,7 +67,7 @@ DAMAGES = [bad_head, newer_schema, no_head, truncated_steps, steps_of_another_ki
 @pytest.mark.parametrize(
     "scenario", [s if s in ARCHETYPES else pytest.param(s, marks=pytest.mark.whole) for s in SCENARIOS]
 )
-def test_no_page_fails_on_any_run(home, open_app, scenario):
+def test_no_page_fails_on_any_run(home, warming, open_app, scenario):
     write(home.runs / "a", scenario)
     write(home.runs / "b", "fp32")
     app = open_app(run="run/a")

@@ -7,7 +7,7 @@ from amp_core import load_run
 from amp_core.analysis import step_cost
 from amp_core.analysis.format_lab.myths import format_myths
 from amp_core.analysis.format_lab.rounding import element_formats
-from amp_core.analysis.numerics.myths_in_run import METHOD, in_band
+from amp_core.analysis.numerics.myths_in_run import MYTHS, gradients_in_band
 from amp_core.formats import FORMATS
 from amp_core.text.csv_safe import as_csv, as_parquet
 from pages.parts.words import percent
@@ -143,8 +143,8 @@ def test_claims_are_all_there_with_their_verdicts(open_app):
 def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
     write(home.runs / "a", "profiled")
     said = words(open_app(LAB, run="run/a"))
-    assert all(taught.precisely in said for taught in METHOD)
-    band = in_band(load_run(home.runs / "a"))
+    assert all(taught.correction in said for taught in MYTHS)
+    band = gradients_in_band(load_run(home.runs / "a"))
     assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in said
     cost = step_cost(load_run(home.runs / "a"))
     idle = percent(cost.us("data", "gaps") / cost.step_us)  # the card of Step cost
@@ -153,7 +153,7 @@ def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
 
 def test_what_is_taught_needs_no_run(home, open_app):
     app = open_app(LAB)
-    assert METHOD[0].precisely in words(app) and not app.exception
+    assert MYTHS[0].correction in words(app) and not app.exception
 
 
 def test_its_tables_are_offered_as_files(open_app):

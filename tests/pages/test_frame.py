@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_core.figures.style import RECIPES
+from amp_core.figures.colours import RECIPES
 from tests.pages.conftest import OVERVIEW, ROOT, pages, words
 from tests.synthetic import write
 

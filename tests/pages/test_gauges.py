@@ -136,7 +136,7 @@ TENSOR_CORES = "pages/tensor_cores.py"
         ({"gpus": [], "cpu": "Xeon", "cpu_16bit": ["amx_bf16"]}, ["Xeon: BF16 by AMX tiles.", "Try BF16 AMP first."]),
         ({"cpu": "Xeon", "cpu_16bit": []}, ["Xeon: no 16-bit matrix instructions", "Try FP32 first."]),
         ({"cpu": "Xeon"}, ["Xeon: its instructions are not known.", "Try FP32 first."]),
-        ({"gpus": [{"name": 7, "capability": ["x", {}]}, "no"]}, ["7: Not an NVIDIA GPU of a generation known here"]),
+        ({"gpus": [{"name": 7, "capability": ["x", {}]}, "no"]}, ["7: Not an NVIDIA GPU of a known generation"]),
         ({"gpus": 5, "cpu": {"a": 1}}, []),
     ],
 )

@@ -16,5 +16,5 @@ def test_a_folder_that_would_end_the_app_is_one_sentence(home, open_app, monkeyp
     assert not app.exception and "tensors/00000.parquet is damaged" in words(app)
     app = open_app("pages/number_ranges.py", run="run/good")
     assert not app.exception and "is damaged" not in words(app)
-    assert loaders._taster._child is not None
-    loaders._taster.close()
+    assert loaders._sandbox._child is not None
+    loaders._sandbox.close()

@@ -15,6 +15,8 @@ from pages.parts.library import run_list
 from tests.pages.conftest import ROOT
 from tests.synthetic import write
 
+pytestmark = pytest.mark.usefixtures("warming")
+
 
 def asked_by(monkeypatch, work):
     """What `work` has analysed: names of the functions, of which runs, with what else."""
@@ -79,20 +81,20 @@ def test_a_run_that_goes_away_meanwhile_is_no_fault_of_the_server(home):
     run = load_run(path)
     shutil.rmtree(path)
     warm_up.further(run).join()  # pytest fails a test in whose threads something was raised
-    assert not warm_up._at_it.locked()
+    assert not warm_up._analysing.locked()
 
 
 def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):
     write(home.runs / "a", "healthy")
     run = load_run(home.runs / "a")
-    with warm_up._at_it:
+    with warm_up._analysing:
         assert warm_up.further(run) is None
     with RunWriter(home.runs / "b"):
         assert warm_up.further(load_run(home.runs / "b")) is None
     empty = warm_up.further(load_run(home.runs / "b"))  # without gradients
     assert empty is not None
     empty.join()
-    assert not warm_up._at_it.locked()
+    assert not warm_up._analysing.locked()
 
 
 def test_small_answers_do_not_wait_for_the_browser_to_acknowledge():

@@ -2,7 +2,7 @@
 """An NVML that answers as GPUs of every generation do, or as broken ones.
 
     nvml = FakeNvml(HOPPER)
-    DeviceSampler(writer, torch.device("cuda:0"), library=nvml, uuids=["GPU-hopper"])
+    DeviceSampler(writer, torch.device("cuda:0"), source=NvmlSource(["GPU-hopper"], library=nvml))
     nvml.lose(); nvml.find_again()
 
 Constants, structures and error classes are those of the installed `pynvml`; only its functions are replaced, and one

@@ -11,9 +11,15 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from amp_core import RunError, load_run
-from amp_core.record import watch
+from amp_core.record import recorder, watch, watching
 from amp_core.record.loop import steps
+from amp_core.record.loop.autocast_regions import PrecisionSeen
+from amp_core.record.loop.hooks import Hooks
+from amp_core.record.loop.row_writer import RowWriter
+from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import listeners
+from amp_core.store.writer import RunWriter
+from tests.conftest import patched_in_torch
 from tests.record.loops import small_model, train
 
 
@@ -79,6 +85,45 @@ def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
     assert not listeners(model)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (watching, "ScalerUnseen"),  # its turn comes after the other observers
+        (recorder, "Steps"),
+        (Hooks, "_wrap"),  # with hooks on the optimizer already
+        (patched_functions.clipped_by_norm, "listen"),  # and on the scaler
+        (RunWriter, "event"),
+    ],
+)
+def test_a_watch_that_fails_restores_torch_and_ends_the_run(tmp_path, monkeypatch, owner, name):
+    def fail(*_, **__):
+        monkeypatch.undo()
+        raise ZeroDivisionError("a fault of ours")
+
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(ZeroDivisionError):
+        watch(model, optimizer, scaler=torch.amp.GradScaler("cpu"), into=tmp_path / "run", level="full", trace_ops=1)
+    assert patched_in_torch() == []
+    assert not any(listeners(module) for module in model.modules())
+    run = load_run(tmp_path / "run")
+    assert (run.status, run.end_reason) == ("failed", "ZeroDivisionError: a fault of ours")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(RowWriter, "empty"), (PrecisionSeen, "_tell")])
+def test_an_end_that_cannot_be_recorded_restores_torch(tmp_path, monkeypatch, owner, name):
+    def fail(*_, **__):
+        raise ZeroDivisionError("a fault of ours")
+
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        model(torch.randn(4, 24))  # and what computes in 16 bits is still looked for
+        monkeypatch.setattr(owner, name, fail)
+    assert patched_in_torch() == [] and load_run(tmp_path / "run").status == "finished"
+
+
 def test_numbers_that_are_still_on_the_device_are_waited_for_only_at_the_end(tmp_path, monkeypatch):
     """As on CUDA: a copy under way does not hold the loop up, and close() brings every row in."""
     from amp_core.record.stats.host_transfer import HostTransfer
@@ -94,10 +139,11 @@ def test_numbers_that_are_still_on_the_device_are_waited_for_only_at_the_end(tmp
 def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
     train(tmp_path / "run", steps=2)
     before = (tmp_path / "run" / "run.json").read_bytes()
+    inner = clip_grad._clip_grads_with_norm_
     with pytest.raises(RunError, match="already holds a run"):
         train(tmp_path / "run", steps=2)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-    assert clip_grad._clip_grads_with_norm_.__name__ == "_clip_grads_with_norm_"
+    assert clip_grad._clip_grads_with_norm_ is inner
 
 
 def test_an_optimizer_that_never_steps_is_told(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from amp_core import RunError
 from amp_core.store.remote import runs_below
 from amp_core.store.urls import Address
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.places import SAMPLE_RUNS
 from tests.remote.test_remote_runs import filesystem, uploaded
 
 pytest.importorskip("streamlit", reason="the app needs streamlit")
@@ -79,12 +79,12 @@ def test_a_place_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
         return []
 
     monkeypatch.setattr(remote_runs, "runs_below", slow)
-    monkeypatch.setattr(remote_runs, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(remote_runs, "LISTING_TIMEOUT_S", 0.01)
     root = Address("s3://slow/runs")
     for _ in range(3):
         with pytest.raises(RunError, match="has not answered yet"):
             remote_runs.runs_at(root)
-    monkeypatch.setattr(remote_runs, "PATIENCE_S", 300.0)
+    monkeypatch.setattr(remote_runs, "LISTING_TIMEOUT_S", 300.0)
     answers.set()
     assert remote_runs.runs_at(root) == remote_runs.runs_at(root) == [] and looked == [root]
 
@@ -105,13 +105,11 @@ def test_what_lies_below_an_address(store: str, request: pytest.FixtureRequest) 
 
 
 def test_pages_open_a_run_at_an_address(places: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamlit.testing.v1 import AppTest
+    from tests.app_test import app_test
 
     uploaded("fp16-overflow", f"{memory}/fleet")
     monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\n{memory}/fleet")
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-    app.query_params["run"] = "fleet/fp16-overflow"
-    app.run()
+    app = app_test(run="fleet/fp16-overflow").run()
     assert not app.exception and app.session_state["run"] == "fleet/fp16-overflow"
     app.switch_page("pages/loss_scale.py").run()
     assert not app.exception and app.metric

@@ -4,8 +4,8 @@
     python -m tests.robustness.fuzz --only 4711                # one again, with its traceback
 
 Each input is a packed run, run folder or profiler trace, made from its number (see `inputs`). It is opened, checked
-in full and unpacked or imported, as an upload is, or tasted, as a folder of another machine is; of some that pass,
-findings are looked for too. Allowed is success, or a `RunError` of one line. A worker process reads one after another;
+in full and unpacked or imported, as an upload is, or converted in a sandbox, as a folder of another machine is; some
+that pass are diagnosed too. Allowed is success, or a `RunError` of one line. A worker process reads one after another;
 its parent sees when it dies or hangs. Memory is bounded to `MAX_MEMORY`, and nothing may appear outside of the target.
 """
 
@@ -31,15 +31,16 @@ import psutil
 from amp_core import RunError, diagnose, load_run
 from amp_core.store.long_runs.extract import Extract
 from amp_core.store.packing import unpack
-from amp_core.store.untrusted.sandbox import Sandbox, SandboxedReads
+from amp_core.store.untrusted.converted_source import ConvertedSource
+from amp_core.store.untrusted.sandbox import Sandbox
 from amp_core.traces import import_traces
 from tests.robustness.inputs import hostile
 
 LONGEST_S = 5.0
-"""Of processor time, the taster's included: other programs make the clock's go by."""
+"""Of processor time, the sandbox's included: other programs make the clock's go by."""
 MAX_MEMORY = 4 * 2**30
 """Of address space, in bytes; a quarter of it is libraries."""
-TASTER = Sandbox()
+SANDBOX = Sandbox()
 ROOM = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # where a file costs no disk
 
 
@@ -67,7 +68,7 @@ def read(path: Path, number: int) -> str:
         else:
             out = path
             run = Extract(path, most_rows=4)
-            run._source.sandboxed = SandboxedReads(TASTER, path)  # as a folder of another machine
+            run._source = ConvertedSource(run._source, SANDBOX)  # as a folder of another machine
             run.fingerprint(), run.status, run.end_reason, run.console(5)
             run.validate(full=True)
             run.of_tensor("weight_grad", "w", ["step", "absmax"])

@@ -88,7 +88,7 @@ def test_file_system_that_is_really_full(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_writer, "LOOK_S", 0.0)
+    monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(resilient_writer, "RETRY_S", 0.01)
 
     def between(step: int, folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest
 def test_files_that_vanish_just_before_the_end_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(segment_writer, "LOOK_S", 1e9)  # none but the last look
+    monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 1e9)  # no check but the last
 
     def between(step: int, folder: Path) -> None:
         if step == STEPS - 3:
@@ -121,9 +121,9 @@ def test_files_that_vanish_just_before_the_end_are_written_again(
 
 
 def test_another_run_in_the_same_place_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_writer, "LOOK_S", 0.0)
+    monkeypatch.setattr(segment_writer, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(resilient_writer, "RETRY_S", 0.01)
-    monkeypatch.setattr(resilient_writer, "END_S", 1.0)
+    monkeypatch.setattr(resilient_writer, "END_TIMEOUT_S", 1.0)
 
     def between(step: int, folder: Path) -> None:
         if step == 10:
@@ -158,7 +158,7 @@ def test_file_system_that_hangs_never_holds_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(resilient_writer, "CAN_HANG", ("",))  # as on a file system of a network
-    monkeypatch.setattr(resilient_writer, "END_S", 5.0 if answers_at_the_end else 0.1)
+    monkeypatch.setattr(resilient_writer, "END_TIMEOUT_S", 5.0 if answers_at_the_end else 0.1)
     answers = threading.Event()
 
     def between(step: int, folder: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from amp_core import load_run
 from amp_core.record import watching
+from amp_core.record.backends.cuda import NvmlSource
 from amp_core.record.loop import error_budget, sampled_tensors
 from amp_core.record.loop.autocast_regions import PrecisionSeen
 from amp_core.record.loop.hooks import Hooks
@@ -16,7 +17,7 @@ from amp_core.record.loop.steps import Steps
 from amp_core.record.observer import MOMENTS, Observer
 from amp_core.record.observers import profile
 from amp_core.record.observers.device import DeviceSampler
-from amp_core.record.stats import measure, module_outputs
+from amp_core.record.stats.numba.measure import PassingTensors
 from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
 from tests.record import fake_nvml
@@ -31,20 +32,27 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("where", [sampled_tensors, module_outputs], ids=lambda m: m.__name__.rsplit(".")[-1])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(sampled_tensors, "measure_together"), (PassingTensors, "add")], ids=["gradients", "outputs"]
+)
 def test_statistic_without_memory_is_left_out_and_tried_again_later(
-    error: Exception, where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    owner: Any,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    calls = 0
+    measured, calls = getattr(owner, name), 0
 
     def sometimes(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 8:
             raise error
-        return measure.measure_together(*args)
+        return measured(*args)
 
-    monkeypatch.setattr(where, "measure_together", sometimes)
+    monkeypatch.setattr(owner, name, sometimes)
     run = trained(tmp_path / "a", steps=60)
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(60))
     (detail,) = [d for d in said(run, "not recorded") if "watching failed" in d]
@@ -61,9 +69,9 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
     attach: list[Hooks] = []
     install = Hooks._install
 
-    def noted(hooks: Hooks, model: Any) -> None:
+    def noted(hooks: Hooks) -> None:
         attach.append(hooks)
-        install(hooks, model)
+        install(hooks)
 
     monkeypatch.setattr(Hooks, "_install", noted)
     counts = []
@@ -128,8 +136,8 @@ def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
     nvml = fake_nvml.FakeNvml(fake_nvml.HOPPER)
 
     def sampler(writer: Any, device: Any) -> DeviceSampler:
-        uuids = [fake_nvml.HOPPER.uuid]
-        return DeviceSampler(writer, torch.device("cuda:0"), 0.2, library=nvml, uuids=uuids, retry_s=0.05)
+        source = NvmlSource([fake_nvml.HOPPER.uuid], library=nvml)
+        return DeviceSampler(writer, torch.device("cuda:0"), 0.2, source=source, retry_s=0.05)
 
     def between(step: int, folder: Path) -> None:
         if step == 5:

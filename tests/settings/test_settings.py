@@ -42,7 +42,7 @@ except RunError as error:
     assert str(error) == "ema_decay=-1 is not possible; give a number above 0", error
 
 from streamlit.testing.v1 import AppTest
-app = AppTest.from_file("app.py", default_timeout=60).run().switch_page("pages/start_run.py").run()
+app = AppTest.from_file("app.py", default_timeout=300).run().switch_page("pages/start_run.py").run()
 assert not app.exception, app.exception
 field = next(n for n in app.number_input if n.key == "start.ema_decay")
 assert (field.label, field.value) == ("EMA decay", None)

@@ -339,7 +339,7 @@ def test_a_stream_of_single_rows_is_held_in_few_pieces(tmp_path: Path, monkeypat
         write_steps(writer, 0, 1000)
         run = load_run(tmp_path / "run")
         assert run.steps["step"].tolist() == list(range(1000))
-        assert sum(held) == 1000 and max(held) <= segment_reader.AT_ONCE
+        assert sum(held) == 1000 and max(held) <= segment_reader.BATCHES_AT_ONCE
         for first in range(1000, 1400, 7):
             write_steps(writer, first, first + 7)
             assert run.refresh() and run.steps["loss"].tolist() == [float(i) for i in range(first + 7)]

@@ -1,5 +1,6 @@
 """Segments: sealed while writing goes on, each thread's and rank's rows kept, a failed write its own row's loss."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -89,11 +90,29 @@ class TornFile:
         self.file.close()
 
 
+def test_sealed_file_is_on_the_disk_before_its_stream_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, bool]] = []
+    stream = tmp_path / "a" / "steps" / "00000.arrows"
+    works = os.fsync
+
+    def fsync(number: int) -> None:
+        works(number)
+        synced.append((os.fstat(number).st_ino, stream.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with RunWriter(tmp_path / "a") as writer:
+        writer.append("steps", {"step": [0]})
+    sealed = stream.with_suffix(".parquet")
+    assert (sealed.stat().st_ino, True) in synced and not stream.exists()
+
+
 @pytest.mark.parametrize("rows_before", [0, 2])
 def test_write_that_fails_half_way_costs_its_own_row_only(tmp_path: Path, rows_before: int) -> None:
     writer = RunWriter(tmp_path / "a")
     write_steps(writer, 0, rows_before)
-    segment = writer._segment("steps")
+    segment = writer._segments.of_table("steps")
     segment._file = TornFile(segment._file)  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space left"):
         write_steps(writer, 50, 51)

@@ -82,7 +82,7 @@ def test_signal_while_idle(tmp_path: Path, number: int) -> None:
 
 def test_signal_in_the_middle_of_a_write_waits_for_the_write(tmp_path: Path) -> None:
     body = """
-        segment = writer._segment("steps")
+        segment = writer._segments.of_table("steps")
         put = segment._put
         def slow(data):
             half = len(data) // 2

@@ -43,8 +43,8 @@ class Made:
             thread = str(thread)
         self._external += 1
         own = {"External id": self._external, **args}
-        found = {"ph": "X", "cat": self._names.get(sort, sort), "name": name, "pid": 77, "tid": thread}
-        self.events.append(found | {"ts": BASE + start, "dur": duration, "args": own})
+        result = {"ph": "X", "cat": self._names.get(sort, sort), "name": name, "pid": 77, "tid": thread}
+        self.events.append(result | {"ts": BASE + start, "dur": duration, "args": own})
 
     def op(self, name: str, start: float, duration: float, thread: int = 1, **args: Any) -> None:
         self.event("op", name, start, duration, thread, **args)

@@ -9,8 +9,8 @@ from tests.traces.made import training, write
 
 
 def trace_of(tmp_path, rank=None, name="t.json", **head):
-    told = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 4}}
-    return write(tmp_path / name, training(**told, **head))
+    recorded = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 4}}
+    return write(tmp_path / name, training(**recorded, **head))
 
 
 def test_a_trace_becomes_a_run(tmp_path):
@@ -50,7 +50,7 @@ def test_a_trace_of_a_later_rank_alone_is_a_run_too(tmp_path):
     assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the other ranks' traces were not given
 
 
-def test_ranks_that_are_not_told_follow_the_order(tmp_path):
+def test_traces_without_a_rank_are_numbered_in_order(tmp_path):
     files = [trace_of(tmp_path, name=f"{n}.json") for n in "ab"]
     run = load_run(import_traces(files, tmp_path / "run"))
     assert sorted(set(run.kernels["rank"])) == [0, 1] and run.head.world_size == 2

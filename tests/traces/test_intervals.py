@@ -20,17 +20,17 @@ def made(spans):
 
 
 def points(intervals):
-    found = {t for start, end in zip(*intervals, strict=True) for t in range(int(start), int(end))}
-    assert times.total(intervals) == len(found)  # nothing counted twice
-    return found
+    result = {t for start, end in zip(*intervals, strict=True) for t in range(int(start), int(end))}
+    assert times.total(intervals) == len(result)  # nothing counted twice
+    return result
 
 
 @given(SPANS, SPANS)
 def test_sets_of_time_are_sets(one, other):
     a, b = made(one), made(other)
     assert points(a) == covered(one)
-    assert points(times.both(a, b)) == covered(one) & covered(other)
-    assert points(times.together(a, b)) == covered(one) | covered(other)
-    assert times.common(a, b) == len(covered(one) & covered(other))
+    assert points(times.intersection(a, b)) == covered(one) & covered(other)
+    assert points(times.merged(a, b)) == covered(one) | covered(other)
+    assert times.overlap(a, b) == len(covered(one) & covered(other))
     assert points(times.gaps(a, 3.0, HIGH)) == set(range(3, HIGH)) - covered(one)
     assert points(times.clip(a, 3.0, 12.0)) == covered(one) & set(range(3, 12))

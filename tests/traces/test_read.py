@@ -223,7 +223,7 @@ def test_a_second_micro_batch_and_zero_grad_between_do_not_hide_forward(tmp_path
     assert us(rows, "phase") == {"forward": 20, "backward": 20, "optimizer": 10, "": 10}
 
 
-def test_amp_scopes_own_kernels_are_told_apart(tmp_path):
+def test_amp_scopes_own_kernels_are_separate(tmp_path):
     own = Made()
     own.event("mark", "ProfilerStep#0", 0, 1000, 1)
     own.event("mark", "ampscope.phase:data", 0, 1, 1)

@@ -19,9 +19,9 @@ SOUND = json.dumps(training()).encode()
 def sentence(file):
     with pytest.raises(RunError) as caught:
         read_trace(file)
-    said = str(caught.value)
-    assert said.startswith("trace=") and "\n" not in said and len(said) < 300
-    return said
+    message = str(caught.value)
+    assert message.startswith("trace=") and "\n" not in message and len(message) < 300
+    return message
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "named otherwise"])
@@ -43,7 +43,7 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
         (b"", "is cut off"),
         (b"   ", "is cut off"),
@@ -67,10 +67,10 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
         (b"\xff\xfe{\x00}\x00", "it begins with"),
     ],
 )
-def test_what_is_no_trace_is_one_sentence(tmp_path, data, said):
+def test_what_is_no_trace_is_one_sentence(tmp_path, data, text):
     file = tmp_path / "t.json"
     file.write_bytes(data)
-    assert said in sentence(file)
+    assert text in sentence(file)
 
 
 def test_what_is_no_file_is_one_sentence(tmp_path):
@@ -130,8 +130,8 @@ def read_or_say(file):
     try:
         return read_trace(file)
     except RunError as error:
-        said = str(error)
-    assert said.startswith("trace=") and len(said) < 300
+        message = str(error)
+    assert message.startswith("trace=") and len(message) < 300
     return None
 
 

@@ -76,14 +76,41 @@ def test_a_training_that_is_asked_to_stop_says_why() -> None:
     assert turns() == "stopped by SIGINT"
 
 
-def test_trainings_take_turns_and_waiting_belongs_to_no_step(quick: dict[str, Any], tmp_path: Path) -> None:
-    configs = [TrainConfig(**quick, steps=12, precision=name, seed=3) for name in ("fp32", "bf16")]
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], list[int]]:
+    """Two trainings and one that fails in its fourth step, by turns of four: their folder, exit codes and progress."""
+    folder = tmp_path_factory.mktemp("three")
+    (folder / "own.py").write_text(OWN)
+    members = [
+        Member(
+            TrainConfig(
+                workload=f"{folder / 'own.py'}:{task}",
+                precision=precision,
+                device="cpu",
+                steps=12,
+                every=1000,
+                evaluate=False,
+                seed=3,
+            ),
+            folder / name,
+        )
+        for name, task, precision in (
+            ("fp32", "plain", "fp32"),
+            ("bf16", "plain", "bf16"),
+            ("broken", "broken", "fp32"),
+        )
+    ]
     told: list[int] = []
-    codes = interleave([Member(c, tmp_path / c.precision) for c in configs], 4, told.append)
-    assert codes == [0, 0] and told == [4, 8, 12]
-    runs = [load_run(tmp_path / c.precision) for c in configs]
+    return folder, interleave(members, 4, told.append), told
+
+
+def test_trainings_take_turns_and_waiting_belongs_to_no_step(three: tuple[Path, list[int], list[int]]) -> None:
+    folder, codes, told = three
+    assert codes[:2] == [0, 0] and told == [4, 8, 12]
+    runs = [load_run(folder / name) for name in ("fp32", "bf16")]
     about = [run.head.config["comparison"] for run in runs]
-    assert about[0] == about[1] and about[0]["block_steps"] == 4 and about[0]["recipes"] == ["fp32", "bf16"]
+    assert about[0] == about[1] and about[0]["block_steps"] == 4
+    assert about[0]["recipes"] == ["fp32", "bf16", "fp32"]
     for run in runs:
         steps = run.steps
         assert steps["step"].tolist() == list(range(12))
@@ -95,18 +122,11 @@ def test_trainings_take_turns_and_waiting_belongs_to_no_step(quick: dict[str, An
     assert runs[0].steps["loss"].iloc[0] == pytest.approx(runs[1].steps["loss"].iloc[0], rel=2e-2)
 
 
-def test_a_training_that_fails_leaves_the_others_to_go_on(quick: dict[str, Any], tmp_path: Path) -> None:
-    names = ("plain", "broken")
-    made = [
-        Member(
-            TrainConfig(**quick | {"workload": f"{tmp_path / 'own.py'}:{n}"}, steps=6, precision="fp32"), tmp_path / n
-        )
-        for n in names
-    ]
-    codes = interleave(made, 2, lambda done: None)
-    assert codes == [0, 1]
-    assert load_run(tmp_path / "plain").status == "finished"
-    failed = load_run(tmp_path / "broken")
+def test_a_training_that_fails_leaves_the_others_to_go_on(three: tuple[Path, list[int], list[int]]) -> None:
+    folder, codes, _ = three
+    assert codes == [0, 0, 1]
+    assert load_run(folder / "fp32").status == load_run(folder / "bf16").status == "finished"
+    failed = load_run(folder / "broken")
     assert failed.status == "failed" and len(failed.steps) == 3
 
 

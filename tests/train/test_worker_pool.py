@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from amp_core import load_run
-from amp_core.record.stats import process_memory
+from amp_core.record.backends import backend_of, cpu, forget_peaks
 from amp_core.train import TrainConfig, train
 from amp_core.train.turns.interleave import Member, interleave
 from amp_core.train.turns.worker_pool import WorkerPool
@@ -87,9 +87,10 @@ def test_a_process_is_kept_only_where_its_training_came_to_its_end(trained):
 
 def test_what_was_measured_before_is_no_peak_of_the_next(monkeypatch):
     sizes = iter([900, 100])
-    monkeypatch.setattr(process_memory, "resident_bytes", lambda: next(sizes))
-    process_memory.forget_peaks()
-    assert process_memory.memory_bytes(torch.device("cpu")) == (900, 900)
-    process_memory.forget_peaks()
-    assert process_memory.memory_bytes(torch.device("cpu")) == (100, 100)
-    process_memory.forget_peaks()
+    monkeypatch.setattr(cpu, "resident_bytes", lambda: next(sizes))
+    host = backend_of(torch.device("cpu"))
+    forget_peaks()
+    assert host.memory_bytes() == (900, 900)
+    forget_peaks()
+    assert host.memory_bytes() == (100, 100)
+    forget_peaks()

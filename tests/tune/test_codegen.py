@@ -6,8 +6,11 @@ CPU when they are asked for FP16, without a word; their programs say so instead,
 as they have them on a GPU, train like the engine too.
 """
 
+import dataclasses
+import os
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -19,6 +22,7 @@ from amp_core.schema import RunError
 from amp_core.train import TrainConfig, train
 from amp_core.train.workloads import build
 from amp_core.tune.codegen import FRAMEWORKS, WRITTEN, code_for
+from tests.places import ROOT
 
 NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
 NEEDS |= {"lightning": ("lightning",)}
@@ -131,12 +135,13 @@ def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("precision", WRITTEN)
-def test_each_program_is_tidy(framework, precision, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_program_is_tidy(framework, precision, device, tmp_path):
     every = {"channels_last": True, "compile": True, "pad_to": 8, "clip_norm": 1.0, "accumulate": 4, "optimizer": "sgd"}
     islands = {"islands": ("a.b", "c")} if precision in ("fp16", "bf16") else {}
     scale = {"loss_scale": 65536.0} if precision == "fp16" else {}
     config = TrainConfig(precision=precision, fused=True, workload="my task.py:build", **every, **islands, **scale)
-    text = code_for(config, framework, "2 × faster")
+    text = code_for(dataclasses.replace(config, device=device), framework, "2 × faster")
     compile(text, "emitted", "exec")
     assert "2 × faster" in text and "model.compile()" in text and '"my task.py"' in text
     if shutil.which("ruff"):
@@ -159,6 +164,58 @@ def test_a_program_runs_as_a_file(tmp_path):
     names = {"__name__": "__main__"}
     exec(compile(code_for(config, "plain"), "emitted", "exec"), names)
     assert len(names["losses"]) == 5 and names["losses"][-1] < names["losses"][0]
+
+
+LSTM = """
+import torch
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, num_layers=2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = self.lstm(x)[0]
+        assert torch.is_autocast_enabled("cpu")
+        return self.head(hidden)
+
+def tagger():
+    data = [(torch.randn(6, 5, 4), torch.randint(0, 2, (6, 5))) for _ in range(2)]
+    return Tagger(), data, lambda model, batch: nn.functional.cross_entropy(model(batch[0]).transpose(1, 2), batch[1])
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lstm_programs_run_without_avx512(framework, precision, tmp_path):
+    """Under AVX2, oneDNN has no LSTM in BF16 or FP16. The built-in workload brings its own fallback."""
+    if precision == "fp16" and framework in ("accelerate", "transformers"):
+        pytest.skip("refuses FP16 on a CPU")
+    for package in NEEDS[framework]:
+        pytest.importorskip(package)
+    (tmp_path / "mine.py").write_text(LSTM)
+    workloads = [f"{tmp_path / 'mine.py'}:tagger", *(["text-lstm"] if framework == "plain" else [])]
+    for workload in workloads:
+        config = TrainConfig(workload=workload, precision=precision, steps=2, device="cpu")
+        (tmp_path / "emitted.py").write_text(code_for(config, framework))
+        environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": os.fspath(ROOT)}
+        line = [sys.executable, "emitted.py"]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+        assert done.returncode == 0 and "loss " in done.stdout, done.stderr
+
+
+def test_the_lstm_fallback_leaves_random_numbers_and_fp32_alone(tmp_path):
+    config = TrainConfig(workload=f"{tmp_path / 'mine.py'}:tagger", precision="bf16", device="cpu")
+    names = program(config, "plain")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    model = torch.nn.LSTM(4, 4)
+    torch.manual_seed(5)
+    names["prepare"](model)
+    assert torch.equal(torch.rand(3), expected)
+    for other in ({"precision": "fp32"}, {"device": "cuda"}):
+        assert "make_lstms_portable" not in code_for(TrainConfig(**(config.__dict__ | other)), "plain")
 
 
 def test_what_no_code_is_written_for_is_refused():

@@ -94,7 +94,7 @@ def test_each_trial_is_told_and_trains_few_steps_without_evaluation():
         configs.append((config.steps, config.evaluate, timeout_s))
         return machine(40)(config, limit_bytes, timeout_s)
 
-    found = search(40, attempt=attempt, tell=told.append, timeout_s=7.0)
+    found = search(40, attempt=attempt, on_trial=told.append, timeout_s=7.0)
     assert tuple(told) == found.trials and set(configs) == {(3, False, 7.0)}
 
 
@@ -162,7 +162,7 @@ def as_child(monkeypatch, code):
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no signals")
 def test_a_hard_kill_is_survived_and_taken_for_memory(monkeypatch):
     as_child(monkeypatch, "import os, signal, sys; sys.stdin.read(); os.kill(os.getpid(), signal.SIGKILL)")
-    trial = max_batch.try_batch(quick(8), None, 60.0)
+    trial = max_batch.try_batch(quick(8), None, 600.0)
     assert not trial.fits and "the system killed it" in trial.why
 
 
@@ -172,7 +172,7 @@ def test_a_hard_kill_is_survived_and_taken_for_memory(monkeypatch):
 def test_another_failure_is_no_lack_of_memory(monkeypatch, code):
     as_child(monkeypatch, code)
     with pytest.raises(RunError, match=r"batch_size=8 fails, and not for memory: .*ValueError: a bug"):
-        max_batch.try_batch(quick(8), None, 60.0)
+        max_batch.try_batch(quick(8), None, 600.0)
 
 
 def test_ctrl_c_leaves_no_trial_behind(monkeypatch, tmp_path):
@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_no_trial_behind(monkeypatch, tmp_path):
 
     monkeypatch.setattr(max_batch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pressed))
     with pytest.raises(KeyboardInterrupt):
-        max_batch.try_batch(quick(8), None, 60.0)
+        max_batch.try_batch(quick(8), None, 600.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis.comparison.ratios import MARGIN
+from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.tune.race import Race, ranked, slower
 from tests.synthetic import write_rows
 
@@ -20,7 +20,7 @@ def made(folder, name, step_ms):
 
 @pytest.mark.parametrize(("faster", "chosen"), [(1.0, "fp32"), (1.02, "fp32"), (1.04, "bf16")])
 def test_a_recipe_is_chosen_over_a_simpler_one_only_beyond_the_margin(tmp_path, faster, chosen):
-    assert 1.02 < 1 + MARGIN < 1.04
+    assert 1.02 < 1 + SAME_SPEED_FRAC < 1.04
     runs = {"fp32": made(tmp_path, "fp32", 10.0), "bf16": made(tmp_path, "bf16", 10.0 / faster)}
     assert list(runs)[ranked([[run] for run in runs.values()])[0]] == chosen
 

@@ -35,7 +35,7 @@ def search(tmp_path, name, speeds, **more):
             config(name, **more.pop("settings", {})),
             tmp_path / "tune",
             **({"budget_s": 600.0} | more),
-            tell=told.append,
+            on_progress=told.append,
             trainer=watch,
             clock=watch.clock,
         )
@@ -179,14 +179,14 @@ def test_the_search_can_be_read_while_it_goes_and_after(on_fast_gpu):
 @pytest.mark.parametrize("budget", [0, -1, "long", float("nan"), True])
 def test_a_budget_that_is_none_is_refused(tmp_path, budget):
     with pytest.raises(RunError, match="budget="):
-        tune(config("healthy"), tmp_path / "tune", budget, tell=print)
+        tune(config("healthy"), tmp_path / "tune", budget, on_progress=print)
     assert not (tmp_path / "tune").exists()
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(RunError, match="is in use"):
-        tune(config("healthy"), tmp_path, 60, tell=print)
+        tune(config("healthy"), tmp_path, 60, on_progress=print)
 
 
 def test_a_search_that_is_stopped_says_so(tmp_path):
@@ -194,7 +194,7 @@ def test_a_search_that_is_stopped_says_so(tmp_path):
         return [130]
 
     with pytest.raises(Ended) as ended:
-        tune(config("healthy"), tmp_path / "tune", 60, tell=print, trainer=stopped)
+        tune(config("healthy"), tmp_path / "tune", 60, on_progress=print, trainer=stopped)
     assert ended.value.code == 130 and load_tuned(tmp_path / "tune").status == "stopped"
 
 

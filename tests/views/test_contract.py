@@ -19,7 +19,7 @@ from amp_core.analysis import safe_window, sampled_steps
 from amp_core.figures.browser import for_browser
 from amp_core.report import report_html
 from amp_core.schema import TABLES
-from amp_core.views import CLASSES, LOSS, LOSS_SCALE, MEMORY, OF_ONE, OF_SEVERAL, RANGES, View, plainly
+from amp_core.views import CLASSES, LOSS, LOSS_SCALE, MEMORY, MULTI_RUN_VIEWS, RANGES, RUN_VIEWS, View, uncached
 from amp_core.views.tensors import shown_kind
 from tests.places import ROOT
 from tests.synthetic import SAMPLES, SCENARIOS, live, write
@@ -44,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 def everywhere() -> list[View[Any]]:
     """Every view that a module of `amp_core.views` makes."""
-    names = [f"amp_core.views.{found.name}" for found in pkgutil.iter_modules(amp_core.views.__path__)]
+    names = [f"amp_core.views.{result.name}" for result in pkgutil.iter_modules(amp_core.views.__path__)]
     modules = [importlib.import_module(name) for name in names]
     return [thing for module in modules for thing in vars(module).values() if isinstance(thing, View)]
 
@@ -59,22 +59,22 @@ def drawn(view: View[Any], run: Run, **options: Any) -> list[tuple[Any, ...]]:
 
 
 def in_report(run: Run) -> list[list[tuple[Any, ...]]]:
-    found = re.search(r'<script type="application/x-gzip" id="charts">([^<]*)</script>', report_html([run]))
-    assert found
-    return [traces(c["light"]) for c in json.loads(gzip.decompress(base64.b64decode(found[1]))).values()]
+    match = re.search(r'<script type="application/x-gzip" id="charts">([^<]*)</script>', report_html([run]))
+    assert match
+    return [traces(c["light"]) for c in json.loads(gzip.decompress(base64.b64decode(match[1]))).values()]
 
 
 def test_every_view_stands_in_the_catalogue_under_its_own_name() -> None:
-    known = OF_ONE | OF_SEVERAL
+    known = RUN_VIEWS | MULTI_RUN_VIEWS
     assert {id(view) for view in everywhere()} == {id(view) for view in known.values()}
-    assert len(known) == len(OF_ONE) + len(OF_SEVERAL)
+    assert len(known) == len(RUN_VIEWS) + len(MULTI_RUN_VIEWS)
     assert all(name == view.name for name, view in known.items())
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_view_says_why_it_is_missing_exactly_where_nothing_is_drawn(scenario: str, runs: dict[str, Run]) -> None:
+def test_a_view_gives_a_reason_exactly_if_nothing_is_drawn(scenario: str, runs: dict[str, Run]) -> None:
     run = runs[scenario]
-    for name, view in OF_ONE.items():
+    for name, view in RUN_VIEWS.items():
         figure, sentence = view.draw(run), view.missing(run)
         assert (sentence is None) == bool(figure.data), name
         if sentence is not None:
@@ -82,7 +82,7 @@ def test_a_view_says_why_it_is_missing_exactly_where_nothing_is_drawn(scenario: 
             assert figure.layout.title.text == view.title, name
 
 
-@pytest.mark.parametrize("name", OF_ONE)
+@pytest.mark.parametrize("name", RUN_VIEWS)
 def test_a_view_reads_the_tables_that_it_names_and_no_others(
     name: str, runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,15 +95,15 @@ def test_a_view_reads_the_tables_that_it_names_and_no_others(
 
     monkeypatch.setattr(Run, "table", spy)
     for run in runs.values():
-        OF_ONE[name].frame(load_run(run.path))
-    assert set(OF_ONE[name].tables) <= set(TABLES)
-    assert read == set(OF_ONE[name].tables)
+        RUN_VIEWS[name].frame(load_run(run.path))
+    assert set(RUN_VIEWS[name].tables) <= set(TABLES)
+    assert read == set(RUN_VIEWS[name].tables)
 
 
 @pytest.mark.parametrize("scenario", ["overflowing", "profiled", "traced"])
 def test_notebook_and_report_draw_the_same_traces(scenario: str, runs: dict[str, Run]) -> None:
     run, charts = runs[scenario], in_report(runs[scenario])
-    for name, view in OF_ONE.items():
+    for name, view in RUN_VIEWS.items():
         assert traces(for_browser(run.plot(name))) == drawn(view, run)
         assert (drawn(view, run) in charts) == (view.missing(run) is None), name
 
@@ -120,7 +120,7 @@ def test_the_pages_draw_the_same_traces(
         assert not app.exception
         charts += shown(app)
     run = load_run(tmp_path / "runs" / "a")
-    for name, view in OF_ONE.items():
+    for name, view in RUN_VIEWS.items():
         if view is CLASSES and drawn(view, run) not in charts:
             classes = view.frame(run)  # the page leaves it out where every value is normal or zero
             assert not (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > 0.001).any(axis=None)
@@ -133,7 +133,7 @@ def test_the_live_page_draws_the_same_traces(tmp_path: Path, monkeypatch: pytest
         writer.advance(80)
         charts = shown(opened(tmp_path, monkeypatch, tmp_path / "runs" / "a"))
         run = load_run(tmp_path / "runs" / "a")
-        kind = shown_kind(run, plainly)
+        kind = shown_kind(run, uncached)
         assert drawn(LOSS, run) in charts and drawn(MEMORY, run) in charts
         assert drawn(LOSS_SCALE, run, band=False) in charts
         last = RANGES.frame(run, step=sampled_steps(run, kind)[-1])
@@ -143,15 +143,12 @@ def test_the_live_page_draws_the_same_traces(tmp_path: Path, monkeypatch: pytest
 def opened(home: Path, monkeypatch: pytest.MonkeyPatch, run: Path) -> Any:
     """The app on a run of a library of its own."""
     pytest.importorskip("streamlit", reason="the app needs streamlit")
-    from streamlit.testing.v1 import AppTest
-
     from pages.parts.library import run_list
+    from tests.app_test import app_test
 
     monkeypatch.setenv("AMPSCOPE_RUNS", str(home / "runs"))
     monkeypatch.setattr(run_list, "SAMPLES", home / "samples")
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=300)
-    app.query_params["run"] = f"run/{run.name}"
-    return app.run()
+    return app_test(run=f"run/{run.name}").run()
 
 
 def shown(app: Any) -> list[list[tuple[Any, ...]]]:
@@ -167,23 +164,23 @@ def test_the_band_of_a_doubtful_window_is_left_out(runs: dict[str, Run], tmp_pat
         assert any("safe" in (name or "") for name in names) == band, names
 
 
-def test_a_view_of_several_runs_says_why_it_is_missing_where_nothing_is_drawn(runs: dict[str, Run]) -> None:
+def test_a_view_of_several_runs_gives_a_reason_if_nothing_is_drawn(runs: dict[str, Run]) -> None:
     pairs = [(runs["healthy"], runs["fp32"]), (runs["empty"], runs["empty"])]
     pairs.append((load_run(SAMPLES["fp32"]), load_run(SAMPLES["fp16-healthy"])))
-    shown = {view.name: [] for view in OF_SEVERAL.values()}
+    shown = {view.name: [] for view in MULTI_RUN_VIEWS.values()}
     for pair in pairs:
-        for view in OF_SEVERAL.values():
+        for view in MULTI_RUN_VIEWS.values():
             figure, sentence = view.draw(pair), view.missing(pair)
             assert (sentence is None) == bool(figure.data), view.name
             shown[view.name].append(sentence is None)
-    assert all(any(found) and not all(found) for found in shown.values()), shown
+    assert all(any(result) and not all(result) for result in shown.values()), shown
 
 
 def test_names_and_frames_need_no_plotly() -> None:
     code = (
-        "import sys\nfrom amp_core import load_run\nfrom amp_core.views import OF_ONE\n"
+        "import sys\nfrom amp_core import load_run\nfrom amp_core.views import RUN_VIEWS\n"
         f"run = load_run({str(SAMPLES['fp16-overflow'])!r})\n"
-        "assert not OF_ONE['loss_scale'].missing(run) and OF_ONE['device'].missing(run)\n"
+        "assert not RUN_VIEWS['loss_scale'].missing(run) and RUN_VIEWS['device'].missing(run)\n"
         "print([m for m in ('plotly', 'torch', 'streamlit') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -1,4 +1,4 @@
-"""Runs beside each other: speed ratios with intervals, parity of learning, repeats over seeds, what differs.
+"""Runs side by side: speed ratios with intervals, parity of learning, repeats over seeds, differences of settings.
 
 repeats, loss_curves, ratios, parity -> learned, answer -> compare (Comparison)
 """

@@ -1,4 +1,4 @@
-"""A recipe in one line: speed, memory, learning.
+"""One line on a recipe: speed, memory, learning.
 
 >>> in_one_line(comparison.recipes.iloc[1].to_dict())
 'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
@@ -10,8 +10,8 @@ from typing import Any
 
 from amp_core.text import formatting
 
-SAME_MEMORY = 0.02
-"""Peaks within this share of each other are called the same."""
+SAME_MEMORY_FRAC = 0.02
+"""Peaks that differ by less than this share count as equal."""
 
 _LEARNED = {
     "within noise": "same loss within noise",
@@ -26,29 +26,29 @@ def in_one_line(row: Mapping[str, Any]) -> str:
     """The sentence for a row of `Comparison.recipes`."""
     name, precision = str(row["recipe"]), str(row["precision"])
     name = name.upper() if name == precision else name
-    return f"{name}: {_speed(row)}, {_memory(float(row['memory_ratio']))}, {learned(str(row['parity']))}"
+    return f"{name}: {_speed(row)}, {_memory(float(row['memory_ratio']))}, {_parity(str(row['parity']))}"
 
 
-def learned(parity: str) -> str:
-    """A verdict on learning in a few words."""
-    verdict = next((v for v in _LEARNED if parity.startswith(v)), None)
-    said = _LEARNED.get(verdict or "", parity)
-    return "too few seeds to tell whether it learns the same" if parity.startswith("cannot tell: run more") else said
+def _parity(parity: str) -> str:
+    """The parity of learning in a few words."""
+    if parity.startswith("cannot tell: run more"):
+        return "too few seeds to tell whether it learns the same"
+    return next((text for start, text in _LEARNED.items() if parity.startswith(start)), parity)
 
 
 def _speed(row: Mapping[str, Any]) -> str:
-    ratio, verdict = float(row["speed_ratio"]), str(row["speed_verdict"])
-    if verdict == "faster":
+    ratio, speed = float(row["speed_ratio"]), str(row["speed_verdict"])
+    if speed == "faster":
         return f"{formatting.number(ratio)} × faster" if ratio >= 1.1 else f"{formatting.percent(ratio - 1)} faster"
-    if verdict == "slower":
+    if speed == "slower":
         return (
             f"{formatting.number(1 / ratio)} × slower"
             if ratio <= 1 / 1.1
             else f"{formatting.percent(1 / ratio - 1)} slower"
         )
-    if verdict == "no difference seen":
+    if speed == "no difference seen":
         return "no difference seen in speed"
-    if verdict == "not measured":
+    if speed == "not measured":
         return "speed not measured"
     return "too few or too uneven steps to tell its speed"
 
@@ -56,7 +56,7 @@ def _speed(row: Mapping[str, Any]) -> str:
 def _memory(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "memory not measured"
-    if abs(ratio - 1) < SAME_MEMORY:
+    if abs(ratio - 1) < SAME_MEMORY_FRAC:
         return "as much memory"
     if ratio >= 2:
         return f"{formatting.number(ratio)} × the memory"

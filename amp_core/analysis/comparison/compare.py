@@ -7,9 +7,9 @@
 >>> comparison.parity["bf16"]
 'cannot tell: run more seeds (final loss +0.3 % against fp32, over 200 common steps)'
 
-The first run is the one the others are held against. A ratio of 2 in speed means twice as fast as the first, a ratio
+The first run is the baseline. A ratio of 2 in speed means twice as fast as the baseline, a ratio
 of 0.5 in memory half of its peak. Speed is compared per sample where both runs counted samples, else per step. Runs
-that differ in their seed alone are repeats of one recipe: they are judged together, in `recipes`.
+that differ only in their seed are repeats of one recipe and are evaluated together, in `recipes`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,64 +22,65 @@ import pandas as pd
 from amp_core.analysis.comparison import ratios
 from amp_core.analysis.comparison.answer import in_one_line
 from amp_core.analysis.comparison.learned import TASK, Learned, common, final, learning
-from amp_core.analysis.comparison.parity import Judged
+from amp_core.analysis.comparison.parity import ParityTest
 from amp_core.analysis.comparison.ratios import Ratio
 from amp_core.analysis.comparison.repeats import Group, differences, repeats
 from amp_core.analysis.numerics.loss_scale import scale_summary
 from amp_core.analysis.performance.energy import energy_per_sample
-from amp_core.analysis.performance.memory import memory_summary, what_memory
+from amp_core.analysis.performance.memory import memory_description, memory_summary
 from amp_core.analysis.performance.tensor_cores import tensor_core_use
-from amp_core.analysis.run_labels import labelled
-from amp_core.analysis.steps import attempts, counted, median, recipe
+from amp_core.analysis.run_labels import unique_labels
+from amp_core.analysis.steps import attempts, median, recipe
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. The first run, or the recipe that it is a repeat of, is the reference."""
+    """Result of `compare`. The first run, or its recipe where that has repeats, is the baseline."""
 
     table: pd.DataFrame
     """One row per run; see `compare`."""
     recipes: pd.DataFrame
     """One row per recipe, its repeats taken together; see `compare`."""
     parity: dict[str, str]
-    """Per run, by its label: did its recipe learn the same as the first? A verdict, then the evidence in words."""
+    """Parity by label of the run: whether its recipe learned as well as the baseline, then the evidence in words."""
     answers: dict[str, str]
-    """Per recipe but the first, by its label: speed, memory and learning in one line."""
+    """Speed, memory and learning in one line, by label of each recipe except the baseline."""
     differences: pd.DataFrame
     """Settings that are not the same in all runs: column `setting`, then one column of text per run."""
     notes: tuple[str, ...]
-    """What a reader must know of the comparison: what was left out, what is not alike."""
+    """Caveats of the comparison: what was left out, what is not alike."""
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The comparison as a notebook shows it."""
         from amp_core.notebook import comparison_html
 
         return comparison_html(self)
 
 
 def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
-    """Hold `runs` against the first of them. Raises `RunError` where there is none.
+    """Compare `runs` with the first of them. Raises `RunError` if there are none.
 
-    `repeatedly`: seeds are added and judged again until it is told whether a recipe learns the same, as `ampscope tune`
-    does; each look is stricter then (`amp_core.analysis.comparison.parity`).
+    `repeatedly`: seeds are added and tested again until parity is decided, as `ampscope tune` does; each test is
+    stricter then (`amp_core.analysis.comparison.parity`).
 
     `.table` has one row per run, NaN where not measured:
     run (label), precision, status, steps, recipe (label of its row in `.recipes`), seed;
     warmup_steps (left out of timings), timed_steps, step_ms (median), step_ms_low, step_ms_high (quartiles),
     samples_per_s, speed_ratio, speed_ratio_low, speed_ratio_high (95 % interval), speed_verdict: against the
-    reference's run of the same seed or, without one, the first; see `amp_core.analysis.comparison.ratios`;
+    baseline's run of the same seed or, without one, the first; see `amp_core.analysis.comparison.ratios`;
     memory_peak_bytes, memory_ratio; energy_j (per sample);
     loss_final (mean of the last tenth of its steps), common_steps, loss_ratio (the same over the steps or samples that
     it shares with that run), eval_loss, parity;
-    skip_frac, scale_last, tensor_frac (of GPU time in kernels that surely use tensor cores, where profiled).
+    skip_frac, scale_last, tensor_frac (share of GPU time in kernels known to use tensor cores, where profiled).
 
     `.recipes` has: recipe (label), run (its first, for colours and names), precision, seeds (how many), speed_ratio,
     speed_ratio_low, speed_ratio_high, speed_verdict, paired (whether runs took turns), blocks; step_ms, samples_per_s,
     memory_peak_bytes, memory_ratio, energy_j, energy_ratio, loss_final, eval_loss, skip_frac, tensor_frac (means over
     repeats, of memory the highest); loss_change_frac, loss_change_low, loss_change_high, noise_frac (deviation of the
-    final loss, its 95 % interval and the reference's seed-to-seed deviation, over the reference's loss), parity.
+    final loss, its 95 % interval and the baseline's seed-to-seed deviation, over the baseline's loss), parity.
     """
     if isinstance(runs, Run | str) or not isinstance(runs, Sequence):
         raise RunError(
@@ -89,7 +90,7 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
         raise RunError("runs=[] is empty; give one run or more")
     for place, run in enumerate(runs):
         check_run(run, f"runs[{place}]")
-    labels = labelled(runs)
+    labels = unique_labels(runs)
     groups = repeats(runs, labels)
     frames = [attempts(run) for run in runs]
     partner = _partners(runs, groups)
@@ -101,19 +102,19 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     parity = dict.fromkeys(labels, "reference")
     recipes = [_recipe(table, groups[0], ratios.ITSELF if len(timed[0].step) else ratios.UNKNOWN, "reference", None)]
     for group in groups[1:]:
-        ours, theirs = (_of(learned, one) for one in (group, groups[0]))
-        said, judged = learning(groups[0].label, theirs, ours, repeatedly=repeatedly)
-        parity |= {labels[i]: said for i in group.places}
+        ours, theirs = (_members(learned, one) for one in (group, groups[0]))
+        parity_text, test = learning(groups[0].label, theirs, ours, repeatedly=repeatedly)
+        parity |= {labels[i]: parity_text for i in group.places}
         ratio = ratios.speed_ratio([(runs[partner[i]], runs[i]) for i in group.places])
-        recipes.append(_recipe(table, group, ratio, said, judged))
+        recipes.append(_recipe(table, group, ratio, parity_text, test))
     table["parity"] = [parity[label] for label in labels]
     table["recipe"] = [next(g.label for g in groups if i in g.places) for i in range(len(runs))]
-    together = pd.DataFrame(recipes)
-    for what in ("memory_peak_bytes", "energy_j"):
-        together[f"{what.partition('_')[0]}_ratio"] = together[what] / together[what].iloc[0]
-    answers = {str(row["recipe"]): in_one_line(dict(row)) for _, row in together.iloc[1:].iterrows()}
-    notes = _notes(runs, frames, timed, together)
-    return Comparison(table, together, parity, answers, differences(runs, labels), notes)
+    by_recipe = pd.DataFrame(recipes)
+    for column in ("memory_peak_bytes", "energy_j"):
+        by_recipe[f"{column.partition('_')[0]}_ratio"] = by_recipe[column] / by_recipe[column].iloc[0]
+    answers = {str(row["recipe"]): in_one_line(dict(row)) for _, row in by_recipe.iloc[1:].iterrows()}
+    notes = _notes(runs, frames, timed, by_recipe)
+    return Comparison(table, by_recipe, parity, answers, differences(runs, labels), notes)
 
 
 def _row(
@@ -127,13 +128,13 @@ def _row(
     else:
         ratio = ratios.ITSELF if len(times.step) else ratios.UNKNOWN
     extent = common([frames[other], frames[i]])
-    first, this = (final(extent.of(frames[n])) for n in (other, i))
+    first, this = (final(extent.cut(frames[n])) for n in (other, i))
     seed = run.head.config.get("seed")
     return {
         "run": labels[i],
         "precision": recipe(run),
         "status": run.status,
-        "steps": counted(frames[i]),
+        "steps": len(frames[i]),
         "seed": _number(seed),
         "warmup_steps": times.warmup,
         "timed_steps": len(times.step_ms),
@@ -145,7 +146,7 @@ def _row(
         "memory_peak_bytes": _number(memory_summary(run).peak_bytes),
         "energy_j": _number(energy_per_sample(run).joules),
         "loss_final": final(frames[i]).mean,
-        "common_steps": counted(extent.of(frames[i])),
+        "common_steps": len(extent.cut(frames[i])),
         "loss_ratio": this.mean / first.mean if first.mean else np.nan,
         "skip_frac": _number(scale.skip_frac),
         "scale_last": _number(scale.last),
@@ -159,13 +160,13 @@ def _speed(ratio: Ratio, first: bool) -> dict[str, Any]:
         "speed_ratio": ratio.value,
         "speed_ratio_low": ratio.low,
         "speed_ratio_high": ratio.high,
-        "speed_verdict": "reference" if first else ratio.verdict,
+        "speed_verdict": "reference" if first else ratio.speed_verdict,
     }
 
 
-def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, judged: Judged | None) -> dict[str, Any]:
+def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, test: ParityTest | None) -> dict[str, Any]:
     rows = table.iloc[list(group.places)]
-    share = 1 / abs(judged.reference) if judged is not None and judged.reference else np.nan
+    share = 1 / abs(test.baseline) if test is not None and test.baseline else np.nan
     means = ("step_ms", "samples_per_s", "energy_j", "loss_final", "eval_loss", "skip_frac", "tensor_frac")
     return {
         "recipe": group.label,
@@ -177,30 +178,30 @@ def _recipe(table: pd.DataFrame, group: Group, ratio: Ratio, parity: str, judged
         "blocks": ratio.blocks,
         "memory_peak_bytes": float(rows["memory_peak_bytes"].max()),
         **{column: float(rows[column].mean()) for column in means},
-        "loss_change_frac": judged.deviation * share if judged is not None else np.nan,
-        "loss_change_low": judged.low * share if judged is not None else np.nan,
-        "loss_change_high": judged.high * share if judged is not None else np.nan,
-        "noise_frac": judged.noise * share if judged is not None else np.nan,
+        "loss_change_frac": test.deviation * share if test is not None else np.nan,
+        "loss_change_low": test.low * share if test is not None else np.nan,
+        "loss_change_high": test.high * share if test is not None else np.nan,
+        "noise_frac": test.noise * share if test is not None else np.nan,
         "parity": parity,
     }
 
 
 def _partners(runs: Sequence[Run], groups: list[Group]) -> list[int]:
-    """For each run the run of the reference that it is held against: of its own seed, else the first."""
-    reference = groups[0]
-    by_seed = dict(zip(reference.seeds, reference.places, strict=True))
-    found = [0] * len(runs)
+    """For each run the baseline run that it is compared with: the one of its own seed, else the first."""
+    baseline = groups[0]
+    by_seed = dict(zip(baseline.seeds, baseline.places, strict=True))
+    partners = [0] * len(runs)
     for group in groups[1:]:
         for place, seed in zip(group.places, group.seeds, strict=True):
-            found[place] = by_seed.get(seed, 0)
-    return found
+            partners[place] = by_seed.get(seed, 0)
+    return partners
 
 
 def _seed(groups: list[Group], place: int) -> int:
     return next(g.seeds[g.places.index(place)] for g in groups if place in g.places)
 
 
-def _of(learned: list[Learned], group: Group) -> list[Learned]:
+def _members(learned: list[Learned], group: Group) -> list[Learned]:
     return [learned[i] for i in group.places]
 
 
@@ -213,7 +214,7 @@ def _notes(
     runs: Sequence[Run], frames: list[pd.DataFrame], timed: list[ratios.Timed], recipes: pd.DataFrame
 ) -> tuple[str, ...]:
     notes = []
-    if len({counted(f) for f in frames}) > 1:
+    if len({len(f) for f in frames}) > 1:
         notes.append(
             "The runs are of unequal length; losses are compared over the steps that each shares with the first."
         )
@@ -221,19 +222,19 @@ def _notes(
         notes.append("Batches are not of one size: losses are compared over common samples, speeds per sample.")
     left_out = sorted({t.warmup for t in timed if t.warmup})
     if left_out:
-        said = " or ".join(str(n) for n in left_out)
-        notes.append(f"The first {said} steps of each run are left out of speeds: they pay for warming up.")
+        counts = " or ".join(str(n) for n in left_out)
+        notes.append(f"The first {counts} steps of each run are left out of speeds: they pay for warming up.")
     others = recipes.iloc[1:]
     if len(others) and others["paired"].all():
         notes.append("The runs took turns, so that what slows the machine down slowed all: blocks of steps are paired.")
     elif len(others):
         notes.append(
-            "The runs did not take turns: what else the machine was doing may pass for a difference in speed. "
+            "The runs did not take turns: other load on the machine may look like a difference in speed. "
             "With ampscope compare they do."
         )
     if len({tuple(str(run.head.config.get(k)) for k in TASK) for run in runs}) > 1:
-        notes.append("The runs do not train the same task, so their losses cannot be held against each other.")
-    if what_memory(runs[0]) == "resident set of the process":
+        notes.append("The runs do not train the same task, so their losses cannot be compared.")
+    if memory_description(runs[0]) == "resident set of the process":
         notes.append(
             "On a CPU memory is that of the whole process, Python and libraries included: what a recipe saves of a "
             "small model's tensors hardly shows in it, but in memory by category."
@@ -242,23 +243,20 @@ def _notes(
 
 
 def _tf32(baseline: Run) -> tuple[str, ...]:
-    """What the baseline calls FP32: TF32 inside it would make every other recipe look slower."""
+    """Whether the FP32 baseline used TF32, which would make every other recipe look slower."""
     if recipe(baseline) not in ("fp32", None):
         return ()
     name = baseline.name
     flags = baseline.head.environment.get("flags")
-    told = flags if isinstance(flags, Mapping) else {}
-    device = str(baseline.head.config.get("device", baseline.head.environment.get("device")))
-    if not device.startswith("cuda"):
+    recorded = flags if isinstance(flags, Mapping) else {}
+    if not is_accelerator(baseline.head.config.get("device", baseline.head.environment.get("device"))):
         return ()
-    inside = {"matrix products": told.get("tf32_matmul"), "cuDNN": told.get("tf32_cudnn")}
+    inside = {"matrix products": recorded.get("tf32_matmul"), "cuDNN": recorded.get("tf32_cudnn")}
     if any(value is None for value in inside.values()):
         return (f"Whether TF32 was on in {name} is not recorded.",)
     on = [what for what, value in inside.items() if value]
     if on:
-        return (
-            f"TF32 was on in {name} for {' and '.join(on)}: it is not FP32 alone that the others are held against.",
-        )
+        return (f"TF32 was on in {name} for {' and '.join(on)}: the baseline is not pure FP32.",)
     return (f"TF32 was off in {name}, in matrix products and in cuDNN.",)
 
 

@@ -1,9 +1,9 @@
-"""Whether runs learned the same: ends of their loss curves over what they share, and the verdict in words.
+"""Parity of learning: ends of loss curves over their common part, and the result in words.
 
     ends = final(attempts(run), extent)
     learning("fp32", [run_a, run_b, run_c], "bf16", [...])
 
-`parity.py` has the rules; here they are given numbers and words.
+`parity.py` has the statistics; this module supplies the numbers and the words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.comparison.parity import FEW_SEEDS, Judged, judge
-from amp_core.analysis.steps import counted
+from amp_core.analysis.comparison.parity import MIN_SEEDS, ParityTest, judge
 
-GROSS = 0.05
-"""A final loss worse by more than this share, and by more than its own noise, is worse whatever the seed."""
+GROSS_CHANGE_FRAC = 0.05
+"""A final loss that is worse by more than this share, and by more than its own noise, is worse whatever the seed."""
 TASK = ("workload", "size", "data")
-"""Settings that must agree before losses can be held against each other."""
+"""Settings that must agree for losses to be comparable."""
 
 
 @dataclass(frozen=True)
@@ -44,27 +43,27 @@ class Final:
 
 @dataclass(frozen=True)
 class Extent:
-    """How far runs are compared: their first so many steps or, where batches differ in size, samples."""
+    """The common part of runs: a number of first steps or, where batch sizes differ, samples."""
 
     count: float
     by: Literal["steps", "samples"]
 
-    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The part of a run within it."""
+    def cut(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a run within the common part."""
         if self.by == "steps":
-            return frame[frame["stands_for"].cumsum() <= int(self.count)]
-        return frame[(frame["samples"] * frame["stands_for"]).cumsum() <= self.count]
+            return frame.iloc[: int(self.count)]
+        return frame[frame["samples"].cumsum() <= self.count]
 
     def __str__(self) -> str:
         return f"{int(self.count):,} common {self.by}"
 
 
 def common(frames: Sequence[pd.DataFrame]) -> Extent:
-    """What all of the runs did."""
+    """The part that all of the runs have."""
     by_samples = all(len(f) and f["samples"].notna().all() for f in frames)
     if by_samples and len({float(f["samples"].median()) for f in frames}) > 1:
-        return Extent(min(float((f["samples"] * f["stands_for"]).sum()) for f in frames), "samples")
-    return Extent(min(counted(f) for f in frames), "steps")
+        return Extent(min(float(f["samples"].sum()) for f in frames), "samples")
+    return Extent(min(len(f) for f in frames), "steps")
 
 
 def final(frame: pd.DataFrame) -> Final:
@@ -72,21 +71,18 @@ def final(frame: pd.DataFrame) -> Final:
     frame = frame[frame["has_loss"]]
     loss = frame["loss"].to_numpy()
     broken = frame["step"].to_numpy()[~np.isfinite(loss)]
-    at = int(broken[0]) if len(broken) else None
-    weight = frame["stands_for"].to_numpy()
-    told = np.cumsum(weight[::-1])[::-1]  # from here to the end
-    last = told <= max(5, int(told[0]) // 10) if len(told) else told.astype(bool)
-    tail, weight = loss[last], weight[last]
+    broken_at = int(broken[0]) if len(broken) else None
+    tail = loss[-max(5, len(loss) // 10) :]
     if len(tail) < 2 or not np.isfinite(tail).all():
-        return Final(np.nan, np.nan, at)
+        return Final(np.nan, np.nan, broken_at)
     # Differences of neighbours, not deviations from the mean: a falling curve is not noise.
-    return Final(float(np.average(tail, weights=weight)), float(np.std(np.diff(tail)) / np.sqrt(2)), at)
+    return Final(float(np.mean(tail)), float(np.std(np.diff(tail)) / np.sqrt(2)), broken_at)
 
 
 def learning(
     name: str, first: Sequence[Learned], this: Sequence[Learned], *, repeatedly: bool = False
-) -> tuple[str, Judged | None]:
-    """The verdict on the recipe of `this` against that of `first`, called `name`, and the numbers of the final loss.
+) -> tuple[str, ParityTest | None]:
+    """The parity of the recipe of `this` with that of `first`, called `name`, and the test of the final loss.
 
     `repeatedly` as in `judge`.
     """
@@ -94,45 +90,46 @@ def learning(
     if unlike:
         return f"not comparable: {unlike[0]} is not the same as in {name}", None
     extent = common([run.frame for run in (*first, *this)])
-    before = {run.seed: final(extent.of(run.frame)) for run in first}
-    after = {run.seed: final(extent.of(run.frame)) for run in this}
-    broken = [end.broken_at for end in after.values() if end.broken_at is not None]
-    if broken and all(end.broken_at is None for end in before.values()):
+    baseline = {run.seed: final(extent.cut(run.frame)) for run in first}
+    recipe = {run.seed: final(extent.cut(run.frame)) for run in this}
+    broken = [end.broken_at for end in recipe.values() if end.broken_at is not None]
+    if broken and all(end.broken_at is None for end in baseline.values()):
         return f"worse: the loss is not finite from step {min(broken)} on, that of {name} is", None
-    if not all(np.isfinite(end.mean) for end in (*before.values(), *after.values())):
+    if not all(np.isfinite(end.mean) for end in (*baseline.values(), *recipe.values())):
         return "cannot tell: too few steps with a finite loss", None
-    found = judge(_means(before), _means(after), repeatedly=repeatedly)
-    said = f"final loss {_change(found.deviation, found.reference)} against {name}, over {extent}"
+    test = judge(_means(baseline), _means(recipe), repeatedly=repeatedly)
+    change = f"final loss {_change(test.deviation, test.baseline)} against {name}, over {extent}"
     if _identical(first, this, extent):
-        return f"within noise: the loss is the same at each step, bit for bit ({said})", found
-    step_noise = max(end.noise for end in (*before.values(), *after.values()))
-    if len(before) < FEW_SEEDS:
-        if found.deviation > max(GROSS * abs(found.reference), 2 * step_noise):
-            return f"worse: {said}, more than the step-to-step noise of ±{step_noise:.2g}", found
-        return f"cannot tell: run more seeds ({said})", found
+        return f"within noise: the loss is the same at each step, bit for bit ({change})", test
+    step_noise = max(end.noise for end in (*baseline.values(), *recipe.values()))
+    if len(baseline) < MIN_SEEDS:
+        if test.deviation > max(GROSS_CHANGE_FRAC * abs(test.baseline), 2 * step_noise):
+            return f"worse: {change}, more than the step-to-step noise of ±{step_noise:.2g}", test
+        return f"cannot tell: run more seeds ({change})", test
     held_out = _held_out(first, this, repeatedly)
-    verdicts = [one.verdict for one in (found, held_out) if one is not None]
-    details = [_detail(said, found, name)]
+    parities = [one.parity for one in (test, held_out) if one is not None]
+    details = [_detail(change, test, name)]
     if held_out is not None:
-        details.append(f"held-out loss {_change(held_out.deviation, held_out.reference)}: {held_out.verdict}")
-    verdict = _together(verdicts)
-    return f"{verdict}{': run more seeds' if verdict == 'cannot tell' else ''} ({'; '.join(details)})", found
+        details.append(f"held-out loss {_change(held_out.deviation, held_out.baseline)}: {held_out.parity}")
+    parity = _combined(parities)
+    return f"{parity}{': run more seeds' if parity == 'cannot tell' else ''} ({'; '.join(details)})", test
 
 
 def _means(ends: Mapping[int, Final]) -> dict[int, float]:
     return {seed: end.mean for seed, end in ends.items()}
 
 
-def _together(verdicts: Sequence[str]) -> str:
-    """One verdict of several metrics: one that is worse decides, and one of which nothing is known spoils the rest."""
-    for verdict in ("worse", "cannot tell", "better"):
-        if verdict in verdicts:
-            return verdict
+def _combined(parities: Sequence[str]) -> str:
+    """The parity over several metrics: any that is worse decides, then any that cannot be decided."""
+    for parity in ("worse", "cannot tell", "better"):
+        if parity in parities:
+            return parity
     return "within noise"
 
 
-def _held_out(first: Sequence[Learned], this: Sequence[Learned], repeatedly: bool) -> Judged | None:
-    """The held-out loss judged; None unless all runs have it and are of one length: more training lowers it."""
+def _held_out(first: Sequence[Learned], this: Sequence[Learned], repeatedly: bool) -> ParityTest | None:
+    """The test of the held-out loss; None unless all runs have it and the same length, since more training lowers
+    it."""
     runs = (*first, *this)
     if len({len(run.frame) for run in runs}) > 1 or not all(np.isfinite(run.eval_loss) for run in runs):
         return None
@@ -141,24 +138,24 @@ def _held_out(first: Sequence[Learned], this: Sequence[Learned], repeatedly: boo
 
 
 def _identical(first: Sequence[Learned], this: Sequence[Learned], extent: Extent) -> bool:
-    """Whether each of `this` has its seed's partner, or the only reference, to the last bit at every step."""
+    """Whether the losses of each run equal those of its seed's partner, or of the only baseline run, bit for bit."""
     for run in this:
         partner = next((one for one in first if one.seed == run.seed), first[0] if len(first) == 1 else None)
         if partner is None:
             return False
-        ours, theirs = (extent.of(one.frame)["loss"].to_numpy() for one in (run, partner))
+        ours, theirs = (extent.cut(one.frame)["loss"].to_numpy() for one in (run, partner))
         if len(ours) < 2 or not np.array_equal(ours, theirs):
             return False
     return True
 
 
-def _detail(said: str, found: Judged, name: str) -> str:
-    share = 100 / abs(found.reference) if found.reference else np.nan
-    spread = f"±{found.noise * share:.2g} %"
+def _detail(change: str, test: ParityTest, name: str) -> str:
+    share = 100 / abs(test.baseline) if test.baseline else np.nan
+    spread = f"±{test.noise * share:.2g} %"
     interval = ""
-    if np.isfinite(found.low) and np.isfinite(share):
-        interval = f", 95 % interval {found.low * share:+.2g} to {found.high * share:+.2g} %"
-    return f"{said}{interval}; from seed to seed {name} itself differs by {spread}"
+    if np.isfinite(test.low) and np.isfinite(share):
+        interval = f", 95 % interval {test.low * share:+.2g} to {test.high * share:+.2g} %"
+    return f"{change}{interval}; from seed to seed {name} itself differs by {spread}"
 
 
 def _change(deviation: float, reference: float) -> str:

@@ -1,20 +1,18 @@
 """Loss curves of several runs in one frame, along steps, samples or time.
 
->>> loss_curves([run_fp32, run_fp16], x="samples", most=4000)  # run, precision, samples, loss, smooth
+>>> loss_curves([run_fp32, run_fp16], x="samples", max_points=4000)  # run, precision, samples, loss, smooth
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from amp_core.analysis.downsample import thin
-from amp_core.analysis.run_labels import labelled
-from amp_core.analysis.steps import along, recipe
+from amp_core.analysis.downsample import downsample
+from amp_core.analysis.run_labels import unique_labels
+from amp_core.analysis.steps import attempts_with_axes, recipe
 from amp_core.schema import RunError
-from amp_core.store.long_runs.step_sampling import STANDS_FOR
 from amp_core.store.run import Run
 
 X_AXES = ("step", "samples", "time_s")
@@ -23,46 +21,29 @@ X_AXES = ("step", "samples", "time_s")
 def loss_curves(
     runs: Sequence[Run],
     x: Literal["step", "samples", "time_s"] = "step",
-    most: int | None = None,
+    max_points: int | None = None,
 ) -> pd.DataFrame:
     """The losses of several runs in one frame: run (label), precision, `x`, loss, smooth.
 
-    `samples` is counted from the start of each run; the time of a run that took turns with others is that of its own
-    steps. `smooth` is an exponential mean over about a twenty-fifth of the run; it is NaN where the loss is not finite.
-    Steps without a recorded loss are left out. With `most`, each run is thinned to about that many rows. Raises
-    `RunError` for another `x`.
+    `samples` is cumulative from the start of each run; the time of a run that took turns with others is that of its own
+    steps. `smooth` is an exponential mean over about 1/25 of the run; it is NaN where the loss is not finite.
+    Steps without a recorded loss are left out. With `max_points`, each run is downsampled to about that many rows.
+    Raises `RunError` for another `x`.
     """
     if x not in X_AXES:
         raise RunError(f"x={x!r} is unknown; choose one of {', '.join(X_AXES)}")
     parts = []
-    for run, label in zip(runs, labelled(runs), strict=True):
-        frame = along(run)
+    for run, label in zip(runs, unique_labels(runs), strict=True):
+        frame = attempts_with_axes(run)
         frame = frame[frame["has_loss"] & frame[x].notna()]
         loss = frame["loss"].to_numpy()
         finite = pd.Series(np.where(np.isfinite(loss), loss, np.nan))
-        smooth = _smooth(finite, frame[STANDS_FOR].to_numpy())
-        part = pd.DataFrame(
-            {
-                "run": label,
-                "precision": recipe(run),
-                x: frame[x].to_numpy(),
-                "loss": loss,
-                "smooth": smooth.where(finite.notna()),
-            }
-        )
-        parts.append(part if most is None else thin(part, x, "loss", most))
+        smooth = finite.ewm(span=max(1.0, len(finite) / 25), ignore_na=True).mean()
+        part = pd.DataFrame({x: frame[x].to_numpy(), "loss": loss, "smooth": smooth.where(finite.notna())})
+        part = part if max_points is None else downsample(part, x, "loss", max_points)
+        part.insert(0, "run", label)
+        part.insert(1, "precision", recipe(run))
+        parts.append(part)
     columns = ["run", "precision", x, "loss", "smooth"]
     parts = [p for p in parts if len(p)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({c: pd.Series(dtype=float) for c in columns})
-
-
-def _smooth(loss: "pd.Series[float]", weight: "npt.NDArray[np.int64]") -> "pd.Series[float]":
-    """An exponential mean over about a twenty-fifth of the run."""
-    span = max(1.0, float(weight.sum()) / 25)
-    if not (weight > 1).any():
-        return loss.ewm(span=span, ignore_na=True).mean()
-    # Rows that tell of many steps lie further apart: the same half-life, in steps.
-    decay = np.log1p(-2 / (span + 1))
-    times = (np.cumsum(weight) * 1_000_000).astype("datetime64[us]")
-    halflife: Any = f"{-np.log(2) / decay:.6f}s"  # pandas' stubs know it as a number alone
-    return loss.ewm(halflife=halflife, times=times).mean()

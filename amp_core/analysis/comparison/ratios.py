@@ -1,17 +1,17 @@
-"""How many times as fast one run is as another, with an interval: what speed claims rest on.
+"""Speed ratios of runs, with confidence intervals.
 
 >>> ratio = speed_ratio([(run_fp32, run_bf16)])
->>> ratio.value, ratio.low, ratio.high, ratio.verdict
+>>> ratio.value, ratio.low, ratio.high, ratio.speed_verdict
 (2.31, 2.28, 2.35, 'faster')
 
-Where two runs took turns (`ampscope compare`), block n of one is set against block n of the other: both met the same
-clock speed, the same neighbours on the machine, the same heat. The median time of each block gives one log ratio; their
+Where two runs took turns (`ampscope compare`), block n of one is paired with block n of the other: both ran at the same
+clock speed, load and temperature of the machine. The median time of each block gives one log ratio; their
 mean, trimmed by a fifth at both ends, is the result, and its percentile bootstrap over blocks the interval (Efron and
 Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13; trimming after Wilcox, "Introduction to Robust
-Estimation", section 3.3). Runs that did not take turns are resampled each by itself in blocks of neighbouring steps,
-because a step is slow when the one before was (Künsch, "The jackknife and the bootstrap for general stationary
-observations", 1989). Of several pairs, such as seeds, the log ratios are averaged, and from three pairs on the pairs
-are resampled too: starting a process anew moves its speed by more than its steps tell (Kalibera and Jones, "Rigorous
+Estimation", section 3.3). Runs that did not take turns are resampled separately in blocks of neighbouring steps,
+because step times are autocorrelated (Künsch, "The jackknife and the bootstrap for general stationary
+observations", 1989). The log ratios of several pairs, such as seeds, are averaged, and from three pairs on the pairs
+are resampled too: speed varies more between processes than within one (Kalibera and Jones, "Rigorous
 benchmarking in reasonable time", 2013).
 """
 
@@ -23,56 +23,56 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from amp_core.analysis.steps import attempts, fair, warmup_steps
+from amp_core.analysis.steps import attempts, warmup_steps
 from amp_core.store.run import Run
 
 Floats = npt.NDArray[np.float64]
 
-MARGIN = 0.03
-"""Speeds within this share of each other are called the same: repeats of one run on one machine differ by as much."""
-LEVEL = 0.95
-"""Coverage that intervals are made for."""
-FEW_STEPS = 20
-"""With fewer timed steps nothing is said of speed."""
-FEW_BLOCKS = 8
-"""Nor with fewer pairs of blocks."""
+SAME_SPEED_FRAC = 0.03
+"""Speeds within this share of each other count as equal: repeats of one run on one machine differ by as much."""
+CONFIDENCE = 0.95
+"""Coverage of the intervals."""
+MIN_STEPS = 20
+"""Fewest timed steps for a statement on speed."""
+MIN_BLOCKS = 8
+"""Fewest pairs of blocks for a statement on speed."""
 _DRAWS = 1000
-_BLOCK = 10  # steps drawn together where runs did not take turns
-_TRIM = 0.2
-_NEWEST = 2000  # steps of a long run that are enough for an interval
+_BLOCK_STEPS = 10  # steps drawn together where runs did not take turns
+_TRIM_FRAC = 0.2
+_MAX_STEPS = 2000  # the last steps of a long run suffice for an interval
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast the second run of each pair is as the first. NaN where it was not measured."""
+    """How many times as fast the second run of each pair is as the first. NaN where not measured."""
 
     value: float
     low: float
     high: float
-    """Ends of the 95 % interval; NaN where a single block tells nothing of the spread."""
+    """Ends of the 95 % interval; NaN with a single block, which has no spread."""
     paired: bool
     """Whether the runs took turns, so that blocks could be paired."""
     blocks: int
     """Pairs of blocks, or blocks of the shorter run, summed over pairs of runs."""
     enough: bool
-    """Whether there are steps enough to say anything."""
+    """Whether there are enough steps for a statement."""
 
     @property
-    def verdict(self) -> str:
+    def speed_verdict(self) -> str:
         """`faster`, `slower`, `no difference seen`, `cannot tell: run more steps` or `not measured`.
 
-        A difference is one that the interval leaves no doubt of and that is larger than `MARGIN`. None is seen where
+        A difference is one whose interval excludes 1 and that is larger than `SAME_SPEED_FRAC`. There is none if
         the interval lies within twice that margin of 1, so that a larger one would have shown.
         """
         if not np.isfinite(self.value):
             return "not measured"
         if not self.enough:
             return "cannot tell: run more steps"
-        if self.low > 1 and self.value > 1 + MARGIN:
+        if self.low > 1 and self.value > 1 + SAME_SPEED_FRAC:
             return "faster"
-        if self.high < 1 and self.value < 1 / (1 + MARGIN):
+        if self.high < 1 and self.value < 1 / (1 + SAME_SPEED_FRAC):
             return "slower"
-        if self.low > 1 / (1 + 2 * MARGIN) and self.high < 1 + 2 * MARGIN:
+        if self.low > 1 / (1 + 2 * SAME_SPEED_FRAC) and self.high < 1 + 2 * SAME_SPEED_FRAC:
             return "no difference seen"
         return "cannot tell: run more steps"
 
@@ -83,7 +83,7 @@ UNKNOWN = Ratio(np.nan, np.nan, np.nan, paired=False, blocks=0, enough=False)
 
 @dataclass(frozen=True)
 class Timed:
-    """A run's steps after its warm-up that were timed."""
+    """The timed steps of a run after its warm-up."""
 
     step: npt.NDArray[np.int64]
     step_ms: Floats
@@ -96,7 +96,7 @@ def timed(run: Run) -> Timed:
     """Times of the run's steps without its warm-up."""
     frame = attempts(run)
     warmup = warmup_steps(len(frame))
-    frame = fair(frame.iloc[warmup:])
+    frame = frame.iloc[warmup:]
     frame = frame[np.isfinite(frame["step_ms"]) & (frame["step_ms"] > 0)]
     samples = frame["samples"].where(frame["samples"] > 0)
     return Timed(
@@ -108,8 +108,8 @@ def timed(run: Run) -> Timed:
 
 
 def took_turns(one: Run, other: Run) -> int | None:
-    """Steps per block, where these two were trained by turns in one comparison and under one seed; else None."""
-    first, second = (_turns(run) for run in (one, other))
+    """Steps per block if these two took turns in one comparison with the same seed; else None."""
+    first, second = (_comparison(run) for run in (one, other))
     if not first or first.get("id") is None or first.get("id") != second.get("id"):
         return None
     if one.head.config.get("seed") != other.head.config.get("seed"):
@@ -120,7 +120,7 @@ def took_turns(one: Run, other: Run) -> int | None:
 
 
 def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
-    """The second of each pair against the first, over all pairs together. Per sample where all counted samples."""
+    """Speed of the second run of each pair over the first, over all pairs. Per sample where all counted samples."""
     times = [(timed(a), timed(b)) for a, b in pairs]
     if not times or any(not len(t.step) for both in times for t in both):
         return UNKNOWN
@@ -143,12 +143,12 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
             points.append(float(np.log(np.median(a) / np.median(b))))
             draws.append(np.log(_medians(a, random) / _medians(b, random)))
             fewest = min(len(a), len(b))
-            spread = spread and fewest > _BLOCK
-            blocks += fewest // _BLOCK
-            enough = enough and fewest >= FEW_STEPS
+            spread = spread and fewest > _BLOCK_STEPS
+            blocks += fewest // _BLOCK_STEPS
+            enough = enough and fewest >= MIN_STEPS
     if paired:
-        enough = blocks >= FEW_BLOCKS
-    low, high = np.percentile(_over_pairs(np.array(draws), random), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+        enough = blocks >= MIN_BLOCKS
+    low, high = np.percentile(_over_pairs(np.array(draws), random), [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
     if not spread and len(pairs) < 3:  # all draws are one block
         low = high = np.nan
     value, low, high = (float(np.exp(v)) for v in (np.mean(points), low, high))
@@ -158,8 +158,8 @@ def speed_ratio(pairs: Sequence[tuple[Run, Run]]) -> Ratio:
 def paired_blocks(before: "pd.Series[float]", now: "pd.Series[float]", block_steps: int) -> Floats:
     """Ratio before / now of each block that both have, from times indexed by step.
 
-    A block's time is the median of its steps; of blocks of four or more the first step is left out, which finds the
-    caches full of another run's data.
+    A block's time is the median of its steps; blocks of four or more leave out the first step, at which the
+    caches hold another run's data.
     """
 
     def medians(times: "pd.Series[float]") -> "pd.Series[float]":
@@ -171,7 +171,7 @@ def paired_blocks(before: "pd.Series[float]", now: "pd.Series[float]", block_ste
     return np.asarray(one / other, dtype=np.float64)
 
 
-def _turns(run: Run) -> Mapping[str, Any]:
+def _comparison(run: Run) -> Mapping[str, Any]:
     turns = run.head.config.get("comparison")
     return turns if isinstance(turns, Mapping) else {}
 
@@ -182,15 +182,15 @@ def _series(times: Timed, by_sample: bool) -> "pd.Series[float]":
 
 def _trimmed_mean(values: Floats) -> Floats:
     """Mean of each row without the lowest and the highest fifth."""
-    cut = int(_TRIM * values.shape[1])
+    cut = int(_TRIM_FRAC * values.shape[1])
     mean: Floats = np.sort(values, axis=1)[:, cut : values.shape[1] - cut].mean(axis=1)
     return mean
 
 
 def _medians(times: Floats, random: np.random.Generator) -> Floats:
-    """Medians of `_DRAWS` resamples made of blocks of neighbouring steps."""
-    times = times[-_NEWEST:]
-    block = min(_BLOCK, len(times))
+    """Medians of `_DRAWS` resamples of blocks of neighbouring steps."""
+    times = times[-_MAX_STEPS:]
+    block = min(_BLOCK_STEPS, len(times))
     starts = random.integers(0, len(times) - block + 1, (_DRAWS, -(-len(times) // block)))
     drawn = times[starts[:, :, None] + np.arange(block)].reshape(_DRAWS, -1)
     medians: Floats = np.median(drawn, axis=1)
@@ -198,7 +198,7 @@ def _medians(times: Floats, random: np.random.Generator) -> Floats:
 
 
 def _over_pairs(draws: Floats, random: np.random.Generator) -> Floats:
-    """Each pair's draws averaged; from three pairs on over pairs drawn anew."""
+    """The mean of draws over pairs; with three or more, over resampled pairs."""
     pairs = len(draws)
     if pairs < 3:
         mean: Floats = draws.mean(axis=0)

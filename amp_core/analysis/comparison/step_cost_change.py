@@ -1,4 +1,4 @@
-"""The step cost of runs beside each other: which parts shrank, which grew.
+"""The step cost of runs side by side: which parts shrank, which grew.
 
 >>> changes = compare_step_cost([run_fp32, run_fp16])
 >>> changes.loc[changes["verdict"] == "new", "label"].tolist()
@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.step_cost import PARTS, PHASE_LABELS, phase_cost, step_cost
-from amp_core.analysis.run_labels import labelled
+from amp_core.analysis.run_labels import unique_labels
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
-SMALL = 0.02
-"""Parts that change by less than this share of the first run's step are called the same."""
+SAME_COST_FRAC = 0.02
+"""Parts that change by less than this share of the first run's step count as equal."""
 
 
 def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
@@ -38,7 +38,7 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
     names = {part: name for cost in costs for part, name in zip(cost.parts["part"], cost.parts["label"], strict=True)}
     order = [part for part in dict.fromkeys((*PARTS, *PHASE_LABELS)) if part in names]
     frames = []
-    for label, cost in zip(labelled(runs), costs, strict=True):
+    for label, cost in zip(unique_labels(runs), costs, strict=True):
         share = 1 / cost.samples if by_sample and cost.samples else 1.0
         parts = cost.parts.set_index("part")[["us", "frac"]].reindex(order).reset_index()
         parts[["us", "frac"]] = parts[["us", "frac"]].astype(float)
@@ -50,15 +50,15 @@ def compare_step_cost(runs: Sequence[Run]) -> pd.DataFrame:
     table["change_us"] = table["us"].fillna(0.0) - table["first_us"].fillna(0.0)
     whole = float(first.sum())
     table["change_frac"] = table["change_us"] / whole if whole > 0 else np.nan
-    table["verdict"] = [_verdict(*row) for row in table[["us", "first_us", "change_frac"]].itertuples(index=False)]
+    table["verdict"] = [_change(*row) for row in table[["us", "first_us", "change_frac"]].itertuples(index=False)]
     table["per"] = "sample" if by_sample else "step"
     columns = ["run", "part", "label", "us", "frac", "first_us", "change_us", "change_frac", "verdict", "per", "source"]
     return table[columns]
 
 
-def _verdict(us: float, first: float, change: float) -> str:
+def _change(us: float, first: float, change_frac: float) -> str:
     if not first > 0:  # NaN: not measured there
         return "new" if us > 0 else "same"
     if not us > 0:
         return "gone"
-    return "same" if not abs(change) >= SMALL else "grew" if change > 0 else "shrank"
+    return "same" if not abs(change_frac) >= SAME_COST_FRAC else "grew" if change_frac > 0 else "shrank"

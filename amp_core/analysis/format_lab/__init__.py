@@ -1,1 +1,1 @@
-"""Numbers rounded to a format, exactly (`rounding`), and what is often said of formats, computed (`myths`)."""
+"""Exact rounding of numbers to a format (`rounding`), and myths about formats, checked by computing (`myths`)."""

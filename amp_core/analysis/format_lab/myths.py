@@ -1,29 +1,29 @@
-"""What tutorials say of number formats, and what is so: each statement with its numbers computed, not copied.
+"""Myths about number formats, each with its correction; the numbers are computed, not copied.
 
->>> [claim.said for claim in format_claims() if claim.verdict == "false"][0]
+>>> [myth.claim for myth in format_myths() if myth.rating == "false"][0]
 '0.125 has the mantissa 1.25 and the exponent −1'
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from amp_core.analysis.format_lab.rounding import bits, combined, neighbours, rounded
+from amp_core.analysis.format_lab.rounding import bits, neighbours, rounded, rounded_operation
 from amp_core.formats import FORMATS, Format
 from amp_core.text.formatting import number
 
 
 @dataclass(frozen=True)
 class FormatMyth:
-    """A statement and its examination."""
+    """A common claim about number formats, and its correction."""
 
-    said: str
-    verdict: str
+    claim: str
+    rating: str
     """`true`, `imprecise` or `false`."""
-    precisely: str
+    correction: str
 
 
 def format_myths() -> list[FormatMyth]:
-    """The statements about formats that one meets most, examined."""
+    """The most common myths about number formats."""
     fp32, tf32, fp16, bf16 = (FORMATS[name] for name in ("fp32", "tf32", "fp16", "bf16"))
     e4m3, e5m2 = FORMATS["fp8-e4m3"], FORMATS["fp8-e5m2"]
     _, exponent, mantissa = bits(0.125, fp16)
@@ -31,8 +31,8 @@ def format_myths() -> list[FormatMyth]:
     least, tie = fp16.min_subnormal, fp16.flush_threshold
     over_tie = neighbours(tie, fp32)[1]
     integer = 2**24 + 1
-    lost, kept = (combined(Fraction(w), Fraction(w) / 2048, "+", fp16) for w in (1, Fraction(3, 2)))
-    sure = combined(Fraction(2047, 1024), Fraction(2047, 1024) / 4096, "+", fp16)
+    lost, kept = (rounded_operation(Fraction(w), Fraction(w) / 2048, "+", fp16) for w in (1, Fraction(3, 2)))
+    sure = rounded_operation(Fraction(2047, 1024), Fraction(2047, 1024) / 4096, "+", fp16)
     band = rounded(Fraction(3, 2) * Fraction(tie), fp16)
     return [
         FormatMyth(
@@ -81,7 +81,7 @@ def format_myths() -> list[FormatMyth]:
             "true",
             f"Both have {bf16.exponent_bits} exponent bits: the largest values are {number(bf16.max_value)} and "
             f"{number(fp32.max_value)}. BF16 keeps {bf16.mantissa_bits + 1} significant bits of "
-            f"{fp32.mantissa_bits + 1}: 256 + 1 is {combined(Fraction(256), Fraction(1), '+', bf16).stored:g} in it.",
+            f"{fp32.mantissa_bits + 1}: 256 + 1 is {rounded(257, bf16):g} in it.",
         ),
         FormatMyth(
             "PyTorch supports BF16 only on CPUs",

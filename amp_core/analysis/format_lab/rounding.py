@@ -1,14 +1,14 @@
-"""What a number format holds: any number rounded to it, exactly, with its bits, its neighbours and its error.
+"""Exact rounding of any number to a format, with the bits, neighbours and error of the result.
 
     >>> rounded(parse_number("0.1"), FORMATS["fp16"])
     0.0999755859375
     >>> bits(0.0999755859375, FORMATS["fp16"])
     ('0', '01011', '1001100110')
-    >>> combined(parse_number("2048"), parse_number("1"), "+", FORMATS["fp16"]).stored
+    >>> rounded_operation(parse_number("2048"), parse_number("1"), "+", FORMATS["fp16"]).stored
     2048.0
 
-Numbers are fractions, so that the only rounding is the one that is looked at: to nearest, ties to even, with
-subnormals. What is too large becomes infinite; e4m3, which has no infinity, keeps its largest value, as torch does.
+Numbers are fractions, so the only rounding is that to the format: to nearest, ties to even, with
+subnormals. Overflow gives infinity; e4m3, which has no infinity, saturates, as in torch.
 """
 
 import math
@@ -31,15 +31,15 @@ __all__ = [
     "Scaling",
     "accumulated",
     "bits",
-    "combined",
     "element_formats",
     "format_ranges",
-    "held",
-    "kind_of",
     "neighbours",
     "parse_number",
     "rounded",
+    "rounded_operation",
     "scaling",
+    "stored_values",
+    "value_class",
 ]
 
 MAX_ADDENDS = 5000
@@ -47,31 +47,31 @@ MAX_ADDENDS = 5000
 
 @dataclass(frozen=True)
 class Operation:
-    """a + b or a × b in a format: what the operands are there, the exact result of these, and what is kept of it."""
+    """a + b or a × b in a format: the rounded operands, their exact result, and the result as stored."""
 
     a: float
     b: float
     exact: Number
     stored: float
     kind: str
-    """Class of the result, as in `held`."""
+    """Class of the result; see `value_class`."""
     changed: bool
     """Whether `stored` differs from `exact`."""
     without_effect: bool
-    """Whether the result is `a` although `b` would have changed it: an addend, or an update, that rounds away."""
+    """Whether the result is `a` although `b` is not 0: an addend, or an update, that rounds away."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """One gradient on its way through loss scaling."""
+    """One gradient with and without a loss scale."""
 
     plain: float
-    """Rounded to the format as it is."""
+    """Rounded to the format without a loss scale."""
     plain_kind: str
     scaled: Number
     """Multiplied by the loss scale, exactly."""
     stored: float
-    """That, rounded to the format."""
+    """`scaled`, rounded to the format."""
     stored_kind: str
     unscaled: float
     """Divided by the loss scale again, in FP32."""
@@ -89,18 +89,18 @@ def rounded(number: Number, form: Format) -> float:
     if exact == 0:
         return 0.0
     exponent = _exponent(exact)
-    beyond = exponent >= math.frexp(form.max_value)[1]  # told at once: dividing thousands of digits takes long
+    beyond = exponent >= math.frexp(form.max_value)[1]  # decided early: dividing thousands of digits is slow
     quantum = max(exponent, form.min_normal_exponent) - form.mantissa_bits
     kept = exact if beyond else round(exact / Fraction(2) ** quantum) * Fraction(2) ** quantum  # rounds to even
     if beyond or abs(kept) > Fraction(form.max_value):
         size = math.inf if form.has_inf else form.max_value
     else:
-        size = float(abs(kept))  # exact: every format is a part of float64
+        size = float(abs(kept))  # exact: every format is a subset of float64
     return -size if exact < 0 else size
 
 
-def kind_of(number: Number, stored: float, form: Format) -> str:
-    """zero, underflow (it was no zero), subnormal, normal, overflow (it was finite), inf or nan."""
+def value_class(number: Number, stored: float, form: Format) -> str:
+    """zero, underflow (of a nonzero number), subnormal, normal, overflow (of a finite number), inf or nan."""
     if not is_finite(number):
         if number != number:
             return "nan"
@@ -119,17 +119,17 @@ def bits(value: float, form: Format) -> tuple[str, str, str]:
 
 
 def neighbours(value: float, form: Format) -> tuple[float, float]:
-    """The next value of `form` below and above one that it holds; NaN where there is none."""
+    """The next values of `form` below and above a value that it holds; NaN where there is none."""
     if math.isnan(value):
         return math.nan, math.nan
     below, above = (_stepped(value, step, form) for step in (-1, 1))
     return below, above
 
 
-def held(number: Number) -> pd.DataFrame:
+def stored_values(number: Number) -> pd.DataFrame:
     """One row per format that is not scaled by block: format, label, sign, exponent, mantissa (bits), value, below,
     above (stored value and its neighbours), exact (whether the number is that value), abs_error, rel_error (NaN where
-    not defined; as float64, so that 0 may stand for an error that is below its range), kind (see `kind_of`)."""
+    not defined; as float64, where an error below its range is 0), kind (see `value_class`)."""
     rows = []
     for form in element_formats():
         value = rounded(number, form)
@@ -149,32 +149,32 @@ def held(number: Number) -> pd.DataFrame:
                 "exact": error == 0,
                 "abs_error": _as_float(error),
                 "rel_error": _relative(error, number),
-                "kind": kind_of(number, value, form),
+                "kind": value_class(number, value, form),
             }
         )
     return pd.DataFrame(rows)
 
 
 def scaling(number: Number, log2_scale: int, form: Format) -> Scaling:
-    """What a loss scale of 2^`log2_scale` does to a gradient that is rounded to `form` in backward."""
+    """The effect of a loss scale of 2^`log2_scale` on a gradient that is rounded to `form` in backward."""
     factor = Fraction(2) ** log2_scale
     scaled: Number = Fraction(number) * factor if is_finite(number) else number
     plain, stored = rounded(number, form), rounded(scaled, form)
     unscaled = rounded(Fraction(stored) / factor, FORMATS["fp32"]) if math.isfinite(stored) else stored
     return Scaling(
         plain=plain,
-        plain_kind=kind_of(number, plain, form),
+        plain_kind=value_class(number, plain, form),
         scaled=scaled,
         stored=stored,
-        stored_kind=kind_of(scaled, stored, form),
+        stored_kind=value_class(scaled, stored, form),
         unscaled=unscaled,
         rel_error=_relative(_error(number, unscaled), number),
         plain_rel_error=_relative(_error(number, plain), number),
     )
 
 
-def combined(a: Number, b: Number, operation: str, form: Format) -> Operation:
-    """`a` + `b` or `a` × `b`, each rounded to `form` first, and the result again. Raises `RunError` for another one."""
+def rounded_operation(a: Number, b: Number, operation: str, form: Format) -> Operation:
+    """`a` + `b` or `a` × `b`, with operands and result rounded to `form`. Raises `RunError` for another operation."""
     if operation not in ("+", "×"):
         raise RunError(f"operation={operation!r} is unknown; choose one of +, ×")
     first, second = rounded(a, form), rounded(b, form)
@@ -187,7 +187,7 @@ def combined(a: Number, b: Number, operation: str, form: Format) -> Operation:
     stored = rounded(exact, form)
     changed = not (stored == exact or exact != exact)
     without_effect = operation == "+" and changed and stored == first
-    return Operation(first, second, exact, stored, kind_of(exact, stored, form), changed, without_effect)
+    return Operation(first, second, exact, stored, value_class(exact, stored, form), changed, without_effect)
 
 
 def accumulated(start: Number, addend: Number, count: int, form: Format) -> pd.DataFrame:
@@ -201,8 +201,8 @@ def accumulated(start: Number, addend: Number, count: int, form: Format) -> pd.D
     step = rounded(addend, form)
     sums = [rounded(start, form)]
     while len(sums) <= count:
-        total = combined(sums[-1], step, "+", form).stored
-        if total == sums[-1] or not math.isfinite(total):  # from here on nothing changes any more
+        total = rounded_operation(sums[-1], step, "+", form).stored
+        if total == sums[-1] or not math.isfinite(total):  # a fixed point
             sums += [total] * (count + 1 - len(sums))
         else:
             sums.append(total)
@@ -214,13 +214,13 @@ def accumulated(start: Number, addend: Number, count: int, form: Format) -> pd.D
 
 
 def element_formats() -> list[Format]:
-    """The formats in which a value's fate does not depend on other values: those that are not scaled by block."""
+    """The formats in which rounding does not depend on other values: those that are not scaled by block."""
     return [form for form in FORMATS.values() if not form.by_block]
 
 
 def format_ranges(formats: Sequence[str] | None = None) -> pd.DataFrame:
     """Ranges as powers of two: format, label, subnormal_low, normal_low, top (log2 of the largest value), powers,
-    precision_bits. `powers` counts the powers of two that the format holds, subnormal ones included. By default all
+    precision_bits. `powers` is the number of powers of two in the format, subnormals included. By default all
     formats of 32 bits or fewer, the widest range first."""
     if formats is None:
         chosen = [form for form in element_formats() if form.bits <= 32]
@@ -249,7 +249,7 @@ def _exponent(exact: Fraction) -> int:
 
 
 def _code(value: float, form: Format) -> int:
-    """The bits of a value that `form` holds, as a whole number."""
+    """The bits of a value of `form`, as an integer."""
     sign = int(math.copysign(1.0, value) < 0) << (form.exponent_bits + form.mantissa_bits)
     if math.isnan(value):
         quiet = 1 << (form.mantissa_bits - 1) if form.has_inf else (1 << form.mantissa_bits) - 1
@@ -265,7 +265,7 @@ def _code(value: float, form: Format) -> int:
 
 
 def _top(form: Format) -> int:
-    """The highest exponent field, in its place: infinity in formats that have one."""
+    """The highest exponent field, shifted to its position: infinity in formats that have it."""
     return ((1 << form.exponent_bits) - 1) << form.mantissa_bits
 
 
@@ -277,16 +277,16 @@ def _stepped(value: float, step: int, form: Format) -> float:
         return math.nan
     code = abs(place)
     if form.has_inf and code == last:
-        found = math.inf
+        result = math.inf
     else:
         field, mantissa = code >> form.mantissa_bits, code & ((1 << form.mantissa_bits) - 1)
         whole = mantissa + ((1 << form.mantissa_bits) if field else 0)
-        found = float(whole * Fraction(2) ** (max(field, 1) - form.bias - form.mantissa_bits))
-    return -found if place < 0 else found
+        result = float(whole * Fraction(2) ** (max(field, 1) - form.bias - form.mantissa_bits))
+    return -result if place < 0 else result
 
 
 def _error(number: Number, value: float) -> Number:
-    """How far `value` is from the number, exactly."""
+    """The exact distance of `value` from the number."""
     if is_finite(number) and math.isfinite(value):
         return abs(Fraction(value) - Fraction(number))
     return 0.0 if number == value else math.inf if is_finite(number) else math.nan
@@ -299,5 +299,5 @@ def _relative(error: Number, number: Number) -> float:
 
 
 def _as_float(number: Number) -> float:
-    """The nearest float64; infinite beyond."""
+    """The nearest float64; infinite beyond its range."""
     return rounded(number, FORMATS["fp64"])

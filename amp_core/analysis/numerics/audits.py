@@ -1,6 +1,6 @@
-"""What audits measured: of the run's own recipe, and beside what the histograms predicted for the same step.
+"""Audits: those of the run's own recipe, and all of them beside the predictions for the same step.
 
-own_audits(run)                 # rows of `audits` that replayed what the run itself does
+own_audits(run)                 # rows of `audits` that replayed the run's own recipe
 predicted_and_audited(run)      # one row per audited step, loss scale and gradient
 """
 
@@ -20,8 +20,8 @@ _COLUMNS += ["rel_error", "at_best", "cosine", "nonfinite"]
 def own_audits(run: Run) -> pd.DataFrame:
     """Rows of the run's audits that replayed its own recipe, at the loss scale in effect at their step.
 
-    An audit may replay other recipes and loss scales too. One that is made after `scaler.update` has the scale of the
-    step that follows: that counts where none has its own step's.
+    An audit may replay other recipes and loss scales too. One made after `scaler.update` has the loss scale of the
+    following step, which counts if no audit has that of its own step.
     """
     audits = run.audits
     own = recipe(run)
@@ -29,19 +29,19 @@ def own_audits(run: Run) -> pd.DataFrame:
         audits = audits[audits["precision"].isna() | (audits["precision"] == own)]
     scales = attempts(run).set_index("step")["loss_scale"].fillna(1.0)
     present = audits["loss_scale"] == audits["step"].map(scales).fillna(1.0)
-    missed = ~present.groupby(audits["step"]).transform("any").astype(bool)
+    no_own_scale = ~present.groupby(audits["step"]).transform("any").astype(bool)
     following = audits["loss_scale"] == audits["step"].map(scales.shift(-1))
-    chosen: pd.DataFrame = audits[present | (missed & following)]
+    chosen: pd.DataFrame = audits[present | (no_own_scale & following)]
     return chosen
 
 
 def predicted_and_audited(run: Run) -> pd.DataFrame:
     """Each row of the run's audits with the prediction for its step, in the format of the recipe audited.
 
-    Columns: step, name, loss_scale; audited_frac and predicted_frac (values lost, over nonzero values);
+    Columns: step, name, loss_scale; audited_frac and predicted_frac (underflow, over nonzero values);
     audited_mass_frac, predicted_mass_frac (the same by sum of magnitudes); rel_error and cosine against FP32; at_best
-    (the smallest rel_error of that gradient at any scale audited at that step: what rounding in forward does to it,
-    which no loss scale mends; NaN where only one scale was audited); nonfinite (elements). Predictions are NaN where
+    (the smallest rel_error of that gradient at any scale audited at that step: the effect of rounding in forward,
+    which no loss scale changes; NaN where only one scale was audited); nonfinite (elements). Predictions are NaN where
     the step was not sampled, or the recipe has no 16-bit format. Between two powers of two they are interpolated.
     """
     audits = run.audits
@@ -54,7 +54,7 @@ def predicted_and_audited(run: Run) -> pd.DataFrame:
     sampled = set(sampled_steps(run, "weight_grad"))
     for (step, precision), rows in audits.groupby(["step", "precision"], sort=False):
         form = str(precision).partition("-")[0]
-        rows = rows[rows["loss_scale"] > 0]  # a scale that is halved at every step ends at 0: nothing is predicted
+        rows = rows[rows["loss_scale"] > 0]  # a scale that is halved at every step reaches 0
         if step in sampled and form in FORMATS and FORMATS[form].narrow and len(rows):
             pure = str(precision).endswith("-pure")
             frame.loc[rows.index, ["predicted_frac", "predicted_mass_frac"]] = _predicted(run, form, rows, pure)
@@ -70,11 +70,11 @@ def _predicted(run: Run, form: str, rows: pd.DataFrame, pure: bool) -> np.ndarra
     low = np.floor(k).astype(int)
     scales = sorted({*low.tolist(), *(low + 1).tolist()})
     step = int(rows["step"].iloc[0])
-    found = what_if(run, (form,), scales, kinds=("weight_grad",), step=step, pure=pure)
-    found = found.set_index(["name", "log2_scale"])[["underflow_frac", "underflow_mass_frac"]]
+    predictions = what_if(run, (form,), scales, kinds=("weight_grad",), step=step, pure=pure)
+    predictions = predictions.set_index(["name", "log2_scale"])[["underflow_frac", "underflow_mass_frac"]]
     names = rows["name"]
-    at_low = found.reindex(pd.MultiIndex.from_arrays([names, low])).to_numpy()
-    at_high = found.reindex(pd.MultiIndex.from_arrays([names, low + 1])).to_numpy()
+    at_low = predictions.reindex(pd.MultiIndex.from_arrays([names, low])).to_numpy()
+    at_high = predictions.reindex(pd.MultiIndex.from_arrays([names, low + 1])).to_numpy()
     share = (k - low)[:, None]
     values: np.ndarray = at_low * (1 - share) + at_high * share
     return values

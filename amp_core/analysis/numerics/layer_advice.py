@@ -2,13 +2,13 @@
 
     >>> layer_advice(run)[["layer", "best_format", "island", "why"]]
 
-One loss scale must serve all layers of an FP16 model. It is chosen so that the fewest layers are left outside their
+One loss scale must suit all layers of an FP16 model. It is chosen so that the fewest layers are outside their
 own safe window; those are the islands. In FP16 a value keeps 11 significant bits, in BF16 8, so a layer whose gradients
 fit FP16 at that scale loses less there than in BF16.
 
-FP8 is judged with a power-of-two scale per tensor that puts the largest value at the top of the format, on the layer's
-output gradients, which FP8 training quantizes. With m mantissa bits, values spread evenly over an octave are rounded
-with a relative error of 2^-m / √28 = 0.19 · 2^-m; to that comes what falls below the format's range (`_limits.py`).
+FP8 is evaluated with a power-of-two scale per tensor that puts the largest value at the top of the format, on the
+layer's output gradients, which FP8 training quantizes. With m mantissa bits, values uniform over an octave are rounded
+with a relative error of 2^-m / √28 = 0.19 · 2^-m; underflow adds to that (`scale_limits`).
 """
 
 import numpy as np
@@ -16,38 +16,38 @@ import pandas as pd
 
 from amp_core.analysis.numerics.histograms import true_counts
 from amp_core.analysis.numerics.rounded_gradients import Rounding
-from amp_core.analysis.numerics.safe_window import ERROR_LIMIT, MARGIN_BITS, first_step
+from amp_core.analysis.numerics.safe_window import MARGIN_BITS, MAX_ERROR, first_step
 from amp_core.analysis.numerics.scale_limits import LOG2_SCALES, error_squares, limits
-from amp_core.analysis.numerics.what_if import becomes, own_log2_scale, what_if
+from amp_core.analysis.numerics.what_if import class_shares_by_exponent, own_log2_scale, what_if
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
-ROUNDING_IN_OCTAVE = 28**-0.5
-"""Relative rounding error (2-norm) of values spread evenly over an octave, times 2^mantissa_bits: the mean square of an
-error spread evenly over one unit is 1/12, that of the values 7/3."""
+OCTAVE_ROUNDING_ERROR = 28**-0.5
+"""Relative rounding error (2-norm) of values uniform over an octave, times 2^mantissa_bits: the mean square of an
+error uniform over one unit is 1/12, that of the values 7/3."""
 
 _COLUMNS = ["layer", "layer_class", "best_format", "island", "lowest_log2", "highest_log2", "underflow_frac"]
 _COLUMNS += ["underflow_mass_frac", "fp8_format", "fp8_error", "fp8_underflow_frac", "why"]
 
 
 def layer_advice(run: Run) -> pd.DataFrame:
-    """One row per layer with gradients, in the model's order, over the steps that `safe_window` looks at.
+    """One row per layer with gradients, in the model's order, over the steps of `safe_window`.
 
-    Columns: layer; layer_class (empty where the run does not tell); best_format (`fp16`, `bf16`, or `fp32` where
-    autocast leaves the layer in FP32); island (it would have to be kept out of FP16); lowest_log2, highest_log2 (loss
-    scales between which this layer alone is safe in FP16, NaN where it has no such end); underflow_frac and
+    Columns: layer; layer_class (empty where not recorded); best_format (`fp16`, `bf16`, or `fp32` where
+    autocast leaves the layer in FP32); island (must be kept out of FP16); lowest_log2, highest_log2 (loss
+    scales between which this layer alone is safe in FP16, NaN where there is no such bound); underflow_frac and
     underflow_mass_frac (0–1, of its worst weight gradient, in FP16 at the scale common to all layers); fp8_format,
     fp8_error and fp8_underflow_frac (the better FP8 format for its output gradients, the relative error there, and the
     share of values flushed to zero; null where none were recorded); why (in words). Empty for a run without gradients.
     """
     rounding = Rounding(run)
-    own = limits(run, FORMATS["fp16"], ERROR_LIMIT, since=first_step(run)).tensors
+    tensor_limits = limits(run, FORMATS["fp16"], MAX_ERROR, since=first_step(run)).tensors
     names = {kind: list(dict.fromkeys(true_counts(run, kind).names)) for kind in ("weight_grad", "output_grad")}
     layers = rounding.in_order(rounding.owner(n) for n in (*names["weight_grad"], *names["output_grad"]))
     if not layers:
         return pd.DataFrame({c: pd.Series(dtype=bool if c == "island" else "str") for c in _COLUMNS})
-    own = own.assign(layer=[rounding.owner(n) for n in own["name"]])
-    ends = own.groupby("layer").agg(lowest_log2=("lowest_log2", "max"), highest_log2=("highest_log2", "min"))
+    tensor_limits = tensor_limits.assign(layer=[rounding.owner(n) for n in tensor_limits["name"]])
+    ends = tensor_limits.groupby("layer").agg(lowest_log2=("lowest_log2", "max"), highest_log2=("highest_log2", "min"))
     common = common_scale(ends["lowest_log2"].to_numpy(), ends["highest_log2"].to_numpy())
     frame = pd.DataFrame({"layer": layers, "layer_class": [rounding.layer_class(n) for n in layers]}).join(
         ends, "layer"
@@ -56,9 +56,9 @@ def layer_advice(run: Run) -> pd.DataFrame:
     fits = (frame["lowest_log2"] <= common) & (common <= frame["highest_log2"])
     frame["island"] = rounded & ~fits
     frame["best_format"] = np.where(~rounded, "fp32", np.where(fits, "fp16", "bf16"))
-    lost = what_if(run, ("fp16",), (common,), kinds=("weight_grad",))
-    lost = lost.assign(layer=[rounding.owner(n) for n in lost["name"]])
-    worst = lost.groupby("layer")[["underflow_frac", "underflow_mass_frac"]].max()
+    underflow = what_if(run, ("fp16",), (common,), kinds=("weight_grad",))
+    underflow = underflow.assign(layer=[rounding.owner(n) for n in underflow["name"]])
+    worst = underflow.groupby("layer")[["underflow_frac", "underflow_mass_frac"]].max()
     frame = frame.join(worst, "layer").join(_fp8(run), "layer")
     columns = frame["best_format"], frame["island"], frame["lowest_log2"], frame["highest_log2"]
     frame["why"] = [_why(*row, common=common) for row in zip(*columns, strict=True)]
@@ -68,41 +68,41 @@ def layer_advice(run: Run) -> pd.DataFrame:
 
 
 def common_scale(lowest: np.ndarray, highest: np.ndarray) -> int:
-    """log2 of the loss scale at which the most layers are safe, `MARGIN_BITS` below overflow where that costs none.
+    """log2 of the loss scale at which the most layers are safe, `MARGIN_BITS` below overflow if that costs none.
 
-    Among scales that serve equally many, the highest; 0 where there is no layer.
+    Among scales at which equally many are safe, the highest; 0 without layers.
     """
     if not len(lowest):
         return 0
     scales = LOG2_SCALES[:, None]
-    served = ((lowest <= scales) & (scales <= highest)).sum(axis=1)
-    with_room = ((lowest <= scales) & (scales <= highest - MARGIN_BITS)).sum(axis=1)
-    best = np.lexsort((LOG2_SCALES, with_room, served))[-1]
+    safe = ((lowest <= scales) & (scales <= highest)).sum(axis=1)
+    with_margin = ((lowest <= scales) & (scales <= highest - MARGIN_BITS)).sum(axis=1)
+    best = np.lexsort((LOG2_SCALES, with_margin, safe))[-1]
     return int(LOG2_SCALES[best])
 
 
 def _fp8(run: Run) -> pd.DataFrame:
-    """For each module with output gradients the better FP8 format and its error."""
-    found = true_counts(run, "output_grad")
-    there = np.flatnonzero(found.counts.sum(axis=1) > 0)
+    """The better FP8 format and its error for each module with output gradients."""
+    histograms = true_counts(run, "output_grad")
+    nonzero = np.flatnonzero(histograms.counts.sum(axis=1) > 0)
     errors, flushed = [], []
     formats = [f for f in FORMATS.values() if f.kernel_precision == "fp8" and not f.by_block]
     for form in formats:
-        own = own_log2_scale(form, found.absmax)
-        zero = becomes(form, found.exponents[None, :] + own[:, None])[0]
-        flushed.append((found.counts * zero).sum(axis=1)[there] / found.counts.sum(axis=1)[there])
+        own = own_log2_scale(form, histograms.absmax)
+        zero = class_shares_by_exponent(form, histograms.exponents[None, :] + own[:, None])[0]
+        flushed.append((histograms.counts * zero).sum(axis=1)[nonzero] / histograms.counts.sum(axis=1)[nonzero])
         place = np.clip(own - LOG2_SCALES[0], 0, len(LOG2_SCALES) - 1)
-        range_error = error_squares(form, found)[np.arange(len(place)), place]
-        errors.append(np.sqrt(range_error + (ROUNDING_IN_OCTAVE * form.epsilon) ** 2)[there])
+        range_error = error_squares(form, histograms)[np.arange(len(place)), place]
+        errors.append(np.sqrt(range_error + (OCTAVE_ROUNDING_ERROR * form.epsilon) ** 2)[nonzero])
     better = np.argmin(errors, axis=0)
-    frame = pd.DataFrame({"layer": [found.names[i] for i in there], "fp8_error": np.min(errors, axis=0)})
+    frame = pd.DataFrame({"layer": [histograms.names[i] for i in nonzero], "fp8_error": np.min(errors, axis=0)})
     frame["fp8_format"] = pd.Series([formats[i].name for i in better], dtype="str")
-    frame["fp8_underflow_frac"] = np.choose(better, flushed) if len(there) else np.zeros(0)
+    frame["fp8_underflow_frac"] = np.choose(better, flushed) if len(nonzero) else np.zeros(0)
     return frame.set_index("layer")
 
 
 def _why(best_format: str, island: bool, lowest: float, highest: float, common: int) -> str:
-    """The verdict on one layer in words; ends that are not there are infinite or NaN."""
+    """The advice on one layer in words; missing bounds are infinite or NaN."""
     if best_format == "fp32":
         return "autocast leaves it in FP32"
     low = f"at least 2^{lowest:.0f}" if np.isfinite(lowest) else ""

@@ -1,6 +1,6 @@
-"""The loss scale: how it moved, which steps were skipped for it, and in how many episodes.
+"""The loss scale: its trace, the skipped steps, and their episodes.
 
->>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm, stands_for
+>>> trace = scale_trace(run)  # step, time_s, loss_scale, skipped, growth_tracker, grad_norm
 >>> scale_summary(run).skip_frac
 0.02
 >>> skip_episodes(run)  # one row per group of steps skipped in a row
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.steps import attempts, counted, scaler_enabled
+from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.store.run import Run
 
 MAX_NAMES = 5
-"""So many tensors are named per episode; the rest are counted."""
+"""Most tensors named per episode; the rest are counted."""
 
 
 @dataclass(frozen=True)
@@ -26,38 +26,37 @@ class ScaleSummary:
     """The loss scale of a whole run. Scales are None where none was recorded."""
 
     has_scaler: bool
-    """A GradScaler was at work, dynamic or static."""
+    """A GradScaler was active, dynamic or static."""
     first: float | None
     last: float | None
     """In effect at the first and the last step."""
     lowest: float | None
     highest: float | None
     skips: int
-    """Skipped steps; 0 also where nobody recorded whether a step was skipped."""
+    """Skipped steps; 0 also if skips were not recorded."""
     skips_recorded: bool
-    """Whether the run says of any step if it was skipped: an imported trace does not."""
+    """Whether the run records skips: an imported trace does not."""
     attempts: int
     """Optimizer steps attempted, skipped ones included."""
     skip_frac: float | None
     """Skips over attempts; None without attempts, or where skips were not recorded."""
     growths: int
-    """Times the scale rose from one step to the next."""
+    """Number of times the scale rose from one step to the next."""
     backoffs: int
-    """Times it fell."""
+    """Number of times it fell."""
 
 
 def scale_trace(run: Run) -> pd.DataFrame:
     """One row per step attempted: step, time_s (s), loss_scale (1 without a scaler), skipped, growth_tracker (clean
-    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped),
-    stands_for (steps that the row tells of: 1 but in a long run)."""
-    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm", "stands_for"]]
+    steps since the scale last changed), grad_norm (2-norm, unscaled, before clipping; not finite where skipped)."""
+    frame = attempts(run)[["step", "time_s", "loss_scale", "skipped", "growth_tracker", "grad_norm"]]
     return frame.reset_index(drop=True)
 
 
 def skip_episodes(run: Run) -> pd.DataFrame:
-    """Groups of steps skipped in a row: first, last (steps), skips, scale_before (at the first), scale_after (at the
-    step that follows; NaN while there is none), tensors (whose gradients were not finite, where the run says), and
-    origin: `forward` where the loss of the first step was not finite already, `backward` where it was, empty where no
+    """Series of consecutive skipped steps: first, last (steps), skips, scale_before (at the first), scale_after (at the
+    following step; NaN if there is none), tensors (with non-finite gradients, where recorded), and
+    origin: `forward` if the loss of the first step was not finite, `backward` if it was, empty if no
     loss was recorded."""
     return run.cached_frame(["steps", "events"], _skip_episodes)
 
@@ -66,15 +65,14 @@ def _skip_episodes(run: Run) -> pd.DataFrame:
     trace = attempts(run)
     skipped = trace["skipped"].to_numpy()
     edges = np.diff(np.concatenate([[False], skipped, [False]]).astype(np.int8))
-    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)  # ends point behind the last skip
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)  # ends are exclusive
     steps, scales = trace["step"].to_numpy(), trace["loss_scale"].to_numpy()
     first, last = steps[starts], steps[ends - 1]
-    told = np.concatenate([[0], np.cumsum(trace["stands_for"].to_numpy())])
     return pd.DataFrame(
         {
             "first": first,
             "last": last,
-            "skips": told[ends] - told[starts],
+            "skips": ends - starts,
             "scale_before": scales[starts],
             "scale_after": np.append(scales, np.nan)[ends],
             "tensors": _tensors(run.events, first, last),
@@ -87,7 +85,7 @@ def scale_summary(run: Run) -> ScaleSummary:
     """The loss scale in a few numbers."""
     trace = attempts(run)
     scales = trace["loss_scale"].dropna().to_numpy()
-    skips, count = counted(trace[trace["skipped"]]), counted(trace)
+    skips, count = int(trace["skipped"].sum()), len(trace)
     column = run.table("steps").column("skipped")
     recorded = column.null_count < len(column)
     return ScaleSummary(
@@ -106,21 +104,21 @@ def scale_summary(run: Run) -> ScaleSummary:
 
 
 def _origins(firsts: pd.DataFrame) -> np.ndarray:
-    """Where the first non-finite value arose: a loss that was finite leaves only backward."""
+    """Where the first non-finite value arose: in backward if the loss was finite."""
     finite = np.isfinite(firsts["loss"].to_numpy())
     return np.where(firsts["has_loss"].to_numpy(), np.where(finite, "backward", "forward"), "").astype(object)
 
 
 def _tensors(events: pd.DataFrame, first: np.ndarray, last: np.ndarray) -> list[str]:
-    """Per episode the names that events of a skip or a non-finite gradient give."""
+    """The names in the events of skips and non-finite gradients, by episode."""
     events = events[events["kind"].isin(["skipped", "non-finite"]) & events["step"].notna() & events["name"].ne("")]
     steps = events["step"].to_numpy(dtype=np.int64)
     episode = np.searchsorted(first, steps, side="right") - 1
-    names: list[dict[str, None]] = [{} for _ in first]  # a dict keeps the order in which names came
+    names: list[dict[str, None]] = [{} for _ in first]  # a dict keeps the order
     for i, step, text in zip(episode, steps, events["name"], strict=True):
         if i >= 0 and step <= last[i]:
             names[i].update(dict.fromkeys(str(text).split(", ")))
-    return [_joined(list(found)) for found in names]
+    return [_joined(list(tensors)) for tensors in names]
 
 
 def _joined(names: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""What courses teach of mixed precision, what is so, and the part of a run's gradients that it is about.
+"""Myths about mixed precision, and the part of a run's gradients that one of them is about.
 
->>> [t.said for t in METHOD if t.verdict == "true"][0]
+>>> [myth.claim for myth in MYTHS if myth.rating == "true"][0]
 'Keep a master copy of the weights in FP32 and update that'
->>> in_band(run).elements_frac  # of the gradients between 2^-27 and 2^-24
+>>> gradients_in_band(run).elements_frac  # of the gradients between 2^-27 and 2^-24
 0.031
 """
 
@@ -13,27 +13,27 @@ import numpy as np
 from amp_core.analysis.numerics.ranges import exponent_shares, kinds_present
 from amp_core.store.run import Run
 
-VANISHING = (-27, -24)
-"""Exponents between which gradients are said to matter and to vanish in FP16 without a loss scale: Micikevicius et al.
+VANISHING_BAND = (-27, -24)
+"""Exponents between which gradients allegedly matter and underflow in FP16 without a loss scale: Micikevicius et al.
 2017, section 3.2."""
 
 
 @dataclass(frozen=True)
 class Myth:
-    """A statement about the method and its examination. The numbers are those of `amp_core.formats` and of torch.amp's
-    documentation; what holds for one's own model is for its runs to show."""
+    """A common claim about mixed precision, and its correction. The numbers are those of `amp_core.formats` and of
+    torch.amp's documentation; what holds for a model, only its runs show."""
 
     key: str
-    """What to look at on a run, in a word."""
-    said: str
-    verdict: str
+    """Which aspect of a run it concerns."""
+    claim: str
+    rating: str
     """`true`, `imprecise` or `false`."""
-    precisely: str
+    correction: str
     page: str
-    """Address of the page with the chart that shows it on a run."""
+    """URL path of the page whose chart shows it for a run."""
 
 
-METHOD = (
+MYTHS = (
     Myth(
         "weights",
         "Keep a master copy of the weights in FP32 and update that",
@@ -157,7 +157,7 @@ class Band:
     """Share (0–1) of the sum of magnitudes, each taken as the middle of its octave."""
 
 
-def in_band(run: Run, low: int = VANISHING[0], high: int = VANISHING[1]) -> Band | None:
+def gradients_in_band(run: Run, low: int = VANISHING_BAND[0], high: int = VANISHING_BAND[1]) -> Band | None:
     """The gradients from 2^`low` to below 2^`high` as recorded; output gradients where there are any, since they flush
     first. None where the run sampled no finite nonzero gradient."""
     for kind in ("output_grad", "weight_grad"):

@@ -1,15 +1,14 @@
-"""Which gradients are rounded to 16 bits on their way back, and which of them are matrices.
+"""Which gradients backward rounds to 16 bits, and which of them are matrices.
 
     rounded = Rounding(run)
     rounded.outputs(["blocks.0.fc", "blocks.0.norm1"])         # [True, False]
     rounded.weights(["blocks.0.fc.weight", "tokens.weight"])   # [True, False]
 
 Autocast runs matrix products, convolutions and recurrent layers in 16 bits, normalisations, embeddings and losses in
-FP32; backward follows the dtypes that forward chose (`amp_core.hardware.autocast_ops` has the lists of operators; here
-CUDA's, by the classes of modules). Whether a module's output gradient is 16-bit was recorded where the run itself used
-autocast. From an FP32 run it follows from the classes of the modules in the head; what neither rounds nor widens by
-itself (ReLU, dropout, batch norm, pooling) takes after the module that ran before it. Where a run tells neither, all is
-taken to be rounded.
+FP32; backward follows the dtypes of forward (`amp_core.hardware.autocast_ops` has the lists of operators; here CUDA's,
+by the classes of modules). A run under autocast recorded whether a module's output gradient is 16-bit. For an FP32 run
+it follows from the classes of the modules in the head; modules that keep the dtype of their input (ReLU, dropout, batch
+norm, pooling) take that of the module that ran before. Without either, all gradients count as rounded.
 """
 
 import itertools
@@ -23,24 +22,24 @@ import pyarrow.compute as pc
 from amp_core.formats import autocast_dtypes
 from amp_core.store.run import Run
 
-LOWERED = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention")
-"""Classes with one of these in their name run in 16 bits under autocast: Conv2d, LazyConv1d, LSTMCell, GPT-2's Conv1D,
+LOWERED_MODULES = ("Linear", "Conv", "LSTM", "GRU", "RNN", "MultiheadAttention")
+"""Classes whose names contain one of these run in 16 bits under autocast: Conv2d, LazyConv1d, LSTMCell, GPT-2's Conv1D,
 MultiheadAttention's NonDynamicallyQuantizableLinear."""
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 
-KEPT_WIDE = (
+FP32_MODULES = (
     *("LayerNorm", "RMSNorm", "GroupNorm", "LocalResponseNorm", "Embedding", "Loss", "Softmax", "Softplus"),
     "Bilinear",  # promoted to the widest input, and its weights are FP32
 )
-"""Classes with one of these in their name give FP32 out."""
+"""Classes whose names contain one of these return FP32."""
 
 ASSUMED_ROWS = 256.0
 """Samples times positions that a weight gradient is summed over, where no output gradients were recorded."""
 
 
 class Rounding:
-    """What a run tells of which gradients autocast rounds to 16 bits; `what_if` asks it."""
+    """Which gradients of a run autocast rounds to 16 bits."""
 
     def __init__(self, run: Run) -> None:
         model = run.head.model
@@ -61,8 +60,8 @@ class Rounding:
             for name in order:
                 before = self._outputs[name] = self._by_class(name, before)
 
-    def of(self, kind: str, names: Sequence[str]) -> np.ndarray:
-        """For each tensor of `kind` whether it is rounded; weights are, when autocast casts them for their operator."""
+    def is_rounded(self, kind: str, names: Sequence[str]) -> np.ndarray:
+        """For each tensor of `kind` whether it is rounded; a weight is if autocast casts it for its operator."""
         return self.weights(names) if kind in ("weight_grad", "weight") else self.outputs(names)
 
     def outputs(self, names: Sequence[str]) -> np.ndarray:
@@ -78,9 +77,9 @@ class Rounding:
         return np.array([self._matrix(n) for n in names], dtype=bool)
 
     def sources(self, name: str) -> list[str]:
-        """The modules whose 16-bit output gradients the gradient of a parameter is made from: several where it is tied.
+        """The modules whose 16-bit output gradients give the gradient of a parameter: several if it is tied.
 
-        For one that stays in FP32, the module from which it comes back: the next 16-bit one in forward.
+        For a parameter that stays in FP32, the next 16-bit module in forward, from which its gradient comes.
         """
         owners = [n.rpartition(".")[0] for n in (name, *self._aliases.get(name, ()))]
         narrow = [o for o in owners if self._outputs.get(o, False)]
@@ -95,19 +94,19 @@ class Rounding:
         return name if name in self._layers or name in self._outputs else name.rpartition(".")[0] or name
 
     def in_order(self, layers: Iterable[str]) -> list[str]:
-        """Each layer once, in the model's order; those that the run does not tell of come last, as given."""
+        """Each layer once, in the model's order; layers that the head does not list come last, as given."""
         place = {name: i for i, name in enumerate(self._layers)}
         return sorted(dict.fromkeys(layers), key=lambda name: place.get(name, len(place)))
 
     def layer_class(self, layer: str) -> str:
-        """The class of a layer; empty where the run does not tell."""
+        """The class of a layer; empty where not recorded."""
         return str(self._layers.get(layer, ""))
 
     def hidden_octaves(self, names: Sequence[str], numel: Mapping[str, float]) -> np.ndarray:
-        """For each weight by how many octaves the 16-bit gradient that it is made from is smaller than its own, where
-        no hook sees that one; -1 where one does, or where there is none.
+        """For each weight, by how many octaves the 16-bit gradient that it is computed from is smaller than its own, if
+        no hook sees that gradient; -1 if a hook does, or if there is none.
 
-        So it is inside recurrent layers, whose gates' gradients stay within one operator, and with attention that calls
+        Such gradients are hidden in recurrent layers, whose gates stay within one operator, and in attention that calls
         its projections as functions. A weight gradient is a sum over N rows (samples times positions), so it is about
         √N times as large as the products in it. `numel` gives the elements of the output gradients that were recorded.
         """
@@ -120,7 +119,7 @@ class Rounding:
         shape = self._shapes.get(name)
         owners = [n.rpartition(".")[0] for n in (name, *self._aliases.get(name, ()))]
         kinds = [str(self._layers.get(owner, "")) for owner in owners]
-        recurrent = _any(RECURRENT, kinds[0])
+        recurrent = _contains_any(RECURRENT, kinds[0])
         if not isinstance(shape, list) or len(shape) < 2 or "Embedding" in kinds[0]:
             return 0.0
         if not recurrent and any(self._outputs.get(owner, False) for owner in owners):
@@ -135,21 +134,23 @@ class Rounding:
         return numel.get(owner, 0.0) / width if width else 0.0
 
     def _weight(self, name: str) -> bool:
-        return name in self._narrow_weights or any(self._one(n) for n in (name, *self._aliases.get(name, ())))
+        return name in self._narrow_weights or any(
+            self._is_lowered_weight(n) for n in (name, *self._aliases.get(name, ()))
+        )
 
-    def _one(self, name: str) -> bool:
+    def _is_lowered_weight(self, name: str) -> bool:
         """Whether a parameter under one of its names is the weight of a 16-bit operator."""
         owner = name.rpartition(".")[0]
         kind = str(self._layers.get(owner, ""))
-        if _any(LOWERED, kind):
-            # A layer kept out of autocast on purpose shows in what was recorded; a recurrent one may give FP32 anyway.
-            seen = self._narrow_run and not _any(RECURRENT, kind)
-            return self._outputs.get(owner, True) if seen else True
+        if _contains_any(LOWERED_MODULES, kind):
+            # A layer kept out of autocast shows in the recorded dtypes; a recurrent one may return FP32 in any case.
+            recorded = self._narrow_run and not _contains_any(RECURRENT, kind)
+            return self._outputs.get(owner, True) if recorded else True
         if "Embedding" in kind:
-            # Its gradient is its output gradient, and comes in 16 bits where a 16-bit operator reads the output.
+            # Its gradient is its output gradient, which is 16-bit if a 16-bit operator reads the output.
             following = self._next.get(owner, "")
-            return _any(LOWERED, str(self._layers.get(following, "")))
-        if _any(KEPT_WIDE, kind) or "Norm" in kind or not self._matrix(name):
+            return _contains_any(LOWERED_MODULES, str(self._layers.get(following, "")))
+        if _contains_any(FP32_MODULES, kind) or "Norm" in kind or not self._matrix(name):
             return False
         return self._outputs.get(owner, True) if self._narrow_run else True
 
@@ -161,15 +162,15 @@ class Rounding:
 
     def _by_class(self, name: str, before: bool) -> bool:
         kind = str(self._layers.get(name, ""))
-        if not kind or _any(LOWERED, kind):
+        if not kind or _contains_any(LOWERED_MODULES, kind):
             return True
-        if _any(KEPT_WIDE, kind):
+        if _contains_any(FP32_MODULES, kind):
             return False
         return name in self._with_matrix or before
 
 
 def _forward_order(table: pa.Table) -> list[str]:
-    """Modules in the order in which they ran: output gradients arrive from the last to the first."""
+    """Modules in forward order: output gradients arrive from the last to the first."""
     rows = table.filter(pc.equal(table.column("kind"), "output_grad"))
     rows = rows.filter(pc.equal(rows.column("step"), pc.min(rows.column("step"))))
     return list(dict.fromkeys(reversed(rows.column("name").to_pylist())))
@@ -185,5 +186,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _any(parts: Sequence[str], kind: str) -> bool:
+def _contains_any(parts: Sequence[str], kind: str) -> bool:
     return any(part in kind for part in parts)

@@ -1,22 +1,22 @@
-"""The safe window of loss scales: high enough that nothing that matters is lost, low enough that nothing overflows.
+"""The safe window of loss scales: high enough that no significant part underflows, low enough that nothing overflows.
 
     >>> safe_window(run)
     SafeWindow(format='fp16', lowest=0.25, highest=131072.0, recommended=32768.0, ...)
     >>> safe_window_over_time(run)      # one row per sampled step: the band behind the trace of the loss scale
 
-Upwards it ends where a largest magnitude reaches what rounds to infinity. Downwards it ends where rounding in the
-subnormal range takes too much. A value below the smallest normal is rounded to a multiple of the smallest subnormal u,
-which adds u²/12 to the square of the error on average (a rounding error spread evenly over one unit, as in Widrow and
-Kollár, "Quantization Noise", 2008), and a value below u/2 is lost whole. The relative error of a tensor is
+The upper end is where a largest magnitude rounds to infinity. The lower end is where rounding in the subnormal range
+costs too much. A value below the smallest normal is rounded to a multiple of the smallest subnormal u, which adds u²/12
+to the mean square error (a rounding error uniform over one unit, as in Widrow and Kollár, "Quantization Noise", 2008),
+and a value below u/2 becomes 0. The relative error of a tensor is
 
     ε(k)² = (Σ of the squares lost + n_subnormal · (u / 2^k)² / 12) / Σ of all squares
 
-Errors of 16-bit output gradients travel on towards the first layer, so their squares are added over the model. For
-weight gradients inside recurrent layers, and wherever no hook sees the 16-bit gradient that a weight gradient is made
-from, that one's size follows from the weight gradient: a sum over N rows is √N times as large as its parts.
+Errors of 16-bit output gradients propagate to the first layer, so their squares are summed over the model. For weight
+gradients in recurrent layers, and wherever no hook sees the 16-bit gradient that a weight gradient is computed from,
+its size follows from the weight gradient: a sum over N rows is √N times as large as its terms.
 
-Only gradients that are rounded to 16 bits count, and downwards only those of matrices: a bias before a softmax or a
-norm has a gradient of rounding errors alone, at every scale.
+Only gradients that are rounded to 16 bits count, and for the lower end only those of matrices: the gradient of a bias
+before a softmax or a norm consists of rounding errors only, at every scale.
 """
 
 from dataclasses import dataclass
@@ -26,111 +26,111 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.numerics.histograms import counted
+from amp_core.analysis.numerics.histograms import count_values
 from amp_core.analysis.numerics.ranges import sampled_steps
-from amp_core.analysis.numerics.scale_limits import GRADIENTS, Limits, limits
-from amp_core.analysis.numerics.what_if import format_named
+from amp_core.analysis.numerics.scale_limits import Limits, limits
+from amp_core.analysis.numerics.what_if import GRADIENTS, find_format
 from amp_core.formats import narrowest_first
 from amp_core.schema import RunError
 from amp_core.store.run import Run, check_run
 
-COSINE = 0.999
-"""Cosine between a gradient and its FP32 original from which on it counts as the same."""
+MIN_COSINE = 0.999
+"""Cosine between a gradient and its FP32 replay from which the two count as equal."""
 
-ERROR_LIMIT = 0.0085
-"""Relative error ε up to which a loss scale is safe. With an error at right angles to the gradient the cosine is
-1 / √(1 + ε²), so `COSINE` allows 0.045; a factor of five, a little over two octaves of loss scale, is left for what
-the estimate does not see. Held against audits of 16 models, scales inside the window then keep to `COSINE`, and four
+MAX_ERROR = 0.0085
+"""Relative error ε up to which a loss scale is safe. With an error orthogonal to the gradient the cosine is
+1 / √(1 + ε²), so `MIN_COSINE` allows 0.045; a factor of five, a little over two octaves of loss scale, is a margin for
+effects outside the estimate. In audits of 16 models, scales inside the window reach `MIN_COSINE`, and four
 octaves below it they do not."""
 
 MARGIN_BITS = 2
-"""How far below the highest safe scale the recommended one lies: gradients vary from step to step by a few times."""
+"""Octaves between the highest safe scale and the recommended one: gradients vary between steps by a small factor."""
 
 GROWTH_INTERVAL = 2000
-"""PyTorch's own. A scale that grows until it overflows costs one skipped step per interval: 0.05 % of all."""
+"""PyTorch's default. A scale that grows until it overflows costs one skipped step per interval: 0.05 % of all."""
 
-FASTEST_GROWTH = 100
-"""A shorter interval skips more than one step in a hundred once the scale is at the top."""
+MIN_GROWTH_INTERVAL = 100
+"""A shorter interval skips more than one step in a hundred once the scale has reached its maximum."""
 
-SERVED = 0.75
-"""Share of the sampled steps whose need for a high scale is met. An overflow costs a step, so none is risked; that a
-quarter of the steps loses a little more than `ERROR_LIMIT` is within the room which that leaves, and the worst of many
+SERVED_STEPS_FRAC = 0.75
+"""Share of the sampled steps whose lower bound the window meets. An overflow costs a step, so none is risked; that a
+quarter of the steps loses a little more than `MAX_ERROR` is within its margin, and the worst of many
 steps would narrow the window for all."""
 
-MIN_STEPS = 4
-"""Sampled steps from which on a trend of the window is looked for."""
+MIN_TREND_STEPS = 4
+"""Fewest sampled steps for a trend of the window."""
 
-UNHEALTHY = 0.05
-"""Share of the values of a 16-bit recording that lie in the format's two lowest octaves, from which on as much again
-must be taken to have been lost below them."""
+MAX_BOTTOM_FRAC = 0.05
+"""Share of the values of a 16-bit recording in the format's two lowest octaves above which about as many values
+must have underflowed."""
 
 
 @dataclass(frozen=True)
 class SafeWindow:
-    """The loss scales that serve every gradient of a run."""
+    """The loss scales that suit every gradient of a run."""
 
     format: str
     lowest: float
-    """Below it, rounding in the subnormal range takes more than `ERROR_LIMIT` from at least one gradient, at more than
+    """Below it, rounding in the subnormal range costs at least one gradient more than `MAX_ERROR`, at more than
     a quarter of the steps."""
     highest: float
     """Above it, at least one gradient overflows at one of the steps."""
     recommended: float
-    """For the start: a power of two, `MARGIN_BITS` below the highest where the window is wide enough; 1 where the
+    """Initial scale: a power of two, `MARGIN_BITS` below the highest if the window is wide enough; 1 if the
     format needs no loss scale."""
     growth_interval: int
     """Recommended for `torch.amp.GradScaler`."""
     lowest_by: str
-    """The tensor that needs the scale to be at least `lowest`."""
+    """The tensor that requires at least `lowest`."""
     highest_by: str
-    """The tensor that needs it to be at most `highest`."""
+    """The tensor that requires at most `highest`."""
     why: str
     """The reasons for `recommended` and `growth_interval`, in words."""
     first_step: int
-    """First and last of the sampled steps that the window is of."""
+    """First and last of the sampled steps of the window."""
     last_step: int
     caveat: str | None
-    """What makes the prediction doubtful; None where nothing does."""
+    """Why the prediction is doubtful; None if it is not."""
 
     @property
     def exists(self) -> bool:
-        """Whether one scale serves all tensors; if not, another format or FP32 islands must."""
+        """Whether one scale suits all tensors; if not, use another format or FP32 islands."""
         return self.lowest <= self.highest
 
 
 def safe_window(run: Run, format: str = "fp16", step: int | None = None) -> SafeWindow:  # noqa: A002
-    """The loss scales that serve every gradient of the run, for `format` under autocast.
+    """The loss scales that suit every gradient of the run, for `format` under autocast.
 
-    With `step`, at the sampled step nearest at or before it. Otherwise at all sampled steps of the second half of the
-    run alike: in the first steps of a training gradients are unlike all later ones, and a dynamic scale skips past
-    them. Where the run was audited, at all sampled steps from the first audit on, which the window can be held against.
+    With `step`, at the last sampled step at or before it. Otherwise at all sampled steps of the second half of the
+    run: in the first steps of a training gradients differ from all later ones, and a dynamic scale adapts by skipping
+    them. In an audited run, at all sampled steps from the first audit on, so that window and audits are comparable.
     Raises `RunError` for an unknown format and for a run without gradients.
     """
     check_run(run)
-    form = format_named(format)
-    found = limits(run, form, ERROR_LIMIT, step, since=first_step(run) if step is None else None)
-    if not len(found.steps):
+    form = find_format(format)
+    window_limits = limits(run, form, MAX_ERROR, step, since=first_step(run) if step is None else None)
+    if not len(window_limits.steps):
         raise RunError(f"run={run.name!r} has no recorded gradients; record weight_grad and output_grad to predict")
-    needed = np.argsort(found.lowest, kind="stable")
-    low, high = int(needed[int(np.ceil(SERVED * (len(needed) - 1)))]), int(found.highest.argmin())
-    lowest, highest = float(found.lowest[low]), float(found.highest[high])
+    needed = np.argsort(window_limits.lowest, kind="stable")
+    low, high = int(needed[int(np.ceil(SERVED_STEPS_FRAC * (len(needed) - 1)))]), int(window_limits.highest.argmin())
+    lowest, highest = float(window_limits.lowest[low]), float(window_limits.highest[high])
     needs_none = form.has_fp32_range and lowest <= 0 <= highest
     recommended = 0.0 if needs_none else min(max(highest - MARGIN_BITS, lowest), highest)
-    rise = _rise(found)
-    interval = int(np.clip(1 / (2 * rise), FASTEST_GROWTH, GROWTH_INTERVAL)) if rise > 0 else GROWTH_INTERVAL
+    rise = _rise(window_limits)
+    interval = int(np.clip(1 / (2 * rise), MIN_GROWTH_INTERVAL, GROWTH_INTERVAL)) if rise > 0 else GROWTH_INTERVAL
     return SafeWindow(
         format=format,
         lowest=2.0**lowest,
         highest=2.0**highest,
         recommended=2.0**recommended,
         growth_interval=interval,
-        lowest_by=found.lowest_by[low],
-        highest_by=found.highest_by[high],
+        lowest_by=window_limits.lowest_by[low],
+        highest_by=window_limits.highest_by[high],
         why="The format has the range of FP32 and needs no loss scale."
         if needs_none
         else _scale_in_words(lowest, highest, recommended) + _interval_in_words(interval, rise),
-        first_step=int(found.steps[0]),
-        last_step=int(found.steps[-1]),
+        first_step=int(window_limits.steps[0]),
+        last_step=int(window_limits.steps[-1]),
         caveat=_caveat(run),
     )
 
@@ -140,20 +140,20 @@ def safe_window_over_time(run: Run, format: str = "fp16") -> pd.DataFrame:  # no
 
     Empty without gradients. Raises `RunError` for an unknown format.
     """
-    found = limits(run, format_named(format), ERROR_LIMIT)
+    window_limits = limits(run, find_format(format), MAX_ERROR)
     return pd.DataFrame(
         {
-            "step": found.steps,
-            "lowest": np.exp2(found.lowest),
-            "highest": np.exp2(found.highest),
-            "lowest_by": pd.Series(found.lowest_by, dtype="str"),
-            "highest_by": pd.Series(found.highest_by, dtype="str"),
+            "step": window_limits.steps,
+            "lowest": np.exp2(window_limits.lowest),
+            "highest": np.exp2(window_limits.highest),
+            "lowest_by": pd.Series(window_limits.lowest_by, dtype="str"),
+            "highest_by": pd.Series(window_limits.highest_by, dtype="str"),
         }
     )
 
 
 def first_step(run: Run) -> int | None:
-    """From which sampled step on `safe_window` looks at a run; None where nothing was sampled."""
+    """The first sampled step of `safe_window`; None if nothing was sampled."""
     steps = np.array(sorted({s for kind in GRADIENTS for s in sampled_steps(run, kind)}), dtype=np.int64)
     if not len(steps):
         return None
@@ -163,13 +163,13 @@ def first_step(run: Run) -> int | None:
     return int(steps[max(np.searchsorted(steps, audited, side="right") - 1, 0)])
 
 
-def _rise(found: Limits) -> float:
-    """By how many octaves per step the window moves up; 0 where it does not clearly."""
-    middle = (found.lowest + found.highest) / 2
-    if len(middle) < MIN_STEPS:
+def _rise(window_limits: Limits) -> float:
+    """Octaves per step by which the window rises; 0 if there is no clear trend."""
+    middle = (window_limits.lowest + window_limits.highest) / 2
+    if len(middle) < MIN_TREND_STEPS:
         return 0.0
-    rise = float(np.polyfit(found.steps - found.steps[0], middle, 1)[0])
-    clear = rise * float(found.steps[-1] - found.steps[0]) >= MARGIN_BITS
+    rise = float(np.polyfit(window_limits.steps - window_limits.steps[0], middle, 1)[0])
+    clear = rise * float(window_limits.steps[-1] - window_limits.steps[0]) >= MARGIN_BITS
     return rise if clear else 0.0
 
 
@@ -195,7 +195,7 @@ def _interval_in_words(interval: int, rise: float) -> str:
 
 
 def _caveat(run: Run) -> str | None:
-    """What the recording lacks of what the prediction would need, or had itself lost."""
+    """What the recording lacks for the prediction, or lost to underflow itself."""
     table = run.table("tensors")
     if not pc.any(pc.equal(table.column("kind"), "output_grad")).as_py():
         return "no output gradients were recorded, so the lowest scale is a guess from the weight gradients alone"
@@ -203,16 +203,16 @@ def _caveat(run: Run) -> str | None:
         chosen = pc.and_(
             pc.is_in(table.column("kind"), pa.array(GRADIENTS)), pc.equal(table.column("dtype"), form.dtype)
         )
-        found = counted(table.filter(chosen), as_stored=True)
-        values = found.counts.sum(axis=1)
+        histograms = count_values(table.filter(chosen), as_stored=True)
+        values = histograms.counts.sum(axis=1)
         if not values.any():
             continue
-        lowest = found.counts[:, found.exponents <= form.min_subnormal_exponent + 1].sum(axis=1)
+        lowest = histograms.counts[:, histograms.exponents <= form.min_subnormal_exponent + 1].sum(axis=1)
         share = lowest / np.maximum(values, 1)
         worst = int(share.argmax())
-        if share[worst] > UNHEALTHY:
+        if share[worst] > MAX_BOTTOM_FRAC:
             return (
-                f"{100 * share[worst]:.0f} % of what was recorded of {found.names[worst]} lies at the bottom of "
+                f"{100 * share[worst]:.0f} % of what was recorded of {histograms.names[worst]} lies at the bottom of "
                 f"{form.label}: "
                 "as much again was lost before it could be counted, so predict from a run with a higher loss scale, in "
                 "BF16 or in FP32"

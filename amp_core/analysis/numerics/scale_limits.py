@@ -1,10 +1,10 @@
-"""Between which loss scales each gradient is safe in a format, and all of them together at each step.
+"""The loss scales between which each gradient is safe in a format, and all of them together at each step.
 
-    found = limits(run, FORMATS["fp16"])
-    found.steps, found.lowest, found.highest      # per sampled step, log2 of the loss scale
-    found.tensors                                 # per tensor, over all steps
+    safe = limits(run, FORMATS["fp16"], MAX_ERROR)
+    safe.steps, safe.lowest, safe.highest      # per sampled step, log2 of the loss scale
+    safe.tensors                               # per tensor, over all steps
 
-The method is described in `window.py`.
+`safe_window` describes the method.
 """
 
 from dataclasses import dataclass
@@ -14,74 +14,75 @@ import pandas as pd
 
 from amp_core.analysis.numerics.histograms import TrueCounts, blocks_of_steps, true_counts
 from amp_core.analysis.numerics.rounded_gradients import Rounding
+from amp_core.analysis.numerics.what_if import GRADIENTS
 from amp_core.formats import Format
 from amp_core.store.run import Run
 
-GRADIENTS = ("weight_grad", "output_grad")
 LOG2_SCALES = np.arange(-64, 65)
-"""Loss scales that are tried. Beyond them none is used."""
+"""The loss scales that are evaluated; none beyond them is used in practice."""
 
-PARTIAL_SUMS = 0.5
-"""Octaves kept free below overflow: within a matrix product or convolution a partial sum may be larger than the whole,
-and kernels that keep it in FP16 overflow there. Audits did so a quarter of an octave below the limit."""
+PARTIAL_SUM_OCTAVES = 0.5
+"""Margin in octaves below overflow: within a matrix product or convolution a partial sum may exceed the result,
+and kernels that keep it in FP16 overflow. Audits did so a quarter of an octave below the limit."""
 
-NOISE = 2.0**-22
-"""Root mean square, relative to the largest of a step, below which a weight gradient is FP32's own rounding error."""
+NOISE_RATIO = 2.0**-22
+"""Root mean square, relative to the largest of a step, below which a weight gradient is FP32 rounding error."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits as log2 of the loss scale. At least one tensor per step; empty where no gradient was recorded."""
+    """Limits as log2 of the loss scale. At least one tensor per step; empty if no gradient was recorded."""
 
     steps: np.ndarray
     lowest: np.ndarray
-    """[S] from which scale on the errors of all tensors together keep to the limit."""
+    """[S] lowest scale at which the errors of all tensors together are within the limit."""
     highest: np.ndarray
-    """[S] up to which scale no tensor overflows."""
+    """[S] highest scale at which no tensor overflows."""
     lowest_by: list[str]
     highest_by: list[str]
     tensors: pd.DataFrame
-    """name, kind, lowest_log2, highest_log2: of each rounded gradient by itself, over these steps. The lowest is -inf
-    where the error is not judged: that of a bias, or of noise."""
+    """name, kind, lowest_log2, highest_log2: of each rounded gradient alone, over these steps. The lowest is -inf
+    where the error does not count: for a bias, or for noise."""
 
 
-def limits(run: Run, form: Format, error_limit: float, step: int | None = None, since: int | None = None) -> Limits:
-    """Limits of every gradient that autocast rounds, at every sampled step (from `since` on), or at the one nearest at
-    or before `step`. `error_limit` is the relative error up to which a loss scale is safe."""
+def limits(run: Run, form: Format, max_error: float, step: int | None = None, since: int | None = None) -> Limits:
+    """Limits of every gradient that autocast rounds, at every sampled step (from `since` on), or at the last one at
+    or before `step`. `max_error` is the relative error up to which a loss scale is safe."""
     rounding = Rounding(run)
     outputs = true_counts(run, "output_grad", step)
     numel = dict(zip(outputs.names, outputs.numel, strict=True))
-    by_step: dict[int, _OfStep] = {}
+    by_step: dict[int, _StepLimits] = {}
     per_tensor: dict[tuple[str, str], tuple[float, float]] = {}
     for kind in GRADIENTS:
         for block in blocks_of_steps(run, kind, step, since):
             names = sorted(set(block.names))
-            rounded = dict(zip(names, rounding.of(kind, names), strict=True))
-            found = _rows_of(block, np.array([rounded[n] for n in block.names]))
+            rounded = dict(zip(names, rounding.is_rounded(kind, names), strict=True))
+            rows = _select_rows(block, np.array([rounded[n] for n in block.names]))
             if kind == "weight_grad":
                 matrix = dict(zip(names, rounding.matrices(names), strict=True))
                 hidden = dict(zip(names, rounding.hidden_octaves(names, numel), strict=True))
-                judged = np.array([matrix[n] for n in found.names], dtype=bool) & ~_noise(found)
-                octaves = np.array([hidden[n] for n in found.names], dtype=np.int64)
+                counts_error = np.array([matrix[n] for n in rows.names], dtype=bool) & ~_noise(rows)
+                octaves = np.array([hidden[n] for n in rows.names], dtype=np.int64)
             else:
-                judged, octaves = np.ones(len(found.names), dtype=bool), np.zeros(len(found.names), dtype=np.int64)
-            errors = error_squares(form, found)
-            errors[~judged] = 0.0
-            # What travels on is the error of the 16-bit gradient that a weight gradient is made from.
+                counts_error = np.ones(len(rows.names), dtype=bool)
+                octaves = np.zeros(len(rows.names), dtype=np.int64)
+            errors = error_squares(form, rows)
+            errors[~counts_error] = 0.0
+            # The error that propagates is that of the 16-bit gradient that a weight gradient is computed from.
             places = np.clip(np.arange(len(LOG2_SCALES)) - octaves[:, None], 0, len(LOG2_SCALES) - 1)
-            travelling = np.take_along_axis(errors, places, axis=1) * (octaves >= 0)[:, None]
-            lowest = _first_within(np.maximum(errors, travelling), error_limit)
-            highest = _highest(form, found.absmax)
-            _add(by_step, found, errors, travelling, np.where(judged, lowest, -np.inf), highest)
-            for name, low, high, counts in zip(found.names, lowest, highest, judged, strict=True):
+            propagated = np.take_along_axis(errors, places, axis=1) * (octaves >= 0)[:, None]
+            lowest = _first_within(np.maximum(errors, propagated), max_error)
+            highest = _highest(form, rows.absmax)
+            _add_block(by_step, rows, errors, propagated, np.where(counts_error, lowest, -np.inf), highest)
+            for name, low, high, counts in zip(rows.names, lowest, highest, counts_error, strict=True):
                 before = per_tensor.get((name, kind), (-np.inf, np.inf))
                 per_tensor[name, kind] = max(before[0], low if counts else -np.inf), min(before[1], high)
-    steps = sorted(at for at, of in by_step.items() if of.highest < np.inf)
-    # From where on the errors that add up, and each tensor's own, keep to the limit.
+    steps = sorted(at for at, of_step in by_step.items() if of_step.highest < np.inf)
+    # Both the sum of errors and each tensor's own error must be within the limit.
     worst = np.array([np.maximum(by_step[s].sum, by_step[s].worst) for s in steps]).reshape(-1, len(LOG2_SCALES))
     return Limits(
         steps=np.array(steps, dtype=np.int64),
-        lowest=_first_within(worst, error_limit),
+        lowest=_first_within(worst, max_error),
         highest=np.array([by_step[s].highest for s in steps]),
         lowest_by=[by_step[s].lowest_by or by_step[s].highest_by for s in steps],
         highest_by=[by_step[s].highest_by for s in steps],
@@ -91,8 +92,8 @@ def limits(run: Run, form: Format, error_limit: float, step: int | None = None, 
     )
 
 
-class _OfStep:
-    """What the tensors of one step say together."""
+class _StepLimits:
+    """The combined limits of the tensors of one step."""
 
     def __init__(self) -> None:
         self.sum = np.zeros(len(LOG2_SCALES))
@@ -103,41 +104,41 @@ class _OfStep:
         self.highest_by = ""
 
 
-def _add(
-    by_step: dict[int, _OfStep],
-    found: TrueCounts,
+def _add_block(
+    by_step: dict[int, _StepLimits],
+    block: TrueCounts,
     errors: np.ndarray,
-    travelling: np.ndarray,
+    propagated: np.ndarray,
     lowest: np.ndarray,
     highest: np.ndarray,
 ) -> None:
-    """Take in the rows of a block, which come in the order of their steps. `lowest` is -inf where it is not judged."""
-    if not len(found.steps):
+    """Add the rows of a block, ordered by step. `lowest` is -inf where the error does not count."""
+    if not len(block.steps):
         return
-    at, begins = np.unique(found.steps, return_index=True)
-    sums, worst = np.add.reduceat(travelling, begins, axis=0), np.maximum.reduceat(errors, begins, axis=0)
-    needs, tops = _first_of_each(-lowest, begins), _first_of_each(highest, begins)
+    at, begins = np.unique(block.steps, return_index=True)
+    sums, worst = np.add.reduceat(propagated, begins, axis=0), np.maximum.reduceat(errors, begins, axis=0)
+    needs, tops = _first_smallest(-lowest, begins), _first_smallest(highest, begins)
     for i, step in enumerate(at.tolist()):
-        of, need, top = by_step.setdefault(step, _OfStep()), needs[i], tops[i]
-        of.sum += sums[i]
-        np.maximum(of.worst, worst[i], out=of.worst)
-        if lowest[need] > of.needed:
-            of.needed, of.lowest_by = float(lowest[need]), found.names[need]
-        if highest[top] < of.highest:
-            of.highest, of.highest_by = float(highest[top]), found.names[top]
+        limits, need, top = by_step.setdefault(step, _StepLimits()), needs[i], tops[i]
+        limits.sum += sums[i]
+        np.maximum(limits.worst, worst[i], out=limits.worst)
+        if lowest[need] > limits.needed:
+            limits.needed, limits.lowest_by = float(lowest[need]), block.names[need]
+        if highest[top] < limits.highest:
+            limits.highest, limits.highest_by = float(highest[top]), block.names[top]
 
 
-def _first_of_each(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Where the smallest value of each stretch of rows stands first; NaN, which a stranger's file may hold, is none."""
+def _first_smallest(values: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Index of the first smallest value in each group of rows, ignoring NaN, which an untrusted file may hold."""
     values = np.where(np.isnan(values), np.inf, values)
-    stretch = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
-    smallest = np.flatnonzero(values == np.minimum.reduceat(values, begins)[stretch])
-    places: np.ndarray = smallest[np.unique(stretch[smallest], return_index=True)[1]]
+    group = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(values))))
+    smallest = np.flatnonzero(values == np.minimum.reduceat(values, begins)[group])
+    places: np.ndarray = smallest[np.unique(group[smallest], return_index=True)[1]]
     return places
 
 
-def _rows_of(block: TrueCounts, keep: np.ndarray) -> TrueCounts:
-    """The rows to `keep`, of those that hold anything but zeros."""
+def _select_rows(block: TrueCounts, keep: np.ndarray) -> TrueCounts:
+    """The rows in `keep` that have nonzero values."""
     keep = keep & ((block.counts.sum(axis=1) > 0) | (block.absmax > 0))
     return TrueCounts(
         names=[n for n, k in zip(block.names, keep, strict=True) if k],
@@ -150,47 +151,47 @@ def _rows_of(block: TrueCounts, keep: np.ndarray) -> TrueCounts:
     )
 
 
-def error_squares(form: Format, found: TrueCounts) -> np.ndarray:
-    """[R, scales] square of the relative error that the format's range takes from each row."""
-    squares = found.squares
+def error_squares(form: Format, block: TrueCounts) -> np.ndarray:
+    """[R, scales] squared relative error of each row due to the format's range."""
+    squares = block.squares
     below = np.zeros((len(squares), squares.shape[1] + 1))
     count = np.zeros_like(below)
     np.cumsum(squares, axis=1, out=below[:, 1:])
-    np.cumsum(found.counts, axis=1, out=count[:, 1:])
+    np.cumsum(block.counts, axis=1, out=count[:, 1:])
 
     def columns_under(exponent: int) -> np.ndarray:
-        """For each scale how many columns lie under `exponent` once they are multiplied by it."""
-        return np.clip(exponent - LOG2_SCALES - found.low, 0, squares.shape[1])
+        """For each scale the number of columns below `exponent` after multiplication by it."""
+        return np.clip(exponent - LOG2_SCALES - block.low, 0, squares.shape[1])
 
     flushed, subnormal = columns_under(form.min_subnormal_exponent - 1), columns_under(form.min_normal_exponent)
-    grain = np.ldexp(1.0, 2 * (form.min_subnormal_exponent - LOG2_SCALES)) / 12
-    lost = below[:, flushed] + grain * (count[:, subnormal] - count[:, flushed])
+    rounding_error = np.ldexp(1.0, 2 * (form.min_subnormal_exponent - LOG2_SCALES)) / 12
+    lost = below[:, flushed] + rounding_error * (count[:, subnormal] - count[:, flushed])
     errors: np.ndarray = lost / np.maximum(below[:, -1:], 1e-300)
     return errors
 
 
-def _first_within(squares: np.ndarray, error_limit: float) -> np.ndarray:
-    """For each row the lowest of `LOG2_SCALES` from which on its error keeps to the limit."""
-    beyond = squares > error_limit**2
+def _first_within(squares: np.ndarray, max_error: float) -> np.ndarray:
+    """For each row the lowest of `LOG2_SCALES` from which its error is within the limit."""
+    beyond = squares > max_error**2
     last = len(LOG2_SCALES) - 1 - np.argmax(beyond[:, ::-1], axis=1)
     first = np.where(beyond.any(axis=1), np.minimum(last + 1, len(LOG2_SCALES) - 1), 0)
     return LOG2_SCALES[first].astype(float)
 
 
 def _highest(form: Format, absmax: np.ndarray) -> np.ndarray:
-    """For each row log2 of the highest scale at which its largest value, and its partial sums, can be held."""
+    """For each row log2 of the highest scale at which neither its largest value nor partial sums overflow."""
     with np.errstate(divide="ignore"):
-        room = np.log2(form.overflow_threshold) - np.log2(absmax) - PARTIAL_SUMS
-    highest: np.ndarray = np.clip(np.floor(room), -np.inf, 127.0)  # a loss scale is an FP32 number
+        octaves = np.log2(form.overflow_threshold) - np.log2(absmax) - PARTIAL_SUM_OCTAVES
+    highest: np.ndarray = np.clip(np.floor(octaves), -np.inf, 127.0)  # a loss scale is an FP32 number
     return highest
 
 
-def _noise(found: TrueCounts) -> np.ndarray:
-    """For each row whether it is smaller than what FP32 rounds away of the largest of its step."""
-    values = np.maximum(found.counts.sum(axis=1), 1.0)
-    size = np.sqrt(found.squares.sum(axis=1) / values)
-    at, which = np.unique(found.steps, return_inverse=True)
+def _noise(block: TrueCounts) -> np.ndarray:
+    """For each row whether it is smaller than the FP32 rounding error of the largest row of its step."""
+    values = np.maximum(block.counts.sum(axis=1), 1.0)
+    size = np.sqrt(block.squares.sum(axis=1) / values)
+    at, which = np.unique(block.steps, return_inverse=True)
     largest = np.zeros(len(at))
     np.maximum.at(largest, which, size)
-    noise: np.ndarray = size < NOISE * largest[which]
+    noise: np.ndarray = size < NOISE_RATIO * largest[which]
     return noise

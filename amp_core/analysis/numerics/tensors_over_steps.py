@@ -1,6 +1,6 @@
-"""Every tensor of a kind at every sampled step, in few enough cells to be drawn and clicked.
+"""Every tensor of a kind at every sampled step, in few enough cells to draw.
 
->>> shares_over_steps(run, "output_grad", depth=2, most_steps=100)  # name, step, until, subnormal_frac, …
+>>> shares_over_steps(run, "output_grad", depth=2, max_steps=100)  # name, step, until, subnormal_frac, …
 """
 
 from collections.abc import Collection
@@ -14,18 +14,18 @@ from amp_core.store.run import Run
 
 
 def shares_over_steps(
-    run: Run, kind: str, depth: int = 99, names: Collection[str] | None = None, most_steps: int = 200
+    run: Run, kind: str, depth: int = 99, names: Collection[str] | None = None, max_steps: int = 200
 ) -> pd.DataFrame:
-    """One row per tensor and sampled step, ranks taken together, in the run's order of tensors.
+    """One row per tensor and sampled step, over all ranks, in the run's order of tensors.
 
-    Columns: name; step, until (the first and the last sampled step that the row stands for); subnormal_frac (of the
+    Columns: name; step, until (the first and the last sampled step that the row covers); subnormal_frac (of the
     finite nonzero values), zero_frac, nonfinite_frac (infinite or NaN, of all elements), absmax (largest finite
     magnitude as stored). NaN where not recorded or where there is no such value.
 
     Args:
-        depth: tensors below each module of the tree at this depth are one row, their elements added up.
+        depth: tensors below each module at this depth of the tree are summed in one row.
         names: only these tensors.
-        most_steps: of more sampled steps neighbouring ones become one, each column its largest value: no spike is lost.
+        max_steps: with more sampled steps, neighbouring ones are merged by the maximum of each column.
 
     Raises `RunError` for an unknown kind.
     """
@@ -37,22 +37,22 @@ def shares_over_steps(
     folded = {name: folded_name(name, depth) for name in frame["name"].unique()}
     frame["name"] = frame["name"].map(folded)
     rows = frame.groupby(["name", "step"], sort=False)
-    found = rows[["numel", *CLASSES]].sum(min_count=1)
-    nonzero = found["subnormal"] + found["normal"]
-    found["subnormal_frac"] = found["subnormal"] / nonzero.where(nonzero > 0)
-    numel = found["numel"].where(found["numel"] > 0)
-    found["zero_frac"] = found["zero"] / numel
-    found["nonfinite_frac"] = (found["inf"].fillna(0.0) + found["nan"].fillna(0.0)) / numel
-    finite = found["zero"] + nonzero
-    found["absmax"] = rows["absmax"].max().where(~(finite == 0))
-    found = found.reset_index()
-    steps, place = np.unique(found["step"].to_numpy(), return_inverse=True)
-    together = max(1, -(-len(steps) // most_steps))
-    group = place // together
-    found["step"] = steps[group * together].astype(np.int64) if len(found) else found["step"].astype(np.int64)
-    last = np.minimum((group + 1) * together, len(steps)) - 1
-    found["until"] = steps[last].astype(np.int64) if len(found) else found["step"]
+    cells = rows[["numel", *CLASSES]].sum(min_count=1)
+    nonzero = cells["subnormal"] + cells["normal"]
+    cells["subnormal_frac"] = cells["subnormal"] / nonzero.where(nonzero > 0)
+    numel = cells["numel"].where(cells["numel"] > 0)
+    cells["zero_frac"] = cells["zero"] / numel
+    cells["nonfinite_frac"] = (cells["inf"].fillna(0.0) + cells["nan"].fillna(0.0)) / numel
+    finite = cells["zero"] + nonzero
+    cells["absmax"] = rows["absmax"].max().where(~(finite == 0))
+    cells = cells.reset_index()
+    steps, place = np.unique(cells["step"].to_numpy(), return_inverse=True)
+    steps_per_cell = max(1, -(-len(steps) // max_steps))
+    group = place // steps_per_cell
+    cells["step"] = steps[group * steps_per_cell].astype(np.int64) if len(cells) else cells["step"].astype(np.int64)
+    last = np.minimum((group + 1) * steps_per_cell, len(steps)) - 1
+    cells["until"] = steps[last].astype(np.int64) if len(cells) else cells["step"]
     columns = ["subnormal_frac", "zero_frac", "nonfinite_frac", "absmax"]
-    pooled: pd.DataFrame = found.groupby(["name", "step", "until"], sort=False)[columns].max().reset_index()
+    pooled: pd.DataFrame = cells.groupby(["name", "step", "until"], sort=False)[columns].max().reset_index()
     order = {name: i for i, name in enumerate(dict.fromkeys(folded.values()))}
     return pooled.sort_values(["name", "step"], key=lambda c: c.map(order) if c.name == "name" else c, kind="stable")

@@ -1,1 +1,1 @@
-"""Time, memory and kernels of a run: where a step's time goes, what tensor cores did, what memory is made of."""
+"""Time, memory and kernels of a run: parts of a step's time, use of tensor cores, parts of memory."""

@@ -1,11 +1,11 @@
-"""How much faster matrix work alone could make a step: Amdahl's law on what `step_cost` found.
+"""Amdahl's law on the result of `step_cost`: how much faster matrix products alone could make a step.
 
     >>> amdahl(step_cost(run)).sentence
     'At most 1.8 × is to be had from faster matrix kernels, because 55 % of the time is not matrix work.'
 
 If a share p of the time becomes r times as fast, the whole becomes 1 / (1 − p + p / r) times as fast: 1 / (1 − p) at
 most (Amdahl 1967). 16-bit values also halve the bytes that memory-bound kernels move, so autocast may give a little
-more than matrix work alone; `halved_bound` allows for it.
+more than matrix products alone; `halved_bound` includes that.
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost
 
 @dataclass(frozen=True)
 class Amdahl:
-    """How much faster a step could become; factors over the present step, 1 where nothing is to be had."""
+    """How much faster a step could become: factors over the present step, 1 for no gain."""
 
     matrix_frac: float
     """Share of the time in matrix kernels."""
-    open_frac: float
-    """Share in matrix kernels that are on CUDA cores."""
+    cuda_core_frac: float
+    """Share in matrix kernels on CUDA cores."""
     unknown_frac: float
-    """Share in matrix kernels whose name does not tell."""
+    """Share in matrix kernels whose names do not show whether they use tensor cores."""
     bound: float
-    """If all matrix work took no time. Infinite where nothing else is."""
-    open_bound: float
-    """If only the matrix work on CUDA cores took no time: what moving it to tensor cores can give at most."""
+    """If all matrix kernels took no time. Infinite if there are no others."""
+    cuda_core_bound: float
+    """If the matrix kernels on CUDA cores took no time: the most that moving them to tensor cores can give."""
     tf32_frac: float
     """Share in matrix kernels on tensor cores whose inputs are TF32."""
     rate_ratio: float | None
@@ -36,29 +36,29 @@ class Amdahl:
     tf32_ratio: float | None
     """Dense rate of 16-bit inputs over that of TF32."""
     half_expected: float | None
-    """If matrix work on CUDA cores became faster by `rate_ratio` and that in TF32 by `tf32_ratio`: all of it in 16 bits
-    at the same share of the peak as now. None where the data sheet is not known."""
+    """If matrix kernels on CUDA cores became faster by `rate_ratio` and those in TF32 by `tf32_ratio`: all in 16 bits
+    at the same share of the peak as now. None without a data sheet."""
     halved_bound: float
-    """As `open_bound`, and memory-bound kernels took half as long because 16-bit values are half the bytes."""
+    """As `cuda_core_bound`, and memory-bound kernels took half as long because 16-bit values have half the bytes."""
     sentence: str
     """The bound in words."""
 
 
 def amdahl(cost: StepCost) -> Amdahl | None:
-    """The bound that Amdahl's law sets for matrix work; None without a profiled window.
+    """The bound that Amdahl's law sets for matrix kernels; None without a profiled window.
 
-    The r of this device is the ratio of its dense rates. Under autocast memory-bound kernels may gain too, up to
+    The r of a device is the ratio of its dense rates. Under autocast memory-bound kernels may gain too, up to
     twofold, since they move half the bytes: `halved_bound`.
     """
     if cost.source != "profile" or cost.step_us <= 0:
         return None
     ratio, tf32_ratio = cost.rate_ratio, cost.tf32_ratio
     matrix = min(1.0, cost.us(*MATRIX_PARTS) / cost.step_us)
-    open_ = min(1.0, cost.us("matrix") / cost.step_us)
+    on_cuda_cores = min(1.0, cost.us("matrix") / cost.step_us)
     tf32 = min(1.0, cost.tf32_us / cost.step_us)
     expected = None
     if ratio is not None:
-        expected = 1 / (1 - open_ + open_ / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
+        expected = 1 / (1 - on_cuda_cores + on_cuda_cores / ratio - tf32 + tf32 / (tf32_ratio or 1.0))
     memory = cost.us("memory_bound") / cost.step_us
     bound = _faster(matrix)
     rest = f"{100 * (1 - matrix):.0f} %"
@@ -68,19 +68,19 @@ def amdahl(cost: StepCost) -> Amdahl | None:
         sentence = "Nothing is to be had from faster matrix kernels: hardly any of the time is matrix work."
     return Amdahl(
         matrix_frac=matrix,
-        open_frac=open_,
+        cuda_core_frac=on_cuda_cores,
         unknown_frac=min(1.0, cost.us("matrix_unknown") / cost.step_us),
         bound=bound,
-        open_bound=_faster(open_),
+        cuda_core_bound=_faster(on_cuda_cores),
         tf32_frac=tf32,
         rate_ratio=ratio,
         tf32_ratio=tf32_ratio,
         half_expected=expected,
-        halved_bound=_faster(min(1.0, open_ + memory / 2)),
+        halved_bound=_faster(min(1.0, on_cuda_cores + memory / 2)),
         sentence=sentence,
     )
 
 
 def _faster(share: float) -> float:
-    """How many times as fast the whole becomes when `share` of it takes no time."""
+    """How many times as fast the whole becomes if `share` of it takes no time."""
     return 1 / (1 - share) if share < 1 else np.inf

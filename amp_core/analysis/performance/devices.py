@@ -1,11 +1,11 @@
-"""Device samples over a run: how busy the GPU was, its tensor cores, its memory, power and heat.
+"""Device samples over a run: utilisation of the GPU and its tensor cores, memory, power and temperature.
 
 >>> device_samples(run)[["time_s", "gpu_util_frac", "tensor_active_frac"]].tail()
 >>> device_now(run).power_w
 412.3
 
-`gpu_util_frac` is the share of time in which any kernel ran: it says nothing of tensor cores. `tensor_active_frac` is
-the share of time in which the tensor cores' pipe was busy, counted by the GPU itself (Hopper and newer).
+`gpu_util_frac` is the share of time in which any kernel ran, whether on tensor cores or not. `tensor_active_frac` is
+the share of time in which the tensor pipe was busy, by the GPU's own counter (Hopper and newer).
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _REST = (
 
 @dataclass(frozen=True)
 class DeviceNow:
-    """The newest sample in which each value was told, of the run's first device. None where it never was."""
+    """The last known value of each quantity, of the run's first device. None if it was never known."""
 
     samples: int
     """Samples of that device so far."""
@@ -46,11 +46,11 @@ class DeviceNow:
     sm_clock_mhz: float | None = None
     mem_clock_mhz: float | None = None
     throttle: str | None = None
-    """What holds the clocks down, in words; `none` where nothing does."""
+    """Reasons for throttled clocks, in words; `none` without any."""
 
 
 def device_samples(run: Run) -> pd.DataFrame:
-    """One row per sample of the run's first device, in order: time_s and what it told, NaN where it did not.
+    """One row per sample of the run's first device, in order: time_s and its values, NaN where missing.
 
     The first device is the one with the lowest rank, then the lowest number.
     """
@@ -63,19 +63,19 @@ def device_samples(run: Run) -> pd.DataFrame:
 
 
 def device_now(run: Run) -> DeviceNow:
-    """The newest values."""
+    """The last known values of the run's first device."""
     frame = device_samples(run)
-    told = {c: frame[c].to_numpy()[np.isfinite(frame[c].to_numpy())] for c in (*SHARES, *_REST)}
+    known = {c: frame[c].to_numpy()[np.isfinite(frame[c].to_numpy())] for c in (*SHARES, *_REST)}
     words = frame["throttle"].dropna()
     return DeviceNow(
         samples=len(frame),
         throttle=str(words.iloc[-1]) if len(words) else None,
-        **{c: float(values[-1]) if len(values) else None for c, values in told.items()},
+        **{c: float(values[-1]) if len(values) else None for c, values in known.items()},
     )
 
 
-def not_recorded(run: Run) -> list[str]:
-    """Why something was not recorded, in the run's own words, each reason once."""
+def not_recorded_reasons(run: Run) -> list[str]:
+    """The reasons that the run gives for missing recordings, each once."""
     events = run.events
-    said = events[(events["kind"] == "warning") & (events["name"] == "not recorded")]["detail"]
-    return list(dict.fromkeys(str(detail) for detail in said if detail))
+    details = events[(events["kind"] == "warning") & (events["name"] == "not recorded")]["detail"]
+    return list(dict.fromkeys(str(detail) for detail in details if detail))

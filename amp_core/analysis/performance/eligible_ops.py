@@ -1,10 +1,10 @@
-"""Matrix work that could have run on tensor cores, why it did not, and sizes that padding would help.
+"""Matrix products that could have run on tensor cores, why they did not, and sizes that padding would help.
 
     >>> ops = matrix_ops(run)
     >>> ops.loc[ops["could"] == "yes", ["op", "sizes", "why", "time_frac"]]
 
-Whether a kernel uses tensor cores follows from its inputs' precision, the device and the library's choice; not from
-sizes: since cuBLAS 11.0 and cuDNN 7.6.3 they serve all sizes. They do so best where M, N and K are multiples of
+Whether a kernel uses tensor cores depends on its inputs' precision, the device and the library's choice, but not on
+sizes: since cuBLAS 11.0 and cuDNN 7.6.3 they support all sizes. They are most efficient if M, N and K are multiples of
 16 bytes: 8 elements of FP16 or BF16, 4 of TF32, 16 of FP8 or INT8, 2 of FP64 (NVIDIA, "Matrix Multiplication Background
 User's Guide", section 2.2, "Tensor Core Requirements", table 1). So alignment is a hint about speed, never the reason.
 """
@@ -20,14 +20,14 @@ from amp_core.analysis.performance.gemm_shapes import (
     WRAPPERS,
     Product,
     Shape,
-    added_by_padding,
     dtypes_of,
+    format_sizes,
     is_matrix_op,
+    padding_frac,
     plain_name,
     product,
     shapes_of,
     unaligned,
-    written,
 )
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
@@ -37,13 +37,13 @@ from amp_core.hardware.gpus import PRECISIONS, Gpu
 from amp_core.store.run import Run
 
 ALIGNED_BYTES = 16
-"""Sizes that are multiples of so many bytes are served best (see above)."""
+"""Sizes that are multiples of so many bytes are the most efficient (see above)."""
 
 REASONS = {
     "on": ("", "runs on tensor cores"),
-    "by-name": ("unknown", "the kernel's name does not tell"),
+    "by-name": ("unknown", "the kernel's name does not show it"),
     "no-tensor-cores": ("no", "this GPU has no tensor cores"),
-    "vector": ("no", "a matrix times a vector: memory sets its time, and tensor cores would not help"),
+    "vector": ("no", "a matrix times a vector: memory-bound, so tensor cores would not help"),
     "depthwise": ("no", "a depthwise convolution: no implementation on tensor cores"),
     "fp64": ("no", "FP64, for which this GPU has no tensor cores"),
     "dtype": ("no", "tensor cores of this GPU do not take these inputs"),
@@ -51,14 +51,14 @@ REASONS = {
     "tf32-left": ("yes", "a kernel without TF32 was chosen though TF32 was allowed: let autocast cast it"),
     "fp32-early": ("yes", "FP32: before Ampere only FP16 runs on tensor cores, so autocast to FP16"),
     "bf16-early": ("yes", "BF16 before Ampere: tensor cores take FP16 there, so autocast to FP16"),
-    "simt": ("yes", "a CUDA-core (SIMT) kernel was chosen though its inputs would do"),
+    "simt": ("yes", "a CUDA-core (SIMT) kernel was chosen though tensor cores take its inputs"),
     "no-dtype": ("unknown", "the precision of its inputs was not recorded"),
     "no-device": ("unknown", "the compute capability was not recorded"),
 }
-"""Per reason: could it have run on tensor cores (yes, no, unknown; "" where it did), and why it did not."""
+"""By reason: whether it could have run on tensor cores (yes, no, unknown; "" if it did), and why it did not."""
 
-MINOR = 0.1
-"""Share of an operator's matrix time below which kernels count with the others, whatever their own answer."""
+MINOR_FRAC = 0.1
+"""Share of an operator's matrix time below which a kernel counts with the others, whatever its own answer."""
 
 _WINDOW = ["step", "rank", "device"]
 _KEYS = ["op", "module", "phase", "in_shapes", "in_dtypes"]
@@ -72,16 +72,16 @@ _COLUMNS = [
 def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     """Operators that multiply matrices, one row per operator × module × phase × input shapes × answer, longest first.
 
-    An operator may launch several matrix kernels. Those that differ in their answer and take less than `MINOR` of the
-    operator's matrix time (tables of offsets, transforms) count with the others.
+    An operator may launch several matrix kernels. Those that differ in their answer and take less than `MINOR_FRAC` of
+    the operator's matrix time (tables of offsets, transforms) count with the others.
 
     op, module, phase, in_shapes, in_dtypes as recorded; kernel (that of most time); precision of its inputs;
-    tensor_core (yes, no, unknown; "" on a CPU); count (calls, as far as launches tell); total_us (of its matrix
-    kernels alone, not of casts and copies that the operator makes); time_frac (of all kernel time);
+    tensor_core (yes, no, unknown; "" on a CPU); count (calls, estimated from launches); total_us (of its matrix
+    kernels only, without casts and copies of the operator); time_frac (of all kernel time);
     could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
     divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
     those there were), "" and NaN where aligned; flops (of all calls), flops_per_s, and of_peak_frac (of the data
-    sheet's dense rate), NaN where the input shapes or the device do not tell.
+    sheet's dense rate), NaN if the input shapes or the device are unknown.
     """
     rows = kernel_rows(run, step)
     total = float(rows["total_us"].sum())
@@ -95,14 +95,14 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     named = window_rows(run, step)["device_name"]
     gpu = profiled_gpu(run, str(rows["device"].iloc[0]), str(named.iloc[0]) if len(named) else "")
     operators = _operators(matrix)
-    found = [_row(record, gpu, outputs, allowed) for record in operators.to_dict("records")]
-    table = pd.DataFrame(found)
+    records = [_row(record, gpu, outputs, allowed) for record in operators.to_dict("records")]
+    table = pd.DataFrame(records)
     table["time_frac"] = table["total_us"] / total
     return table[_COLUMNS].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def at_stake(ops: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `matrix_ops` that could run on tensor cores and do not, added up by reason: reason, why, ops, total_us,
+def missed_tensor_core_time(ops: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `matrix_ops` that could run on tensor cores and do not, summed by reason: reason, why, ops, total_us,
     time_frac; the longest first."""
     could = ops[ops["could"] == "yes"]
     table = could.groupby(["reason", "why"], as_index=False, sort=False).agg(
@@ -112,10 +112,10 @@ def at_stake(ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
-    """Rows of matrix kernels put together by operator and answer: the columns of the kernel of most time, total_us,
-    calls, launches, and `answers` (how many there are for the same operator).
+    """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us,
+    calls, launches, and `answers` (number of answers for the same operator).
 
-    An operator that launches several matrix kernels has as many of each, so the most of one kernel are its calls.
+    Each call launches each of its matrix kernels once, so the largest count of a kernel is the number of calls.
     """
     matrix = matrix.sort_values("total_us", ascending=False, kind="stable")
     by_answer = matrix.groupby([*_KEYS, "tensor_core"], sort=False)["total_us"].transform("sum")
@@ -123,7 +123,7 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     main = matrix.assign(us=by_answer).sort_values("us", ascending=False, kind="stable").drop_duplicates(_KEYS)
     answer = matrix[_KEYS].merge(main[[*_KEYS, "tensor_core"]], on=_KEYS, how="left")["tensor_core"]
     answer.index = matrix.index
-    matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR * whole, answer))
+    matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR_FRAC * whole, answer))
     keys = [*_KEYS, "tensor_core"]
     each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["count"].sum()
     calls = each.groupby(level=[*keys, *_WINDOW], sort=False, dropna=False).max()
@@ -143,24 +143,25 @@ def _row(
     us = float(kernel["us"])
     precision = str(kernel["precision"]) or _precision(key["in_dtypes"])
     if key["tensor_core"] == "yes" and precision == "fp32":
-        precision = "tf32"  # the only way in which FP32 inputs get there
+        precision = "tf32"  # FP32 inputs can only be TF32 there
     made = product(key["op"], key["in_shapes"])
     reason = _reason(key, str(kernel["name"]), made, precision, gpu) if key["tensor_core"] else ""
     by_cudnn = kernel["category"] == "conv" or (made is not None and made.kind == "rnn")
     if reason == "fp32" and ("cudnn" if by_cudnn else "matmul") in tf32_allowed:
         reason = "tf32-left"
     could, why = REASONS.get(reason, ("", ""))
-    # A recurrent layer launches one kernel many times: its calls are not known. Nor is what each of two answers did.
+    # A recurrent layer launches one kernel many times, so its calls are unknown; so is the share of each of two
+    # answers.
     calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
     known = made is not None and kernel["answers"] == 1
     flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
     rate = flops / us * 1e6 if flops and us else np.nan
     rates = dense_rates(gpu.name) if key["tensor_core"] else None
-    peak = (rates.of(precision) if rates else None) or np.nan
+    peak = (rates.peak(precision) if rates else None) or np.nan
     share = rate / (peak * 1e12)
-    if share > 1:  # launches were not calls, or the clock was above the data sheet's: no number rather than a wrong one
+    if share > 1:  # launches were not calls, or the clock was above the data sheet's: the number would be wrong
         flops, rate, share = np.nan, np.nan, np.nan
-    wanted = _multiple(precision) or (8 if could == "yes" else 1)  # FP32 is looked at as the 16-bit it might be
+    wanted = _multiple(precision) or (8 if could == "yes" else 1)  # for FP32, the multiple of 16 bits
     padded = unaligned(made.sizes, wanted) if made and key["tensor_core"] and not made.is_vector else {}
     return key | {
         "kernel": kernel["name"],
@@ -171,9 +172,9 @@ def _row(
         "reason": reason,
         "why": why,
         "sizes": _sizes(made),
-        "unaligned": written({name: made.sizes[name] for name in padded}) if made else "",
-        "padded": written({**made.sizes, **padded}) if made and padded else "",
-        "padding_frac": added_by_padding(made, padded) if made and padded else np.nan,
+        "unaligned": format_sizes({name: made.sizes[name] for name in padded}) if made else "",
+        "padded": format_sizes({**made.sizes, **padded}) if made and padded else "",
+        "padding_frac": padding_frac(made, padded) if made and padded else np.nan,
         "flops": flops or np.nan,
         "flops_per_s": rate,
         "of_peak_frac": share,
@@ -206,31 +207,33 @@ def _reason(key: dict[str, str], kernel: str, made: Product | None, precision: s
 def _tf32_allowed(run: Run, matrix: pd.DataFrame) -> frozenset[str]:
     """Where FP32 products may use TF32: `matmul`, and `cudnn` (convolutions, recurrent layers), which has its own flag.
 
-    As the flags in the run's head say; of a foreign run, as its kernels show.
+    From the flags in the run's head or, for an imported run, from its kernels.
     """
     flags = run.head.environment.get("flags")
-    told = flags if isinstance(flags, dict) else {}
+    flags_set = flags if isinstance(flags, dict) else {}
     used = set(matrix.loc[matrix["precision"] == "tf32", "category"])
-    shown = {"matmul": bool(used & {"gemm"}), "cudnn": bool(used & {"conv"})}
-    return frozenset(library for library, seen in shown.items() if told.get(f"tf32_{library}", seen) is True)
+    used_by_library = {"matmul": bool(used & {"gemm"}), "cudnn": bool(used & {"conv"})}
+    return frozenset(
+        library for library, used_tf32 in used_by_library.items() if flags_set.get(f"tf32_{library}", used_tf32) is True
+    )
 
 
 def _precision(in_dtypes: str) -> str:
-    """Precision of an operator's inputs, where all that are floats (or bytes) agree; "" where not recorded."""
+    """Precision of an operator's inputs, if all floats (or bytes) agree; "" where not recorded."""
     known = {word for t in dtypes_of(in_dtypes) if (word := kernel_precision_of(t))}
     return known.pop() if len(known) == 1 else ""
 
 
 def _outputs(matrix: pd.DataFrame) -> dict[tuple[Shape, ...], int]:
-    """FLOPs of forward convolutions by their inputs, told by the backward of the same: it has the output's shape.
+    """FLOPs of forward convolutions by their inputs, derived from their backward, which has the output's shape.
 
     Convolutions of equal inputs but unequal strides are left out.
     """
-    told: dict[tuple[Shape, ...], set[int]] = {}
+    flops_of_inputs: dict[tuple[Shape, ...], set[int]] = {}
     for op, shapes in matrix[["op", "in_shapes"]].drop_duplicates().itertuples(index=False):
         if plain_name(op) == "convolution_backward" and (made := product(op, shapes)) and made.flops:
-            told.setdefault(shapes_of(shapes)[1:3], set()).add(made.flops // 2)
-    return {inputs: counts.pop() for inputs, counts in told.items() if len(counts) == 1}
+            flops_of_inputs.setdefault(shapes_of(shapes)[1:3], set()).add(made.flops // 2)
+    return {inputs: counts.pop() for inputs, counts in flops_of_inputs.items() if len(counts) == 1}
 
 
 def _multiple(precision: str) -> int | None:
@@ -242,5 +245,5 @@ def _multiple(precision: str) -> int | None:
 def _sizes(made: Product | None) -> str:
     if made is None or not made.sizes:
         return ""
-    text = written(made.sizes)
+    text = format_sizes(made.sizes)
     return f"{made.batch} × ({text})" if made.batch > 1 else text

@@ -5,7 +5,7 @@ Energy(joules=0.84, power_w=412.0, samples=118, why='')
 
 Energy is mean power times median step time over samples per step: idle power included, host not. NVML's power is an
 average over up to a second on newer GPUs (NVML API reference, `nvmlDeviceGetPowerUsage`), so that the first second of
-each turn of a run that took turns still holds the other's; it is left out.
+each turn of a run that took turns still includes the other run; it is left out.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.store.run import Run
 
 SETTLE_S = 1.0
-"""What NVML's power averages over, at most."""
-FEW = 5
-"""Power samples below which nothing is said."""
+"""Longest averaging time of NVML's power."""
+MIN_SAMPLES = 5
+"""Fewest power samples for a result."""
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of a run's steps. None where it could not be known."""
+    """Energy of a run's steps. None where not known."""
 
     joules: float | None
     """Per sample."""
     power_w: float | None
     """Mean over the samples that count."""
     samples: int
-    """Power samples that count."""
+    """Number of power samples used."""
     why: str
-    """Why there is no number, in words; empty where there is one."""
+    """Why there is no result, in words; empty if there is one."""
 
 
 def energy_per_sample(run: Run) -> Energy:
@@ -44,15 +44,15 @@ def energy_per_sample(run: Run) -> Energy:
     timed = np.isfinite(frame["time_s"].astype(float)) & np.isfinite(frame["step_ms"])
     frame = frame[timed & (frame["samples"] > 0)]
     if device.empty:
-        return Energy(None, None, 0, "no device told its power")
+        return Energy(None, None, 0, "no device reported its power")
     if frame.empty:
         return Energy(None, None, 0, "no step was timed, or none counted its samples")
     if run.head.world_size > 1:
         return Energy(None, None, 0, "the power of only one of the run's devices would be counted")
     end = frame["time_s"].to_numpy(dtype=np.float64)
     begin = end - frame["step_ms"].to_numpy() / 1e3
-    # A step that begins well after the one before ended begins a turn: the device was another's in between. Of a long
-    # run a row stands for steps beside it that are not read; they take as long as others do, or a quarter more.
+    # A step that begins well after the end of the one before begins a turn: another run had the device in between. A
+    # step that was not timed lies between two others and is taken to last as long as they do, or a quarter more.
     missing = np.diff(frame["step"].to_numpy()) - 1
     usual = float(np.median(np.diff(end) / (missing + 1))) if len(end) > 1 else 0.0
     waited = begin[1:] - end[:-1] - 1.25 * usual * missing
@@ -63,9 +63,11 @@ def energy_per_sample(run: Run) -> Energy:
     times = device["time_s"].to_numpy()
     place = np.searchsorted(first, times, side="right") - 1
     inside = (place >= 0) & (times <= last[np.maximum(place, 0)])
-    if inside.sum() < FEW:
+    if inside.sum() < MIN_SAMPLES:
         short = "turns too short for the second that a GPU's power is averaged over" if waits.sum() > 1 else "steps"
-        return Energy(None, None, int(inside.sum()), f"fewer than {FEW} samples of power fell in the run's {short}")
+        return Energy(
+            None, None, int(inside.sum()), f"fewer than {MIN_SAMPLES} samples of power fell in the run's {short}"
+        )
     power = float(device["power_w"].to_numpy()[inside].mean())
-    per_sample_s = median(frame["step_ms"] / frame["samples"], frame["stands_for"]) or np.nan
+    per_sample_s = median(frame["step_ms"] / frame["samples"]) or np.nan
     return Energy(power * per_sample_s / 1e3, power, int(inside.sum()), "")

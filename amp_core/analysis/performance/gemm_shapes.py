@@ -1,4 +1,4 @@
-"""Matrix products behind an operator: their sizes, their floating-point operations, and which sizes want to be aligned.
+"""The matrix products of an operator: their sizes, floating-point operations, and unaligned sizes.
 
     >>> product("aten::addmm", "[[1000], [32, 2048], [2048, 1000], [], []]")
     Product(kind='gemm', sizes={'M': 32, 'N': 1000, 'K': 2048}, batch=1, flops=131072000)
@@ -6,9 +6,9 @@
     {'N': 50264}
 
 A multiplication and an addition are two operations. Convolutions: 2 · batch · output positions · K · C/groups · taps
-forward, the same again for each of the two gradients. Attention: two products forward and, since the forward is
-partly made again, five backward; a causal mask is not taken off, as `torch.utils.flop_counter` counts too. Operators
-whose inputs do not tell (the output of a convolution follows from its stride) have no count.
+forward, the same again for each of the two gradients. Attention: two products forward and, since backward
+recomputes part of it, five backward; a causal mask is not subtracted, as in `torch.utils.flop_counter`. Operators
+whose inputs do not determine it (the output of a convolution depends on its stride) have no count.
 """
 
 import json
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Product:
-    """What one call of an operator multiplies."""
+    """The matrix product of one call of an operator."""
 
     kind: str
     """gemm, conv, attention or rnn."""
@@ -30,15 +30,15 @@ class Product:
     """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention."""
     batch: int = 1
     flops: int | None = None
-    """Floating-point operations of one call; None where the input shapes do not tell."""
+    """Floating-point operations of one call; None if the input shapes do not determine them."""
 
     @property
     def is_vector(self) -> bool:
-        """A matrix times a vector: it reads each weight once, so memory sets its time and no tensor core is wanted."""
+        """Whether it is a matrix times a vector: memory-bound, since it reads each weight once."""
         return self.kind == "gemm" and min(self.sizes.values()) == 1
 
 
-_GEMM = {  # which inputs are the factors
+_GEMM = {  # indices of the factors among the inputs
     "mm": (0, 1),
     "bmm": (0, 1),
     "matmul": (0, 1),
@@ -74,13 +74,13 @@ _CONV = (
     "conv_depthwise3d",
 )
 _CONV_TRANSPOSED = ("cudnn_convolution_transpose", "miopen_convolution_transpose", "conv_transpose2d")
-_CONV_BACKWARD = {  # where the output's gradient, the input and the weight are; None: not among the inputs
+_CONV_BACKWARD = {  # indices of the output's gradient, the input and the weight; None: not among the inputs
     "convolution_backward": (0, 1, 2),
     "mkldnn_convolution_backward": (1, 0, 2),
     "cudnn_convolution_backward_input": (1, None, 2),
     "cudnn_convolution_backward_weight": (1, 2, None),
 }
-_ATTENTION = {  # where the query is; whether heads come before positions; how many products
+_ATTENTION = {  # index of the query; whether heads come before positions; number of products
     "_scaled_dot_product_flash_attention": (0, True, 2),
     "_scaled_dot_product_efficient_attention": (0, True, 2),
     "_scaled_dot_product_cudnn_attention": (0, True, 2),
@@ -106,7 +106,7 @@ WRAPPERS = (
     *("linear", "matmul", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
     *("convolution", "_convolution", "lstm", "gru", "rnn_tanh", "rnn_relu"),
 )
-"""Operators that leave the work to others: a CPU has rows of them, with time in which nothing is multiplied."""
+"""Operators that delegate to others; their own time on a CPU contains no multiplication."""
 DEPTHWISE = ("_conv_depthwise2d", "conv_depthwise3d")
 """Operators of convolutions with one input channel per group: cuDNN and torch run them without tensor cores."""
 
@@ -124,7 +124,7 @@ def is_matrix_op(op: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def product(op: str, in_shapes: str) -> Product | None:
-    """What the operator `op` multiplies, from the shapes of its inputs as JSON; None where that cannot be told."""
+    """The product of the operator `op` from the shapes of its inputs as JSON; None if it is unknown."""
     name = plain_name(op)
     if name in _RNN:
         return Product("rnn", {})
@@ -142,38 +142,38 @@ def product(op: str, in_shapes: str) -> Product | None:
         if name in _ATTENTION:
             at, heads_first, products = _ATTENTION[name]
             return _attention(shapes[at], shapes[at + 1], heads_first, products)
-    except (IndexError, ZeroDivisionError, ValueError):  # shapes that such an operator cannot have: recorded otherwise
+    except (IndexError, ZeroDivisionError, ValueError):  # shapes that such an operator cannot have
         return None
     return None
 
 
 @lru_cache(maxsize=4096)
 def shapes_of(text: str) -> tuple[Shape, ...]:
-    """Input shapes from their JSON; what is not a list of lists of sizes is an empty shape."""
-    return tuple(_shape(item) for item in _listed(text))
+    """Input shapes from their JSON; an input that is not a list of sizes gives an empty shape."""
+    return tuple(_shape(item) for item in _json_list(text))
 
 
 def tensor_shapes(text: str) -> tuple[Shape, ...]:
-    """Shapes of the tensors among the inputs, those in lists too; numbers and what is damaged are left out."""
-    found: list[Shape] = []
-    for item in _listed(text):
+    """Shapes of the tensors among the inputs, including those in lists, without numbers and damaged entries."""
+    shapes: list[Shape] = []
+    for item in _json_list(text):
         inside = item if isinstance(item, list) and any(isinstance(one, list) for one in item) else [item]
-        found += map(_shape, inside)
-    return tuple(shape for shape in found if shape)
+        shapes += map(_shape, inside)
+    return tuple(shape for shape in shapes if shape)
 
 
 def dtypes_of(text: str) -> tuple[str, ...]:
     """Input types from their JSON, as the profiler names them."""
-    return tuple(str(item) for item in _listed(text))
+    return tuple(str(item) for item in _json_list(text))
 
 
-def _listed(text: str) -> list[object]:
-    """What a JSON list holds; nothing where the text is none."""
+def _json_list(text: str) -> list[object]:
+    """The items of a JSON list; empty for anything else."""
     try:
-        found = json.loads(text) if text else []
+        value = json.loads(text) if text else []
     except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return value if isinstance(value, list) else []
 
 
 def _shape(item: object) -> Shape:
@@ -183,16 +183,16 @@ def _shape(item: object) -> Shape:
 
 
 def unaligned(sizes: Mapping[str, int], multiple: int) -> dict[str, int]:
-    """Sizes that are no multiple of `multiple`, each with the next one that is."""
+    """Sizes that are not a multiple of `multiple`, each with the next multiple."""
     return {name: -(-size // multiple) * multiple for name, size in sizes.items() if size % multiple}
 
 
-def added_by_padding(found: Product, padded: Mapping[str, int]) -> float:
-    """Operations that padding adds, over those there were (0.01 is one percent)."""
-    return math.prod(padded.get(name, size) / size for name, size in found.sizes.items() if size) - 1.0
+def padding_frac(product: Product, padded: Mapping[str, int]) -> float:
+    """Operations that padding adds, over those without it (0–1)."""
+    return math.prod(padded.get(name, size) / size for name, size in product.sizes.items() if size) - 1.0
 
 
-def written(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
     """`M 4096 · N 50257 · K 768`."""
     return " · ".join(f"{name} {size}" for name, size in sizes.items())
 
@@ -205,14 +205,14 @@ def _gemm(a: Shape, b: Shape) -> Product:
     n = b[-1] if len(b) > 1 else 1
     if k != (b[-2] if len(b) > 1 else b[0]):
         raise ValueError
-    if len(b) <= 2:  # one matrix for the whole batch: its rows are rows of one product
+    if len(b) <= 2:  # one matrix for the whole batch: a single product with all rows
         batch, rows = 1, batch * rows
     return Product("gemm", {"M": rows, "N": n, "K": k}, batch, 2 * batch * rows * n * k)
 
 
 def _convolution(given: Shape, weight: Shape, transposed: bool) -> Product:
     if transposed:
-        sizes = {"C_in": weight[0], "C_out": weight[1]}  # C_in of all groups: their number is not among the shapes
+        sizes = {"C_in": weight[0], "C_out": weight[1]}  # C_in of all groups: the shapes do not give their number
         return Product("conv", sizes, 1, 2 * math.prod(given) * weight[1] * math.prod(weight[2:]))
     groups = given[1] // weight[1]
     return Product("conv", {"C_in": weight[1], "C_out": weight[0] // groups}, groups)
@@ -232,7 +232,7 @@ def _convolution_backward(grad: Shape | None, given: Shape | None, weight: Shape
 
 def _attention(query: Shape, key: Shape, heads_first: bool, products: int) -> Product:
     if len(query) != 4 or len(key) != 4:
-        raise ValueError  # packed sequences of unequal length: their shapes do not tell how they are cut
+        raise ValueError  # packed sequences of unequal length: their shapes do not give the lengths
     batch, size = query[0], query[3]
     heads, queries, keys = (query[1], query[2], key[2]) if heads_first else (query[2], query[1], key[1])
     return Product("attention", {"D": size}, batch * heads, 2 * products * batch * heads * queries * keys * size)

@@ -1,22 +1,20 @@
-"""The rows of the tables `kernels` and `windows` as the analyses of them take them: typed, and of one or all windows.
+"""Typed rows of the tables `kernels` and `windows`, of one or all windows.
 
     rows = kernel_rows(run)                 # without AMPscope's own kernels, null texts as ""
     windows = window_rows(run, step=50)     # those that begin at step 50
 
-Rows of a GPU leave out operators of the CPU, if a foreign writer has both: what kernels take is the device's time.
+If another program recorded operators of the CPU beside kernels of a GPU, only the kernels are kept.
 """
 
 import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import is_matrix_op
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.store.run import Run
 
-MATRIX = ("gemm", "conv", "attention")
-"""Categories of kernels that multiply matrices: what tensor cores are for."""
-
 COPIES = ("memcpy", "memset")
-"""Categories of copies and fills: rows of the table that are no kernels."""
+"""Categories of copies and fills: rows of the table that are not kernels."""
 
 _TEXTS = ("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes")
 _NUMBERS = ("step", "steps", "count", "total_us", "rank")
@@ -42,10 +40,10 @@ _WINDOW_NUMBERS = (
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
     """Rows of `kernels` with total_us above 0, of the window that begins at `step` or of all; null texts are "".
 
-    What was launched outside of the windows is left out.
+    Kernels launched outside of the windows are left out.
 
-    `tensor_core` is yes, no, unknown, or "" where nothing is claimed (a CPU). Unless `everything` is wanted, kernels of
-    watching itself are left out, and copies and fills, which are no kernels.
+    `tensor_core` is yes, no, unknown, or "" on a CPU. Unless `everything` is true, kernels of watching itself, copies
+    and fills are left out.
     """
     return run.cached_frame(["kernels"], _kernel_rows, step, everything)
 
@@ -54,45 +52,47 @@ def _kernel_rows(run: Run, step: int | None, everything: bool) -> pd.DataFrame:
     frame = _typed(run.kernels, (*_TEXTS, "in_dtypes"), _NUMBERS)
     frame["total_us"] = frame["total_us"].where(np.isfinite(frame["total_us"]), 0.0)
     frame = frame[(frame["total_us"] > 0) & _chosen(frame, step)]
-    if frame["step"].notna().any():  # where steps are marked, a row without one was launched outside of them
+    if frame["step"].notna().any():  # in a trace with marked steps, a row without a step was launched outside of them
         frame = frame[frame["step"].notna()]
     if not everything:
         frame = frame[(frame["phase"] != "watch") & ~frame["category"].isin(COPIES)]
     on_cpu = frame["device"].str.startswith("cpu")
-    if on_cpu.any() and not on_cpu.all():
-        frame = frame[~on_cpu]
+    frame = _accelerators_alone(frame)
     known = frame["tensor_core"].isin(["yes", "no", "unknown", ""])
     frame["tensor_core"] = frame["tensor_core"].where(known, "unknown").where(~on_cpu, "")
     return frame.reset_index(drop=True)
 
 
 def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
-    """Rows of `windows` of the window that begins at `step`, or of all; a GPU's where there are any."""
+    """Rows of `windows` of the window that begins at `step`, or of all; only those of GPUs if there are any."""
     return run.cached_frame(["windows"], _window_rows, step)
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     frame = _typed(run.windows, ("device", "device_name"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
+    return _accelerators_alone(frame).reset_index(drop=True)
+
+
+def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without the rows of a CPU, where others are among them."""
     on_cpu = frame["device"].str.startswith("cpu")
-    if on_cpu.any() and not on_cpu.all():
-        frame = frame[~on_cpu]
-    return frame.reset_index(drop=True)
+    return frame[~on_cpu] if not on_cpu.all() else frame
 
 
 def on_cpu(rows: pd.DataFrame) -> bool:
-    """Whether the rows of `kernel_rows` are operators of a CPU, of which nothing is claimed about tensor cores."""
+    """Whether the rows of `kernel_rows` are operators of a CPU."""
     return bool(len(rows)) and bool((rows["tensor_core"] == "").all())
 
 
 def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
-    """Which rows are kernels that multiply matrices; a kernel on tensor cores does, whatever its category."""
-    by_name = (rows["category"] == "") & rows["op"].map(is_matrix_op).astype(bool)  # a foreign writer's, uncategorized
-    return rows["category"].isin(MATRIX) | (rows["tensor_core"] == "yes") | by_name
+    """Which rows are kernels that multiply matrices; those on tensor cores do, whatever their category."""
+    by_name = (rows["category"] == "") & rows["op"].map(is_matrix_op).astype(bool)  # from other programs
+    return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
 
 
 def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:
-    """Just these columns, as text and as floats; one that a run lacks is "" or NaN throughout."""
+    """Only these columns, as text and as floats; a missing column is "" or NaN."""
     columns: dict[str, pd.Series[str] | pd.Series[float]] = {}
     for name in texts:
         column = frame[name] if name in frame else pd.Series("", index=frame.index, dtype=object)

@@ -1,10 +1,10 @@
-"""Memory over a run: what torch or the process held at each step, and the highest so far.
+"""Memory over a run: the memory of torch or of the process at each step, and its peak.
 
 >>> memory_summary(run).peak_bytes
 329252864
 
-On CUDA this is what torch's allocator handed out, which is less than the device shows as used (context, cache, other
-processes). On a CPU it is the resident set of the whole process: Python and libraries included.
+On CUDA this is the memory allocated by torch, which is less than the device reports as used (context, cache, other
+processes). On a CPU it is the resident set of the whole process, including Python and libraries.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from amp_core.analysis.steps import attempts
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
 
@@ -27,9 +28,8 @@ class MemorySummary:
 
 
 def memory_trace(run: Run) -> pd.DataFrame:
-    """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far),
-    stands_for (steps that the row tells of)."""
-    frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes", "stands_for"]]
+    """One row per step at which memory was measured: step, time_s (s), allocated_bytes, peak_bytes (highest so far)."""
+    frame = attempts(run)[["step", "time_s", "memory_allocated_bytes", "memory_peak_bytes"]]
     frame = frame.rename(columns=lambda c: c.removeprefix("memory_"))
     for column in ("allocated_bytes", "peak_bytes"):
         frame[column] = frame[column].astype(float)
@@ -37,20 +37,20 @@ def memory_trace(run: Run) -> pd.DataFrame:
 
 
 def memory_summary(run: Run) -> MemorySummary:
-    """The peaks, and what they are of."""
+    """The peaks, and what was measured."""
     trace = memory_trace(run)
     used = run.device["memory_used_bytes"].dropna()
     peak = trace[["allocated_bytes", "peak_bytes"]].max().max() if len(trace) else None
     return MemorySummary(
-        what=what_memory(run),
+        what=memory_description(run),
         peak_bytes=int(peak) if peak is not None else None,
         device_peak_bytes=int(used.max()) if len(used) else None,
     )
 
 
-def what_memory(run: Run) -> str:
-    """What the run's memory columns hold, in words."""
+def memory_description(run: Run) -> str:
+    """What the run's memory columns measure, in words."""
     device = run.head.config.get("device", run.head.environment.get("device"))
     if not isinstance(device, str):
         return "held at the step"
-    return "allocated by torch on the GPU" if device.startswith("cuda") else "resident set of the process"
+    return "allocated by torch on the GPU" if is_accelerator(device) else "resident set of the process"

@@ -1,14 +1,14 @@
-"""What the memory of a step is made of, at its peak and from moment to moment, and what a recipe changes about it.
+"""The parts of a step's memory, at its peak and at each moment, and how a recipe changes them.
 
->>> found = memory_breakdown(run)
->>> found.parts[["category", "bytes", "frac"]]
+>>> breakdown = memory_breakdown(run)
+>>> breakdown.parts[["category", "bytes", "frac"]]
 >>> memory_difference([run_fp32, run_bf16])
 
-The categories add up to the peak. Six are sums over the storages of tensors. On CUDA the peak is torch's allocator's,
-`temporary` is what it had handed out above the next moment that was looked at, and `other` is what belongs to none:
-inputs, workspaces of libraries, rounding. On a CPU the peak is the moment with most in tensors, the total is the
-resident set of the process there, and `other` is all else that a process holds: Python, libraries, data, freed memory
-that the allocator keeps.
+The categories add up to the peak. Six are sums over the storages of tensors. On CUDA the peak is that of torch's
+allocator, `temporary` is the memory that was freed again before the next recorded moment, and `other` is the rest:
+inputs, workspaces of libraries, rounding. On a CPU the peak is the moment with the most memory in tensors, the total is
+the resident set of the process at that moment, and `other` is the rest of the process: Python, libraries, data, freed
+memory that the allocator keeps.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.memory import what_memory
-from amp_core.analysis.run_labels import labelled
+from amp_core.analysis.performance.memory import memory_description
+from amp_core.analysis.run_labels import unique_labels
 from amp_core.analysis.steps import recipe
-from amp_core.hardware.gpus import listed
+from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
@@ -34,10 +34,10 @@ CATEGORIES = {
     "temporary": "temporary",
     "other": "other",
 }
-"""Categories in the order in which they are stacked, and what people call them."""
+"""Labels of the categories, in stacking order."""
 
 _TENSORS = ("parameters", "gradients", "optimizer", "activations", "autocast", "buffers")
-_WHAT = {
+_ABOUT = {
     "parameters": "the weights, in the dtype in which they are stored",
     "gradients": "in .grad, in the dtype of the weights",
     "optimizer": "what optimizers keep for each weight: Adam's moments",
@@ -48,31 +48,31 @@ _WHAT = {
     "other": "of no tensor above: inputs, workspaces, rounding",
 }
 _OTHER_ON_CPU = "Python, libraries, data, freed memory that is kept"
-_SAME = 0.02  # differences below this share are called none
+_SAME_FRAC = 0.02  # relative differences below it count as none
 
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """The peak of one sampled step. None and an empty frame where no step was looked at."""
+    """The peak of one sampled step. None and an empty frame if no step was sampled."""
 
     step: int | None
     moment: str
-    """What was going on, in words."""
+    """The moment of the peak, in words."""
     phase: str | None
     """forward, backward or optimizer."""
     what: str
-    """What the total is of, in words."""
+    """What the total measures, in words."""
     total_bytes: int | None
     reserved_bytes: int | None
-    """What torch's allocator held of the device at that moment, in use or not; None on a CPU."""
+    """Memory that torch's allocator reserved at that moment; None on a CPU."""
     parts: pd.DataFrame
     """One row per category: category, label, bytes (NaN where not measured), frac (of the total), about."""
     notes: tuple[str, ...]
-    """What follows from it, in sentences."""
+    """Conclusions, in sentences."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the total is that of a process and not of torch's allocator."""
+        """Whether the total is that of the process and not of torch's allocator."""
         return self.reserved_bytes is None
 
     @property
@@ -81,28 +81,30 @@ class MemoryBreakdown:
         return self.parts[self.parts["category"] != "other"]
 
 
-def shown_parts(found: Sequence[MemoryBreakdown], names: Sequence[str]) -> pd.DataFrame:
+def memory_parts(breakdowns: Sequence[MemoryBreakdown], names: Sequence[str]) -> pd.DataFrame:
     """`parts` of one or more runs for a chart, with a column `run` that holds their `names`.
 
-    Where one of them is of a CPU, `other` is left out of all: there it is most of the process, and hides the tensors.
+    If one of them is of a CPU, `other` is left out of all: there it is most of the process and hides the tensors.
     """
-    on_cpu = any(one.on_cpu for one in found)
-    frames = [(one.named if on_cpu else one.parts).assign(run=name) for one, name in zip(found, names, strict=True)]
+    on_cpu = any(one.on_cpu for one in breakdowns)
+    frames = [
+        (one.named if on_cpu else one.parts).assign(run=name) for one, name in zip(breakdowns, names, strict=True)
+    ]
     columns = ["category", "label", "bytes", "frac", "about", "run"]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
 
 def memory_steps(run: Run) -> list[int]:
-    """Steps at which memory was looked at in detail."""
+    """Steps at which the parts of memory were recorded."""
     return sorted(int(step) for step in run.table("memory").column("step").unique().to_pylist())
 
 
 def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
-    """One row per moment of a step (by default the last that was looked at), in order.
+    """One row per moment of a step (by default the last sampled one), in order.
 
-    Columns: number, moment, name, phase, allocated_bytes, peak_bytes (highest since the moment before; on a CPU the
+    Columns: number, moment, name, phase, allocated_bytes, peak_bytes (highest since the previous moment; on a CPU the
     same as allocated), and a column for each of `CATEGORIES`, in bytes; they add up to peak_bytes. NaN where not
-    measured. Of several ranks it is the one that held most. Raises `RunError` for a step that was not looked at.
+    measured. With several ranks, the one with the highest peak. Raises `RunError` for a step that was not sampled.
     """
     frame = run.memory
     known = memory_steps(run)
@@ -112,44 +114,44 @@ def memory_moments(run: Run, step: int | None = None) -> pd.DataFrame:
     numbers = ["allocated_bytes", "peak_bytes", "reserved_bytes", *(f"{c}_bytes" for c in _TENSORS)]
     frame = frame.astype(dict.fromkeys(numbers, float))
     tensors = frame[[f"{c}_bytes" for c in _TENSORS]].sum(axis=1)
-    frame["allocated_bytes"] = frame["allocated_bytes"].fillna(tensors)  # other programs may know no more than that
+    frame["allocated_bytes"] = frame["allocated_bytes"].fillna(tensors)  # other programs may record only tensors
     frame["peak_bytes"] = frame["peak_bytes"].fillna(frame["allocated_bytes"])
     if frame["rank"].nunique() > 1:
-        most = frame.groupby("rank")["peak_bytes"].max().idxmax()
-        frame = frame[frame["rank"] == most]
-    found = frame[["number", "moment", "name", "phase", "allocated_bytes", "peak_bytes", "reserved_bytes"]].copy()
+        top_rank = frame.groupby("rank")["peak_bytes"].max().idxmax()
+        frame = frame[frame["rank"] == top_rank]
+    moments = frame[["number", "moment", "name", "phase", "allocated_bytes", "peak_bytes", "reserved_bytes"]].copy()
     for category in _TENSORS:
-        found[category] = frame[f"{category}_bytes"]
-    found["temporary"] = found["peak_bytes"] - found["allocated_bytes"]
-    found["other"] = found["allocated_bytes"] - found[list(_TENSORS)].sum(axis=1)
-    return found.reset_index(drop=True)
+        moments[category] = frame[f"{category}_bytes"]
+    moments["temporary"] = moments["peak_bytes"] - moments["allocated_bytes"]
+    moments["other"] = moments["allocated_bytes"] - moments[list(_TENSORS)].sum(axis=1)
+    return moments.reset_index(drop=True)
 
 
 def memory_breakdown(run: Run, step: int | None = None) -> MemoryBreakdown:
-    """The peak of a step and what it was made of. Raises `RunError` for a step that was not looked at."""
+    """The peak of a step and its parts. Raises `RunError` for a step that was not sampled."""
     moments = memory_moments(run, step)
     columns = ["category", "label", "bytes", "frac", "about"]
     if not moments["peak_bytes"].max() > 0:
         none = pd.DataFrame(
             {c: pd.Series(dtype=object if c in ("category", "label", "about") else float) for c in columns}
         )
-        return MemoryBreakdown(None, "", None, what_memory(run), None, None, none, ())
+        return MemoryBreakdown(None, "", None, memory_description(run), None, None, none, ())
     on_cpu = bool(moments["reserved_bytes"].isna().all())
     height = moments[list(_TENSORS)].sum(axis=1) if on_cpu else moments["peak_bytes"]
     top = moments.iloc[int(height.fillna(0.0).to_numpy().argmax())]
     total = float(top["peak_bytes"]) or np.nan
-    about = _WHAT | ({"other": _OTHER_ON_CPU} if on_cpu else {})
+    about = _ABOUT | ({"other": _OTHER_ON_CPU} if on_cpu else {})
     rows = [
         (category, label, float(top[category]), float(top[category]) / total, about[category])
         for category, label in CATEGORIES.items()
-        if not (on_cpu and category == "temporary")  # nothing counts there what comes and goes
+        if not (on_cpu and category == "temporary")  # not measured on a CPU
     ]
     parts = pd.DataFrame(rows, columns=columns)
     return MemoryBreakdown(
         step=step if step is not None else memory_steps(run)[-1],
         moment=_in_words(str(top["moment"]), str(top["name"])),
         phase=top["phase"],
-        what=what_memory(run),
+        what=memory_description(run),
         total_bytes=int(total),
         reserved_bytes=None if on_cpu or np.isnan(top["reserved_bytes"]) else int(top["reserved_bytes"]),
         parts=parts,
@@ -161,22 +163,22 @@ def memory_phases(run: Run, step: int | None = None) -> pd.DataFrame:
     """Peak of each phase of a step: phase, peak_bytes, tensors_bytes (most held in tensors at a moment of it)."""
     moments = memory_moments(run, step)
     moments["tensors_bytes"] = moments[list(_TENSORS)].sum(axis=1)
-    found = moments.groupby("phase", sort=False)[["peak_bytes", "tensors_bytes"]].max()
-    return found.reset_index()
+    peaks = moments.groupby("phase", sort=False)[["peak_bytes", "tensors_bytes"]].max()
+    return peaks.reset_index()
 
 
 def memory_difference(runs: Sequence[Run]) -> pd.DataFrame:
-    """Each run's peak against the first's, category by category.
+    """The peak of each run compared with the first one's, by category.
 
     One row per further run and category: run, category, label, first_bytes, bytes, difference_bytes (NaN where either
-    was not measured) and why, in words. Empty where fewer than two runs looked at their memory.
+    was not measured) and why, in words. Empty if fewer than two runs recorded their memory.
     """
     columns = ["run", "category", "label", "first_bytes", "bytes", "difference_bytes", "why"]
-    found = [memory_breakdown(run) for run in runs]
+    breakdowns = [memory_breakdown(run) for run in runs]
     rows = []
-    before = dict(zip(found[0].parts["category"], found[0].parts["bytes"], strict=True)) if found else {}
-    for label, run, one in list(zip(labelled(runs), runs, found, strict=True))[1:]:
-        after = dict(zip(one.parts["category"], one.parts["bytes"], strict=True))
+    before = dict(zip(breakdowns[0].parts["category"], breakdowns[0].parts["bytes"], strict=True)) if breakdowns else {}
+    for label, run, breakdown in list(zip(unique_labels(runs), runs, breakdowns, strict=True))[1:]:
+        after = dict(zip(breakdown.parts["category"], breakdown.parts["bytes"], strict=True))
         for category in [c for c in CATEGORIES if c in before and c in after]:
             first, now = float(before[category]), float(after[category])
             why = _why(category, first, now, recipe(runs[0]), recipe(run))
@@ -204,7 +206,7 @@ def _in_words(moment: str, name: str) -> str:
 
 
 def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
-    """What dominates, and what would and would not make it smaller."""
+    """What dominates, and what would reduce it."""
     size = parts.set_index("category")["bytes"].fillna(0.0)
     tensors = float(size[list(_TENSORS)].sum())
     if tensors <= 0:
@@ -215,7 +217,7 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
     if kept >= 0.5:
         wide = precision in ("fp32", "tf32")
         ways = ("A smaller batch", "activation checkpointing", *(("16 bits",) if wide else ()))
-        smaller = f"{listed(ways, 'or')} makes"
+        smaller = f"{join_words(ways, 'or')} makes"
         notes.append(f"{100 * kept:.0f} % of what tensors hold are activations. {smaller} them smaller.")
     elif fixed >= 0.5:
         notes.append(
@@ -233,17 +235,17 @@ def _notes(parts: pd.DataFrame, precision: str | None) -> tuple[str, ...]:
 
 
 def _why(category: str, first: float, now: float, before: str | None, recipe_now: str | None) -> str:
-    """Why a category differs, or why it does not; short enough for a table."""
+    """Why a category differs or not, short enough for a table."""
     if np.isnan(first) or np.isnan(now):
         return "not measured in both"
-    same = abs(now - first) <= _SAME * max(first, now, 1.0)
+    same = abs(now - first) <= _SAME_FRAC * max(first, now, 1.0)
     pure = (recipe_now or "").endswith("-pure") != (before or "").endswith("-pure")
     if category in ("parameters", "gradients", "optimizer") and same:
         return "the same: autocast leaves them in FP32"
     if category in ("parameters", "gradients", "optimizer") and pure:
         return "half as wide: weights are stored in 16 bits"
     if same:
-        return "the same" if first == now else f"the same within {100 * _SAME:.0f} %"
+        return "the same" if first == now else f"the same within {100 * _SAME_FRAC:.0f} %"
     if category == "activations" and now < first:
         return f"{now / first:.2f} ×: matrix products keep 16 bits, norms and loss FP32"
     if category == "activations":

@@ -1,12 +1,12 @@
-"""The precision map: in which format each operator of each module ran, what decided it, and what it cost in casts.
+"""The precision map: the format in which each operator of each module ran, the reason, and its casts.
 
     >>> view = precision_map(run)
     >>> view.matrix_frac["fp16"], len(view.stayed)
     (0.92, 3)
-    >>> precision_cells(run)            # module, op, ran, …: what the figure draws
+    >>> precision_cells(run)            # module, op, ran, …: the cells of the figure
 
-From the table `ops`: one traced step. Traces that a profiler wrote have no policies; what rests on them is empty then.
-FP32 is said of what is stored: whether TF32 rounded the factors of a product inside, no dtype tells.
+From the table `ops`: one traced step. Profiler traces have no policies, so results that need them are empty.
+FP32 is the stored format: dtypes do not show whether TF32 rounded the factors of a product.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ from amp_core.hardware import autocast_ops as autocast
 from amp_core.store.run import Run
 
 MAX_COLUMNS = 16
-"""So many operators the map shows: those with the most matrix work, those autocast lists, those with the most calls."""
-FOLD_FROM = 30
-"""From so many modules on those that differ in a number alone are shown as one: `h.*.attn`."""
+"""Most operators in the map: those with the most FLOPs, those in autocast's lists, those with the most calls."""
+MIN_FOLDED_MODULES = 30
+"""From so many modules on, those that differ only in a number are folded into one: `h.*.attn`."""
 
 _WHY = {
     "disabled": "inside autocast(enabled=False)",
@@ -41,59 +41,59 @@ _WHY = {
     "attention": "attention without a fused kernel, which torch computes in FP32",
     "not applied": "called in a way that autocast does not reach, such as from inside another operator",
     "no autocast": "no autocast in this step",
-    "unknown": "this trace does not tell of autocast",
+    "unknown": "this trace does not record autocast",
 }
-"""Why an operator ran in FP32 though autocast's list has it in 16 bits."""
+"""Why an operator ran in FP32 although autocast lists it in 16 bits."""
 
 _PRODUCTS = ("bmm", "baddbmm", "matmul", "mm")
 
 
 @dataclass(frozen=True)
 class PrecisionMap:
-    """What one traced step tells of its precision."""
+    """The precision of one traced step."""
 
     step: int | None
-    """None where nothing was traced, or the trace marks no steps."""
+    """None if nothing was traced, or the trace marks no steps."""
     traced: bool
     """Whether there is a trace at all."""
     has_policies: bool
-    """Whether it tells what autocast decided."""
+    """Whether it records autocast's decisions."""
     device: str
-    """Device type of the matrix work: `cuda`, `cpu`; empty where neither the trace nor the run says."""
+    """Device type of the matrix products: `cuda`, `cpu`; empty if neither the trace nor the run records it."""
     autocast: str | None
-    """Format of the autocast region, None where there was none."""
+    """Format of the autocast region, None without one."""
     calls: int
-    """Operators that ran."""
+    """Number of operators that ran."""
     weighed_by: str
-    """What `matrix_frac` counts: `operations`, or `calls` where the operations of some are not known."""
+    """What `matrix_frac` counts: `operations`, or `calls` if the operations of some are unknown."""
     unknown_calls: int
-    """Calls of operators that multiply matrices whose dtypes the trace does not tell."""
+    """Calls of operators that multiply matrices with unknown dtypes."""
     matrix_frac: dict[str, float]
-    """Share of the matrix work in each format (0–1), the largest first; empty where there was none."""
+    """Share of the matrix products in each format (0–1), the largest first; empty without any."""
     cache_hits: int
-    """Times that a weight's 16-bit copy was taken from autocast's cache."""
+    """Number of hits in autocast's cache of 16-bit weights."""
     ops: pd.DataFrame
-    """op, phase, policy, in_dtypes, out_dtype, ran, count, flops, casts, cast_bytes, modules (how many), on_cuda
+    """op, phase, policy, in_dtypes, out_dtype, ran, count, flops, casts, cast_bytes, modules (number), on_cuda
     (policy on CUDA's list): operators with a floating-point tensor."""
     modules: pd.DataFrame
-    """The tree: module, depth, layer_class, count, flops, narrow_frac (share of the matrix work in 16 bits or fewer,
-    NaN without any), casts, cast_bytes; each module with all that is in it."""
+    """The tree: module, depth, layer_class, count, flops, narrow_frac (share of the FLOPs in 16 bits or fewer,
+    NaN without any), casts, cast_bytes; each module includes its submodules."""
     casts: pd.DataFrame
     """cast_by, cast_of, from_format, to_format, phase, count, bytes, repeated, undone."""
     islands: pd.DataFrame
-    """module, modules, why, ops, count, cast_bytes: what ran in FP32 inside an autocast region that is on, or switched
-    off in it. Modules that differ in a number alone are one row (`h.*.norm`); `modules` says how many they are."""
+    """module, modules, why, ops, count, cast_bytes: operators in FP32 inside an autocast region, or where it is
+    switched off. Modules that differ only in a number are one row (`h.*.norm`); `modules` is their number."""
     stayed: pd.DataFrame
-    """module, modules, op, why, count, flops, flops_frac (of the step's matrix work): forward operators that ran in
-    FP32 though autocast has them in 16 bits. Modules as in `islands`."""
+    """module, modules, op, why, count, flops, flops_frac (of the step's FLOPs): forward operators that ran in
+    FP32 although autocast lists them in 16 bits. Modules as in `islands`."""
     elsewhere: pd.DataFrame
-    """op, here, on_cuda, ran, would_run, count: of a trace of a CPU, what CUDA's list would decide otherwise."""
+    """op, here, on_cuda, ran, would_run, count: operators of a CPU trace that CUDA's lists treat differently."""
 
 
 def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
     """The map of one traced step, by default the first."""
     rows = traced_rows(run, step)
-    told = has_policies(run)
+    has_autocast = has_policies(run)
     work = rows[~rows["is_cast"]]
     matrix = work[work["matrix"] & work["ran"].notna()]
     by_flops = bool(len(matrix) and matrix["flops"].notna().all())
@@ -105,7 +105,7 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
     return PrecisionMap(
         step=(steps[0] if step is None else step) if steps else None,
         traced=bool(len(rows)),
-        has_policies=told,
+        has_policies=has_autocast,
         device=_device(run, devices),
         autocast=(format_name(region[0]) or region[0]) if region else None,
         calls=int(rows["count"].sum()),
@@ -117,26 +117,26 @@ def precision_map(run: Run, step: int | None = None) -> PrecisionMap:
         modules=_tree(run, work),
         casts=_casts(rows[rows["is_cast"]]),
         islands=_islands(work),
-        stayed=_stayed(work, told, bool(region), float(weight.sum()) if by_flops else 0.0),
+        stayed=_stayed(work, has_autocast, bool(region), float(weight.sum()) if by_flops else 0.0),
         elsewhere=_elsewhere(work),
     )
 
 
 def precision_cells(
-    run: Run, step: int | None = None, phase: str = "forward", together: bool | None = None
+    run: Run, step: int | None = None, phase: str = "forward", folded: bool | None = None
 ) -> pd.DataFrame:
-    """What the map draws: one row per module × operator of one phase, in the order of the first call.
+    """The cells of the map: one row per module × operator of one phase, in the order of the first call.
 
-    Columns: module, op, ran (format, `mixed` where calls differ), count, flops, policy, stayed (some of it in FP32
-    though autocast has it in 16 bits), members (modules that are shown as one). `together` shows modules as one that
-    differ in a number alone, by default from `FOLD_FROM` modules on. At most `MAX_COLUMNS` operators.
+    Columns: module, op, ran (format, `mixed` if calls differ), count, flops, policy, stayed (some calls in FP32
+    although autocast lists it in 16 bits), members (modules in the row). `folded` merges modules that differ
+    only in a number, by default from `MIN_FOLDED_MODULES` modules on. At most `MAX_COLUMNS` operators.
     """
     rows = traced_rows(run, step)
     rows = rows[~rows["is_cast"] & rows["ran"].notna() & (rows["phase"].isna() | (rows["phase"] == phase))]
-    if together is None:
-        together = rows["module"].nunique() >= FOLD_FROM
+    if folded is None:
+        folded = rows["module"].nunique() >= MIN_FOLDED_MODULES
     rows = rows.assign(
-        shown=[fold(m) if together else m for m in rows["module"]],
+        shown=[fold(m) if folded else m for m in rows["module"]],
         stayed=rows["has_16_bit"] & (rows["ran"] == "fp32"),
         policy=rows["policy"].fillna(""),
     )
@@ -156,30 +156,30 @@ def precision_cells(
 
 
 def fold(module: str) -> str:
-    """`h.3.attn` as `h.*.attn`: the name that modules share which differ in a number alone."""
+    """`h.3.attn` as `h.*.attn`: the common name of modules that differ only in a number."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def _device(run: Run, devices: "pd.Series[str]") -> str:
-    """The device type that the rows name, else the one that the run as a whole does."""
+    """The device type of the rows, else that of the run."""
     named = devices.iloc[0] if len(devices) else run.head.config.get("device") or ""
     return str(named).partition(":")[0]
 
 
 def _by_op(work: pd.DataFrame) -> pd.DataFrame:
     keys = ["op", "phase", "policy", "in_dtypes", "out_dtype", "ran"]
-    found = work.groupby(keys, dropna=False, sort=False).agg(
+    table = work.groupby(keys, dropna=False, sort=False).agg(
         count=("count", "sum"),
         flops=("flops", _sum),
         casts=("casts", _sum),
         cast_bytes=("cast_bytes", _sum),
         modules=("module", "nunique"),
     )
-    found = found.reset_index()
-    found["in_dtypes"] = [", ".join(formats_of(text)) for text in found["in_dtypes"].astype(object).fillna("")]
-    found["out_dtype"] = [format_name(str(name)) or str(name) for name in found["out_dtype"].astype(object).fillna("")]
-    found["on_cuda"] = [autocast.policy(op, "cuda") for op in found["op"]]
-    return found.sort_values(["flops", "count"], ascending=False, kind="stable").reset_index(drop=True)
+    table = table.reset_index()
+    table["in_dtypes"] = [", ".join(formats_of(text)) for text in table["in_dtypes"].astype(object).fillna("")]
+    table["out_dtype"] = [format_name(str(name)) or str(name) for name in table["out_dtype"].astype(object).fillna("")]
+    table["on_cuda"] = [autocast.policy(op, "cuda") for op in table["op"]]
+    return table.sort_values(["flops", "count"], ascending=False, kind="stable").reset_index(drop=True)
 
 
 def _tree(run: Run, work: pd.DataFrame) -> pd.DataFrame:
@@ -211,23 +211,23 @@ def _casts(casts: pd.DataFrame) -> pd.DataFrame:
         cast_of=casts["cast_of"].fillna(""),
     )
     keys = ["cast_by", "cast_of", "from_format", "to_format", "phase"]
-    found = table.groupby(keys, sort=False).agg(
+    summed = table.groupby(keys, sort=False).agg(
         count=("count", "sum"), bytes=("out_bytes", _sum), repeated=("repeated", "sum"), undone=("undone", "sum")
     )
-    found = found.reset_index().astype({"repeated": int, "undone": int})
-    return found.sort_values("bytes", ascending=False, kind="stable").reset_index(drop=True)
+    summed = summed.reset_index().astype({"repeated": int, "undone": int})
+    return summed.sort_values("bytes", ascending=False, kind="stable").reset_index(drop=True)
 
 
 def _islands(work: pd.DataFrame) -> pd.DataFrame:
-    """FP32 inside autocast, by the operators' list or by a region that is switched off."""
+    """FP32 inside autocast, because of its lists or of a region that is switched off."""
     policy = work["policy"].fillna("")
     off = work["autocast"] == "disabled"
-    listed = policy.str.startswith("fp32") & work["autocast"].notna()
-    found = work[(off | listed) & work["ran"].isin(("fp32", "fp64"))]
-    why = np.where(found["autocast"] == "disabled", _WHY["disabled"], "autocast's list has it in FP32")
-    found = found.assign(why=why.astype(object), casts=found["cast_bytes"])
-    found["alike"] = [fold(module) for module in found["module"]]
-    table = found.groupby(["alike", "why"], sort=False).agg(
+    listed = policy.isin(autocast.FP32_POLICIES) & work["autocast"].notna()
+    islands = work[(off | listed) & work["ran"].isin(("fp32", "fp64"))]
+    why = np.where(islands["autocast"] == "disabled", _WHY["disabled"], "autocast's list has it in FP32")
+    islands = islands.assign(why=why.astype(object), casts=islands["cast_bytes"])
+    islands["alike"] = [fold(module) for module in islands["module"]]
+    table = islands.groupby(["alike", "why"], sort=False).agg(
         modules=("module", "nunique"),
         ops=("op", lambda ops: ", ".join(dict.fromkeys(ops))),
         count=("count", "sum"),
@@ -236,19 +236,19 @@ def _islands(work: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().rename(columns={"alike": "module"})
 
 
-def _stayed(work: pd.DataFrame, told: bool, autocast_seen: bool, whole: float) -> pd.DataFrame:
+def _stayed(work: pd.DataFrame, has_autocast: bool, autocast_seen: bool, whole: float) -> pd.DataFrame:
     forward = work["phase"].isna() | (work["phase"] == "forward")
-    found = work[forward & work["has_16_bit"] & (work["ran"] == "fp32")]
+    rows = work[forward & work["has_16_bit"] & (work["ran"] == "fp32")]
     unfused = set(work.loc[work["op"] == "_safe_softmax", "module"])
     why = [
-        _reason(module, op, region, policy, told, autocast_seen, unfused)
-        for module, op, region, policy in found[["module", "op", "autocast", "policy"]].itertuples(
+        _reason(module, op, region, policy, has_autocast, autocast_seen, unfused)
+        for module, op, region, policy in rows[["module", "op", "autocast", "policy"]].itertuples(
             index=False, name=None
         )
     ]
-    alike = [fold(module) for module in found["module"]]
-    found = found.assign(why=np.array(why, dtype=object), alike=np.array(alike, dtype=object))
-    table = found.groupby(["alike", "op", "why"], sort=False).agg(
+    folded = [fold(module) for module in rows["module"]]
+    rows = rows.assign(why=np.array(why, dtype=object), alike=np.array(folded, dtype=object))
+    table = rows.groupby(["alike", "op", "why"], sort=False).agg(
         modules=("module", "nunique"), count=("count", "sum"), flops=("flops", _sum)
     )
     table = table.reset_index().rename(columns={"alike": "module"})
@@ -257,9 +257,15 @@ def _stayed(work: pd.DataFrame, told: bool, autocast_seen: bool, whole: float) -
 
 
 def _reason(
-    module: str, op: str, region: str | None, policy: str | None, told: bool, autocast_seen: bool, unfused: set[str]
+    module: str,
+    op: str,
+    region: str | None,
+    policy: str | None,
+    has_autocast: bool,
+    autocast_seen: bool,
+    unfused: set[str],
 ) -> str:
-    if not told:
+    if not has_autocast:
         return _WHY["unknown"]
     if region == "disabled":
         return _WHY["disabled"]
@@ -278,8 +284,8 @@ def _elsewhere(work: pd.DataFrame) -> pd.DataFrame:
         on_cuda = autocast.policy(op, "cuda")
         would = _would_run(on_cuda, region, formats_of(inputs))
         if op == "_log_softmax" and policy == "fp32" and casts > 0:
-            # Within cross_entropy, which the CPU's list has as a whole and CUDA's has not: there it asks log_softmax
-            # for the dtype of its logits, and a policy only sets what a call leaves open.
+            # Inside cross_entropy, which is in the CPU's list but not in CUDA's: there it calls log_softmax with
+            # the dtype of its logits, and a policy does not override an explicit dtype.
             on_cuda, would = None, format_name(region)
         if would is not None and would != ran:
             parts.append((op, policy, on_cuda, ran, would, count))
@@ -289,19 +295,19 @@ def _elsewhere(work: pd.DataFrame) -> pd.DataFrame:
 
 
 def _would_run(policy: str | None, region: str, inputs: Sequence[str]) -> str | None:
-    """The format that a policy leads to; None where it leaves the choice to inputs that may differ there, too."""
+    """The format that results from a policy; None if it depends on inputs that may differ there too."""
     if policy == "lower_precision_fp":
         return format_name(region)
-    if policy is not None and policy.startswith("fp32"):
+    if policy in autocast.FP32_POLICIES:
         return "fp64" if "fp64" in inputs else "fp32"
     return max(inputs, key=width, default=None) if policy == "promote" else None
 
 
 def _one_or_mixed(ran: "pd.Series[str]") -> str:
-    found = ran.unique()
-    return str(found[0]) if len(found) == 1 else "mixed"
+    formats = ran.unique()
+    return str(formats[0]) if len(formats) == 1 else "mixed"
 
 
 def _sum(values: "pd.Series[float]") -> float:
-    """The sum of what is known; NaN where nothing is."""
+    """The sum of the known values; NaN if none is known."""
     return float(values.sum(min_count=1))

@@ -2,10 +2,10 @@
 
     >>> step_cost(run).parts[["label", "us", "frac"]]
 
-From a profiled window: kernels by what they do, and the rest of its wall time, in which the device waited. What runs
-beside something else is counted once: communication only where nothing else ran, other kernels that overlap on several
-streams by their share of the time in which any ran. So the parts add up to the wall time. Without a profiled window the
-recorded phases of the steps stand in, and `source` says so.
+From a profiled window: kernels by category, and the rest of its wall time, in which the device was idle. Concurrent
+work counts once: communication only where nothing else ran, kernels that overlap on several streams by their share of
+the busy time. So the parts add up to the wall time. Without a profiled window the recorded phases of the steps are
+used, and `source` says so.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import pandas as pd
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import COPIES, is_matrix, kernel_rows, on_cpu, window_rows
-from amp_core.analysis.steps import attempts, counted, fair, median, warmup_steps
+from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.store.run import Run
 
@@ -35,11 +35,11 @@ PARTS = {
     "other": "other kernels",
     "watch": "watching",
 }
-"""Parts of a profiled step, in the order in which they are shown."""
+"""Labels of the parts of a profiled step, in the order of charts."""
 CPU_LABELS = {"gaps": "Python and waiting", "matrix": "matrix work", "other": "other operators"}
-"""What parts are called on a CPU, where the device is the host."""
+"""Labels that differ on a CPU, where the device is the host."""
 PHASE_LABELS = phases.LABELS
-"""Parts of a step without a profiled window."""
+"""Labels of the parts of a step without a profiled window."""
 _GPU_ONLY = ("tensor", "matrix_unknown", "communication", "copy")
 MATRIX_PARTS = ("tensor", "matrix_unknown", "matrix")
 
@@ -52,23 +52,23 @@ _PART_OF = {
     **dict.fromkeys(COPIES, "copy"),
 }
 
-SLOWED = 1.05
-"""A profiled step that takes more than so many times the others is said to."""
+MIN_SLOWED_RATIO = 1.05
+"""A note says so if profiled steps take more than so many times as long as others."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs, part by part."""
+    """The time of a step by part."""
 
     source: str
     """`profile` (a profiled window), `phases` (the recorded phases of steps) or `nothing`."""
     parts: pd.DataFrame
-    """part, label, us (per step; per window where it marks no steps), frac (of all). Adds up to `step_us`; NaN where a
-    part cannot be told from the others, which then hold it (see `notes`)."""
+    """part, label, us (per step; per window if it marks no steps), frac (of all). Adds up to `step_us`; NaN where a
+    part cannot be separated from the others, which then include it (see `notes`)."""
     step_us: float
     """Wall time of a step in microseconds; 0 with source `nothing`."""
     steps: int
-    """Steps that it is the mean of; 0 where the window marks none."""
+    """Number of steps in the mean; 0 if the window marks none."""
     on_cpu: bool
     device_name: str
     launches: float | None
@@ -76,20 +76,20 @@ class StepCost:
     syncs: float | None
     """Calls per step in which the host waits for the device; None where they were not recorded."""
     overlap_us: float
-    """Kernel time per step that ran beside other kernels, and is not counted twice."""
+    """Kernel time per step that overlapped with other kernels and is not counted twice."""
     tf32_us: float
-    """Of the part `tensor`, what ran in TF32, per step."""
+    """Time of the part `tensor` in TF32, per step."""
     rate_ratio: float | None
-    """Dense rate of the device's 16-bit tensor cores over that of FP32 on its CUDA cores; None where not listed."""
+    """Dense rate of the device's 16-bit tensor cores over that of FP32 on its CUDA cores; None if not listed."""
     tf32_ratio: float | None
-    """Dense rate of 16-bit inputs over that of TF32; None where not listed or there is no TF32."""
+    """Dense rate of 16-bit inputs over that of TF32; None if not listed or without TF32."""
     samples: float | None
     """Samples per step."""
     notes: tuple[str, ...]
-    """What could not be measured or had to be guessed."""
+    """What could not be measured or had to be estimated."""
 
     def us(self, *parts: str) -> float:
-        """Time of these parts together, microseconds per step; NaN where none of them was measured."""
+        """Total time of these parts, microseconds per step; NaN if none of them was measured."""
         chosen = self.parts.loc[self.parts["part"].isin(parts), "us"]
         return float(chosen.sum(min_count=1)) if len(chosen) else 0.0
 
@@ -104,22 +104,22 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
     cpu = on_cpu(rows) or bool(windows["device"].str.startswith("cpu").all())
     keys = ["step", "rank", "device"]
     notes: list[str] = []
-    found: list[dict[str, float]] = []
+    by_window: list[dict[str, float]] = []
     overlap = 0.0
     for _, window in windows.iterrows():
-        same = (rows[keys] == window[keys]) | (rows[keys].isna() & window[keys].isna())
-        parts, beside = _split(window, rows[same.all(axis=1)], _recorded(run, window), notes)
-        found.append(parts)
-        overlap += beside
+        in_window = (rows[keys] == window[keys]) | (rows[keys].isna() & window[keys].isna())
+        parts, overlapped = _split(window, rows[in_window.all(axis=1)], _recorded(run, window), notes)
+        by_window.append(parts)
+        overlap += overlapped
     notes += _slowed(run, windows)
     steps = windows["steps"].sum(min_count=len(windows))
     per = float(steps) if np.isfinite(steps) and steps > 0 else float(len(windows))
-    totals = pd.DataFrame(found).sum(min_count=1)
+    totals = pd.DataFrame(by_window).sum(min_count=1)
     wall = float(windows["wall_us"].sum())
     labels = PARTS | (CPU_LABELS if cpu else {})
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     rates = dense_rates(gpu.name)
-    samples = fair(attempts(run))["samples"].median()
+    samples = attempts(run)["samples"].median()
     return StepCost(
         source="profile",
         parts=_frame(
@@ -141,28 +141,23 @@ def step_cost(run: Run, step: int | None = None) -> StepCost:
 
 
 def phase_cost(run: Run) -> StepCost:
-    """Cost of a step from the recorded phases alone: means over the steps after the warm-up, without a profile."""
+    """Cost of a step from the recorded phases: means over the steps after the warm-up, without a profile."""
     frame = attempts(run)
     frame = frame.iloc[warmup_steps(len(frame)) :]
     frame = frame[np.isfinite(frame["step_ms"]) & (frame["step_ms"] > 0)]
     device = str(run.head.config.get("device") or "")
-    samples = fair(frame)["samples"].median() if len(frame) else np.nan
-    weight = frame["stands_for"] / max(1, counted(frame))
-    ms = (
-        {phase: float((frame[f"{phase}_ms"].fillna(0.0) * weight).sum()) for phase in phases.PHASES}
-        if len(frame)
-        else {}
-    )
-    whole = float((frame["step_ms"] * weight).sum())
+    samples = frame["samples"].median() if len(frame) else np.nan
+    ms = {p: float(frame[f"{p}_ms"].fillna(0.0).mean()) for p in phases.PHASES} if len(frame) else {}
+    whole = float(frame["step_ms"].mean()) if len(frame) else 0.0
     known = sum(ms.values())
-    step_us = 1e3 * max(whole, known)  # phases that were timed apart may add up to a little more
+    step_us = 1e3 * max(whole, known)  # separately timed phases may add up to slightly more
     parts = [(phase, PHASE_LABELS[phase], 1e3 * value) for phase, value in ms.items()]
     parts.append(("other", PHASE_LABELS["other"], max(0.0, step_us - 1e3 * known)))
     return StepCost(
         source="phases" if len(frame) else "nothing",
         parts=_frame(parts if len(frame) else []),
         step_us=step_us,
-        steps=counted(frame),
+        steps=len(frame),
         on_cpu=device.startswith("cpu"),
         device_name="",
         launches=None,
@@ -179,7 +174,7 @@ def phase_cost(run: Run) -> StepCost:
 def _split(
     window: "pd.Series[float]", rows: pd.DataFrame, recorded_us: dict[str, float], notes: list[str]
 ) -> tuple[dict[str, float], float]:
-    """One window's wall time by part, microseconds, and kernel time that ran beside other kernels."""
+    """One window's wall time by part, and kernel time that overlapped with other kernels; microseconds."""
     wall = float(window["wall_us"])
     kinds = _by_part(rows, str(window["device"]).startswith("cpu"))
     own = kinds.pop("watch")
@@ -188,14 +183,14 @@ def _split(
     busy = _known(window["busy_us"], min(wall, launched))
     idle = max(0.0, wall - busy)
     watch = min(wall, _known(window["watch_us"], own))
-    told = window["idle_data_us"]
-    if not np.isfinite(told):
-        told = recorded_us.get("data", np.nan)
-        if np.isfinite(told):
-            notes.append("Waiting for data is what the steps recorded of it, since nothing in the profile marks it.")
+    idle_data_us = window["idle_data_us"]
+    if not np.isfinite(idle_data_us):
+        idle_data_us = recorded_us.get("data", np.nan)
+        if np.isfinite(idle_data_us):
+            notes.append("Waiting for data is what the steps recorded, since nothing in the profile marks it.")
         else:
             notes.append("Nothing marks the loading of data: waiting for it is part of the time the device was idle.")
-    idle_data = min(idle, _known(told, 0.0))
+    idle_data = min(idle, _known(idle_data_us, 0.0))
     idle_watch = min(idle - idle_data, max(0.0, watch - own))
     watch = min(watch, own) + idle_watch
     alone = min(busy, _known(window["communication_alone_us"], max(0.0, communication - max(0.0, launched - busy))))
@@ -209,16 +204,16 @@ def _split(
         "communication": alone,
         "watch": watch,
     }
-    parts["other"] += max(0.0, wall - sum(parts.values()))  # busy with what the table does not hold
-    if not np.isfinite(told) and not parts["data"]:
+    parts["other"] += max(0.0, wall - sum(parts.values()))  # work that is not in the table
+    if not np.isfinite(idle_data_us) and not parts["data"]:
         parts["data"] = np.nan
     return parts, max(0.0, launched - busy)
 
 
 def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
-    """Kernel time by part, microseconds, as it ran; parts that are no kernels are 0.
+    """Kernel time by part, microseconds; parts without kernels are 0.
 
-    On a CPU operators that load data are waiting for data; on a GPU such kernels are what they do, mostly copies.
+    On a CPU operators that load data count as waiting for data; on a GPU such kernels are mostly copies.
     """
     part = rows["category"].map(_PART_OF).fillna("other")
     part = part.mask(rows["phase"] == "optimizer", "optimizer")
@@ -234,21 +229,21 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
 
 
 def _tf32_share(rows: pd.DataFrame) -> float:
-    """Share of TF32 in the time of kernels on tensor cores; their inputs tell where their names do not."""
+    """Share of TF32 in the time of kernels on tensor cores, where FP32 inputs can only be TF32."""
     on = rows[(rows["tensor_core"] == "yes") & (rows["phase"] != "optimizer")]
     us = float(on["total_us"].sum())
     return float(on.loc[on["precision"].isin(["tf32", "fp32"]), "total_us"].sum()) / us if us > 0 else 0.0
 
 
 def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
-    """A note where profiled steps were slower than others: the profiler costs the host time."""
+    """A note if profiled steps were slower than others: the profiler costs the host time."""
     steps = attempts(run)
     steps = steps.iloc[warmup_steps(len(steps)) :]
     for first, count in windows[["step", "steps"]].dropna().to_numpy(dtype=np.float64):
-        steps = steps[(steps["step"] < first) | (steps["step"] > first + count)]  # the one after it writes it down
-    usual = median(steps["step_ms"], steps["stands_for"])
+        steps = steps[(steps["step"] < first) | (steps["step"] > first + count)]  # the next step writes the profile
+    usual = median(steps["step_ms"])
     profiled = float((windows["wall_us"] / windows["steps"]).median()) / 1e3
-    if not usual or not profiled > SLOWED * usual:
+    if not usual or not profiled > MIN_SLOWED_RATIO * usual:
         return []
     return [
         f"Other steps took {usual:.3g} ms (median), profiled ones {profiled:.3g} ms: the profiler slows the host, so "
@@ -257,7 +252,7 @@ def _slowed(run: Run, windows: pd.DataFrame) -> list[str]:
 
 
 def _recorded(run: Run, window: "pd.Series[float]") -> dict[str, float]:
-    """Time that the steps of a window recorded as waiting for data, microseconds."""
+    """Recorded time of waiting for data in the steps of a window, microseconds."""
     if not np.isfinite(window["step"]) or not np.isfinite(window["steps"]):
         return {}
     steps = attempts(run)

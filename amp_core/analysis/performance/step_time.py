@@ -1,11 +1,11 @@
-"""Where the time of a step goes.
+"""Step time by phase.
 
 >>> speed_summary(run).step_ms
 41.2
 >>> phase_times(run)  # for the chart: medians over neighbouring steps
 
-The phases data, forward, backward, optimizer and watch exclude each other; `other` is what is left of the step.
-Medians, because a step that waits for a checkpoint or an evaluation says nothing of the others.
+The phases data, forward, backward, optimizer and watch exclude each other; `other` is the rest of the step.
+Medians, because a step with a checkpoint or an evaluation is not typical.
 """
 
 from dataclasses import dataclass, field
@@ -14,23 +14,23 @@ import numpy as np
 import pandas as pd
 
 from amp_core import phases
-from amp_core.analysis.steps import attempts, counted, fair, median, quantile, warmup_steps
+from amp_core.analysis.steps import attempts, median, quantile, warmup_steps
 from amp_core.store.run import Run
 
 PHASES = (*phases.PHASES, phases.OTHER)
-POINTS = 1000
-"""One for each pixel of a chart; a longer run is summarised in as many blocks of steps."""
+MAX_POINTS = 1000
+"""One per pixel of a chart; a longer run is summarised in as many blocks of steps."""
 
 
 @dataclass(frozen=True)
 class SpeedSummary:
-    """Speed of a run without its warm-up. None where it was not measured."""
+    """Speed of a run without its warm-up. None where not measured."""
 
     step_ms: float | None
     """Median time of a step."""
     step_ms_low: float | None
     step_ms_high: float | None
-    """Quartiles: half of the steps took between these."""
+    """Quartiles of the step time."""
     samples_per_s: float | None
     """Median over steps of samples over time."""
     phases_ms: dict[str, float | None] = field(default_factory=dict)
@@ -38,22 +38,22 @@ class SpeedSummary:
     watch_frac: float | None = None
     """Time spent watching over all time of the steps."""
     warmup: int = 0
-    """First steps left out."""
+    """Number of first steps left out."""
     steps: int = 0
-    """Steps that count."""
+    """Number of steps counted."""
 
 
 def phase_times(run: Run, window: int = 9) -> pd.DataFrame:
     """Medians for a chart: step, data_ms, forward_ms, backward_ms, optimizer_ms, watch_ms, other_ms, step_ms.
 
-    Each row is the median over `window` neighbouring steps. A run of more than `POINTS` steps gives `POINTS` rows, the
-    medians of blocks of steps. A phase that was not measured is NaN; `watch_ms` is the mean, not the median, since
-    only every n-th step is sampled and a median would hide it.
+    Each row is the median over `window` neighbouring steps. A run of more than `MAX_POINTS` steps gives `MAX_POINTS`
+    rows, the medians of blocks of steps. A phase that was not measured is NaN; `watch_ms` is the mean, not the median,
+    because only every n-th step is sampled and a median would hide it.
     """
-    frame = _with_other(fair(attempts(run)))
+    frame = _with_other(attempts(run))
     columns = [f"{p}_ms" for p in PHASES] + ["step_ms"]
-    if len(frame) > POINTS:
-        return _blocks(frame, columns, -(-len(frame) // POINTS))
+    if len(frame) > MAX_POINTS:
+        return _blocks(frame, columns, -(-len(frame) // MAX_POINTS))
     rolling = frame[columns].rolling(max(1, window), center=True, min_periods=1)
     smooth = rolling.median()
     smooth["watch_ms"] = rolling["watch_ms"].mean()
@@ -66,21 +66,20 @@ def speed_summary(run: Run, warmup: int | None = None) -> SpeedSummary:
     frame = _with_other(attempts(run))
     warmup = warmup_steps(len(frame)) if warmup is None else warmup
     frame = frame.iloc[warmup:]
-    step_ms, weight = frame["step_ms"].to_numpy(), frame["stands_for"]
+    step_ms = frame["step_ms"].to_numpy()
     with np.errstate(divide="ignore"):
         rate = frame["samples"].to_numpy() / step_ms * 1e3
     both = frame[["watch_ms", "step_ms"]].dropna()
-    both = both.mul(weight.loc[both.index], axis=0)
     whole = float(both["step_ms"].sum())
     return SpeedSummary(
-        step_ms=median(step_ms, weight),
-        step_ms_low=quantile(step_ms, 0.25, weight),
-        step_ms_high=quantile(step_ms, 0.75, weight),
-        samples_per_s=median(rate, weight),
-        phases_ms={p: median(frame[f"{p}_ms"], weight) for p in PHASES},
+        step_ms=median(step_ms),
+        step_ms_low=quantile(step_ms, 0.25),
+        step_ms_high=quantile(step_ms, 0.75),
+        samples_per_s=median(rate),
+        phases_ms={p: median(frame[f"{p}_ms"]) for p in PHASES},
         watch_frac=float(both["watch_ms"].sum()) / whole if whole > 0 else None,
         warmup=warmup,
-        steps=counted(frame),
+        steps=len(frame),
     )
 
 

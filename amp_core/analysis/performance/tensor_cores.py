@@ -1,17 +1,17 @@
-"""How much of a profiled window ran in kernels that use tensor cores, and which kernels took the time.
+"""The share of a profiled window in kernels that use tensor cores, and the kernels that took the time.
 
     >>> use = tensor_core_use(run)
     >>> use.tensor_frac, use.matrix_tensor_frac, use.unknown_frac
     (0.58, 0.96, 0.02)
     >>> kernel_table(run, by="module").head()
 
-Shares are of kernel time; AMPscope's own kernels are left out, and so are copies and fills, which are none. `unknown`
-is time in kernels whose name does not tell; the true share of tensor cores lies between `yes` and `yes` + `unknown`. On
-a CPU the rows are operators, and of tensor cores nothing is said.
+Shares are of kernel time, without AMPscope's own kernels, copies and fills. `unknown` is time in kernels whose names do
+not show whether they use tensor cores; the true share is between `yes` and `yes` + `unknown`. On a CPU the rows are
+operators, and there are no shares of tensor cores.
 
-The counter beside it (GPM, Hopper and newer) says something else: the share of time in which the tensor pipe was busy.
-A kernel that uses tensor cores also loads tiles, waits and writes its result, so the counter stays below the share of
-time in such kernels; half of it is usual, and far less means small or badly shaped products.
+The hardware counter (GPM, Hopper and newer) measures something else: the share of time in which the tensor pipe was
+busy. A kernel that uses tensor cores also loads tiles, waits and writes its result, so the counter is below the share
+of time in such kernels; half of it is usual, and far less means small or badly shaped products.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.devices import not_recorded
+from amp_core.analysis.performance.devices import not_recorded_reasons
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import attempts, warmup_steps
@@ -27,23 +27,23 @@ from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 BY = ("kernel", "op", "module", "phase", "category", "precision")
-"""What `kernel_table` can add up over."""
-FEW_SAMPLES = 3
-"""With fewer device samples within the window, those of the whole run after its warm-up stand in."""
+"""The groupings of `kernel_table`."""
+MIN_COUNTER_SAMPLES = 3
+"""With fewer device samples within the window, those of the whole run after its warm-up are used."""
 
 
 @dataclass(frozen=True)
 class TensorCoreUse:
-    """What a run's profiled windows say of tensor cores. Shares are 0–1; None where there is nothing to share."""
+    """Use of tensor cores in a run's profiled windows. Shares are 0–1; None without a total."""
 
     windows: int
-    """Profiled windows; 0 where the run has none."""
+    """Number of profiled windows."""
     on_cpu: bool
     device: str
     device_name: str
     capability: tuple[int, int] | None
     has_tensor_cores: bool | None
-    """None where the capability is not known."""
+    """None if the capability is not known."""
     kernel_us: float
     """Time of all kernels."""
     matrix_us: float
@@ -51,26 +51,26 @@ class TensorCoreUse:
     tensor_frac: float | None
     """Share of kernel time in kernels that use tensor cores."""
     unknown_frac: float | None
-    """Share of kernel time in kernels whose name does not tell."""
+    """Share of kernel time in kernels whose names do not show it."""
     matrix_frac: float | None
     """Share of kernel time in kernels that multiply matrices."""
     matrix_tensor_frac: float | None
     """Share of matrix time in kernels that use tensor cores."""
     matrix_unknown_frac: float | None
-    """Share of matrix time in kernels whose name does not tell."""
+    """Share of matrix time in kernels whose names do not show it."""
     tensor_wall_frac: float | None
-    """Time in kernels that use tensor cores over the window's wall time: what the counter is to be held against."""
+    """Time in kernels that use tensor cores over the window's wall time, for comparison with the counter."""
     counter_frac: float | None
     """Mean of `tensor_active_frac`: share of time in which the tensor pipe was busy, by hardware counter."""
     counter_samples: int
     counter_where: str
-    """Of which time the counter's mean is: `window`, `run` or nothing."""
+    """The time that the counter's mean is over: `window`, `run` or empty."""
     counter_why: str
-    """Why there is no counter, in the run's own words; "" where it says nothing of it."""
+    """The run's own reason for a missing counter; "" without one."""
 
 
 def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
-    """Shares of tensor cores in the window that begins at `step`, or in all of them together."""
+    """Use of tensor cores in the window that begins at `step`, or in all windows."""
     rows, windows = kernel_rows(run, step), window_rows(run, step)
     total, matrix = float(rows["total_us"].sum()), rows[is_matrix(rows)]
     matrix_us = float(matrix["total_us"].sum())
@@ -78,10 +78,10 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
     device = str(rows["device"].iloc[0]) if len(rows) else ""
     named = windows["device_name"][windows["device_name"] != ""]
     gpu = profiled_gpu(run, device, str(named.iloc[0]) if len(named) else "")
-    said = not cpu and total > 0
+    known = not cpu and total > 0
     wall = float(windows["wall_us"].sum())
     tensor_us = _time(rows, "yes")
-    counter, samples, where = _counter(run, windows) if said else (None, 0, "")
+    counter, samples, where = _counter(run, windows) if known else (None, 0, "")
     return TensorCoreUse(
         windows=len(rows[["step", "rank", "device"]].drop_duplicates()),
         on_cpu=cpu,
@@ -91,22 +91,22 @@ def tensor_core_use(run: Run, step: int | None = None) -> TensorCoreUse:
         has_tensor_cores=None if cpu else gpu.has_tensor_cores,
         kernel_us=total,
         matrix_us=matrix_us,
-        tensor_frac=tensor_us / total if said else None,
-        unknown_frac=_time(rows, "unknown") / total if said else None,
+        tensor_frac=tensor_us / total if known else None,
+        unknown_frac=_time(rows, "unknown") / total if known else None,
         matrix_frac=matrix_us / total if total > 0 else None,
-        matrix_tensor_frac=_time(matrix, "yes") / matrix_us if said and matrix_us > 0 else None,
-        matrix_unknown_frac=_time(matrix, "unknown") / matrix_us if said and matrix_us > 0 else None,
-        tensor_wall_frac=min(1.0, tensor_us / wall) if said and wall > 0 else None,
+        matrix_tensor_frac=_time(matrix, "yes") / matrix_us if known and matrix_us > 0 else None,
+        matrix_unknown_frac=_time(matrix, "unknown") / matrix_us if known and matrix_us > 0 else None,
+        tensor_wall_frac=min(1.0, tensor_us / wall) if known and wall > 0 else None,
         counter_frac=counter,
         counter_samples=samples,
         counter_where=where,
-        counter_why=_why_not(run) if said and counter is None else "",
+        counter_why=_why_not(run) if known and counter is None else "",
     )
 
 
 def profiled_windows(run: Run) -> pd.DataFrame:
-    """The windows of a run, one row each: step (its first; NaN where the trace marks no steps), steps, devices (how
-    many devices and ranks were profiled), kernel_us."""
+    """The windows of a run, one row each: step (its first; NaN if the trace marks no steps), steps, devices (number of
+    profiled devices and ranks), kernel_us."""
     rows = kernel_rows(run)
     each = rows.groupby("step", dropna=False, sort=True)
     table = each.agg(steps=("steps", "max"), kernel_us=("total_us", "sum")).reset_index()
@@ -116,12 +116,12 @@ def profiled_windows(run: Run) -> pd.DataFrame:
 
 
 def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.DataFrame:
-    """Kernel time added up over `by` (one of `BY`), the longest first.
+    """Kernel time summed over `by` (one of `BY`), the longest first.
 
     Columns: `name` (the kernel, operator, module, …; "" where not known), count (launches; on a CPU calls), total_us,
     time_frac (of all kernel time), matrix_frac, tensor_frac and unknown_frac (of the row's own time; NaN on a CPU). By
-    kernel also tensor_core, precision, category, and op, module, phase of most of its time. Raises `RunError` for a
-    `by` that is not there.
+    kernel also tensor_core, precision, category, and op, module, phase of most of its time. Raises `RunError` for an
+    unknown `by`.
     """
     if by not in BY:
         raise RunError(f"by={by!r} is unknown; choose one of {', '.join(BY)}")
@@ -151,24 +151,26 @@ def kernel_table(run: Run, by: str = "kernel", step: int | None = None) -> pd.Da
     return table[shown].sort_values("total_us", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def answer_shares(run: Run, step: int | None = None) -> pd.DataFrame:
-    """How kernel time divides by the answer: one row per `of` (`all kernels`, `matrix kernels`) and answer.
+def tensor_core_shares(run: Run, step: int | None = None) -> pd.DataFrame:
+    """Kernel time by use of tensor cores: one row per `of` (`all kernels`, `matrix kernels`) and answer.
 
     Columns: of, answer (one of `ANSWERS`), us, frac (of the time that `of` names). Empty on a CPU.
     """
     rows = kernel_rows(run, step)
     rows["answer"] = rows["tensor_core"].where(is_matrix(rows) | (rows["tensor_core"] != "no"), "none")
-    found = []
-    for of, part in (("all kernels", rows), ("matrix kernels", rows[is_matrix(rows)])):
+    rows_by_answer = []
+    for group, part in (("all kernels", rows), ("matrix kernels", rows[is_matrix(rows)])):
         us = part.groupby("answer")["total_us"].sum().reindex(ANSWERS, fill_value=0.0)
         whole = float(us.sum())
         if whole > 0 and not on_cpu(rows):
-            found += [(of, answer, time, time / whole) for answer, time in us.items() if time or answer != "none"]
-    return pd.DataFrame(found, columns=["of", "answer", "us", "frac"])
+            rows_by_answer += [
+                (group, answer, time, time / whole) for answer, time in us.items() if time or answer != "none"
+            ]
+    return pd.DataFrame(rows_by_answer, columns=["of", "answer", "us", "frac"])
 
 
 ANSWERS = ("yes", "unknown", "no", "none")
-"""Does a kernel use tensor cores? `no` of one that multiplies matrices is `none` of one that does not."""
+"""Whether a kernel uses tensor cores: `no` if it multiplies matrices, `none` if it does not."""
 
 
 def _time(rows: pd.DataFrame, answer: str) -> float:
@@ -176,7 +178,7 @@ def _time(rows: pd.DataFrame, answer: str) -> float:
 
 
 def _counter(run: Run, windows: pd.DataFrame) -> tuple[float | None, int, str]:
-    """Mean tensor-active share of the device samples, how many, and whether they fell into the windows."""
+    """Mean tensor-active share of the device samples, their number, and whether they are from the windows."""
     device = run.device
     device = device[device["tensor_active_frac"].notna()]
     if device.empty:
@@ -192,7 +194,7 @@ def _counter(run: Run, windows: pd.DataFrame) -> tuple[float | None, int, str]:
         if len(last):
             within |= (at >= (before[0] if len(before) else 0.0)) & (at <= last[0])
     chosen, where = device[within], "window"
-    if len(chosen) < FEW_SAMPLES:
+    if len(chosen) < MIN_COUNTER_SAMPLES:
         warm = warmup_steps(len(steps))
         since = time_s[warm - 1] if warm else -np.inf
         until = time_s[-1] if len(time_s) else np.inf
@@ -203,7 +205,7 @@ def _counter(run: Run, windows: pd.DataFrame) -> tuple[float | None, int, str]:
 
 
 def _why_not(run: Run) -> str:
-    """Why the tensor pipe was not counted: what the recorder said of that column, or of the device as a whole."""
-    parts = [part for detail in not_recorded(run) for part in detail.split("; ")]
+    """Why the tensor pipe was not counted: the recorder's reason for that column, or for the whole device."""
+    parts = [part for detail in not_recorded_reasons(run) for part in detail.split("; ")]
     about = [part for part in parts if "tensor_active_frac" in part or part.startswith("device samples")]
     return about[0].partition(": ")[2] if about else ""

@@ -1,9 +1,9 @@
-"""Rows of traced operators, each with the dtype it ran in and, where it multiplies matrices, its operations.
+"""Rows of traced operators, each with the format in which it ran and, for matrix products, its FLOPs.
 
     rows = traced_rows(run)             # the first traced step, first rank
     rows[rows["matrix"]].groupby("ran")["flops"].sum()
 
-Own traces and imported ones name dtypes differently (`float16`, `c10::Half`); here they are spelt as the recipes are.
+Own traces and imported ones name dtypes differently (`float16`, `c10::Half`); here they have the names of formats.
 """
 
 import pandas as pd
@@ -17,29 +17,29 @@ from amp_core.store.run import Run
 _TEXTS = ("phase", "policy", "in_dtypes", "out_dtype", "device", "autocast", "in_shapes", "cast_by", "cast_of")
 
 OUTSIDE = "(outside the model)"
-"""The loss, the scaler, the optimizer: what no module called."""
+"""Operators that no module called: of the loss, the scaler, the optimizer."""
 ROOT = "(the model itself)"
-"""What the model's own forward called."""
+"""Operators that the model's own forward called."""
 UNKNOWN = "(module unknown)"
-"""In traces that do not tell."""
+"""In traces without modules."""
 
 
 def traced_steps(run: Run) -> list[int]:
-    """Steps whose operators were traced, in order; empty where none was, or the trace marks no steps."""
+    """Steps whose operators were traced, in order; empty if none was, or the trace marks no steps."""
     return [int(step) for step in sorted(run.ops["step"].dropna().unique())]
 
 
 def has_policies(run: Run) -> bool:
-    """Whether the trace tells of autocast: our own does, one that a profiler wrote does not."""
+    """Whether the trace records autocast: our own does, a profiler's does not."""
     ops = run.ops
     events = run.events
     return bool((events["kind"] == "traced").any() or ops["policy"].notna().any() or ops["autocast"].notna().any())
 
 
 def traced_rows(run: Run, step: int | None = None) -> pd.DataFrame:
-    """The rows of one traced step (the first by default) on the first rank that has them, nulls made good.
+    """The rows of one traced step (the first by default) on the first rank that has them, with nulls replaced.
 
-    Added: ran (format, None where the operator has no floating-point tensor), matrix (multiplies matrices), flops (of
+    Added: ran (format, None if the operator has no floating-point tensor), matrix (multiplies matrices), flops (of
     imported ones from their shapes; NaN where unknown), kind (device type), has_16_bit (autocast's list for that device
     has a 16-bit version), is_cast. Raises `RunError` for a step that was not traced.
     """
@@ -51,8 +51,8 @@ def traced_rows(run: Run, step: int | None = None) -> pd.DataFrame:
         rows = rows[rows["step"] == (steps[0] if step is None else step)]
     rows = rows[rows["rank"] == rows["rank"].min()]
     rows = rows.reset_index(drop=True)
-    nowhere = OUTSIDE if has_policies(run) else UNKNOWN
-    rows["module"] = rows["module"].astype(object).where(rows["module"].notna(), nowhere)
+    no_module = OUTSIDE if has_policies(run) else UNKNOWN
+    rows["module"] = rows["module"].astype(object).where(rows["module"].notna(), no_module)
     rows.loc[rows["module"] == "", "module"] = ROOT
     for column in _TEXTS:
         rows[column] = rows[column].astype(object).where(rows[column].notna(), None)
@@ -75,36 +75,36 @@ def traced_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def ran_in(in_dtypes: str | None, out_dtype: str | None, matrix: bool) -> str | None:
-    """The format in which an operator ran: of a matrix product that of its factors, else of what came out."""
+    """The format in which an operator ran: that of its factors for a matrix product, else that of its output."""
     inputs = formats_of(in_dtypes)
     if matrix and inputs:
         return min(inputs, key=width)
     if (out := format_name(out_dtype)) is not None:
         return out
-    # A number beside a tensor is FP64 in a profiler's trace, and widens nothing.
+    # A number beside a tensor is FP64 in a profiler's trace, and does not promote it.
     tensors = [name for name in inputs if name != "fp64"] or inputs
     return max(tensors, key=width, default=None)
 
 
 def formats_of(dtypes: str | None) -> list[str]:
-    """Floating-point formats among the dtypes of a row: `float32, int64` of our own, a JSON list of a profiler's."""
+    """Floating-point formats among the dtypes of a row: text such as `float32, int64`, or a profiler's JSON list."""
     names = dtypes_of(dtypes or "") or (dtypes or "").split(", ")
     return list(dict.fromkeys(f.name for f in map(format_of, names) if f is not None))
 
 
 def width(name: str) -> tuple[int, int]:
-    """What formats, by name, are ordered by: the larger, the wider."""
+    """Sort key of formats by name: `Format.width`."""
     return FORMATS[name].width
 
 
 def format_name(dtype: str | None) -> str | None:
-    """The name of the format that a dtype stores; None for a dtype that is none of floating point."""
-    found = format_of(dtype)
-    return None if found is None else found.name
+    """The name of the format that a dtype stores; None if it is not a floating-point dtype."""
+    form = format_of(dtype)
+    return None if form is None else form.name
 
 
 def _flops(recorded: float, op: str, in_shapes: str | None, count: int) -> float:
     if recorded == recorded:
         return float(recorded)
-    found = product(op, in_shapes or "")
-    return float(found.flops * count) if found is not None and found.flops is not None else float("nan")
+    matrices = product(op, in_shapes or "")
+    return float(matrices.flops * count) if matrices is not None and matrices.flops is not None else float("nan")

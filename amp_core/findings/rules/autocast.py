@@ -1,5 +1,5 @@
-"""Rules on where autocast is on: in backward, around a compiled model, in threads, on its cache of weights,
-and on layers that it should reach and does not."""
+"""Rules on autocast regions: in backward, around a compiled model, in threads, the weight cache,
+and layers that autocast does not reach."""
 
 import numpy as np
 import pyarrow.compute as pc
@@ -7,9 +7,9 @@ import pyarrow.compute as pc
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import recipe
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding
-from amp_core.findings.registry import found, rule
-from amp_core.findings.rules.hardware import SHARE, steps_of
-from amp_core.findings.signals import LOWERED, autocast_dtype, by_framework, facts, model_name, signals
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC, steps_of
+from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, by_framework, facts, model_name, signals
 from amp_core.findings.snippets import LOOP
 from amp_core.store.run import Run
 from amp_core.text import formatting
@@ -32,13 +32,13 @@ from amp_core.text import formatting
     )
 )
 def backward_under_autocast(run: Run) -> list[Finding]:
-    """`backward-under-autocast`: backward called inside the region. A compiled model has a code of its own."""
+    """`backward-under-autocast`: backward called inside the region. A compiled model has its own code."""
     frame = signals(run, "autocast in backward")
     if frame.empty or _compiled(run):
         return []
     at = int(frame["step"].iloc[0])
     return [
-        found(
+        make_finding(
             "backward-under-autocast",
             f"backward is called under {frame['dtype'].iloc[0]} autocast",
             "backward",
@@ -73,11 +73,13 @@ def compile_autocast_mismatch(run: Run) -> list[Finding]:
     if frame.empty or not _compiled(run):
         return []
     row = frame.iloc[0]
-    said = "backward inherits autocast" if row["kind"] == "autocast in backward" else "forward leaves autocast changed"
+    mismatch = (
+        "backward inherits autocast" if row["kind"] == "autocast in backward" else "forward leaves autocast changed"
+    )
     return [
-        found(
+        make_finding(
             "compile-autocast-mismatch",
-            f"The model is compiled and {said}",
+            f"The model is compiled and {mismatch}",
             "torch.compile",
             steps=(int(row["step"]), int(row["step"])) if row["step"] == row["step"] else None,
             value=1.0,
@@ -103,7 +105,7 @@ def _compiled(run: Run) -> bool:
         signal="Parameters without a gradient in a step that had a forward under no_grad inside autocast.",
         threshold="One such parameter.",
         advice="Autocast keeps the cast weights of the first run to the end of its region. Give the run without "
-        "gradients a region of its own.",
+        "gradients its own region.",
         snippet="with torch.no_grad(), torch.autocast(device_type, dtype=dtype):\n"
         "    target = model(x)\n"
         "with torch.autocast(device_type, dtype=dtype):\n"
@@ -119,7 +121,7 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
         return []
     row = frame.iloc[0]
     return [
-        found(
+        make_finding(
             "autocast-cache-no-grad",
             f"{formatting.plural(int(row['count']), 'parameter')} without a gradient after a forward under no_grad in "
             "the same autocast region",
@@ -140,8 +142,8 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
         order=390,
         what="A part of the model runs in another thread, which does not inherit autocast and so computes in float32.",
         signal="Autocast in the threads in which modules run.",
-        threshold="A module run by another thread without autocast while it is on in the main one: its state is a "
-        "thread's own.",
+        threshold="A module run by another thread without autocast while it is on in the main one: autocast is a "
+        "thread-local state.",
         advice="This part is neither faster nor smaller than in float32. Open autocast inside the function that the "
         "thread runs, or use DistributedDataParallel.",
         snippet="def work(x):\n    with torch.autocast(device_type, dtype=dtype):\n        return block(x)",
@@ -149,13 +151,13 @@ def autocast_cache_no_grad(run: Run) -> list[Finding]:
     )
 )
 def autocast_not_in_thread(run: Run) -> list[Finding]:
-    """`autocast-not-in-thread`: a module was run by a thread without autocast."""
+    """`autocast-not-in-thread`: a thread without autocast ran a module."""
     frame = signals(run, "threaded forward")
     if frame.empty or autocast_dtype(run) is None:
         return []
     name, at = str(frame["name"].iloc[0]), int(frame["step"].iloc[0])
     return [
-        found(
+        make_finding(
             "autocast-not-in-thread",
             f"{name or model_name(run)} is run by a thread that has no autocast",
             name or model_name(run),
@@ -176,15 +178,16 @@ def autocast_not_in_thread(run: Run) -> list[Finding]:
         follows=("autocast-not-in-thread",),
         what="A layer that autocast should run in 16 bits runs in float32.",
         signal="dtypes of output gradients, operators and kernels of linear layers and convolutions.",
-        threshold="5 % of the weights of such layers; below that a remark, for a small float32 part is often meant.",
+        threshold="5 % of the weights of such layers; below that a remark, as a small float32 part is often intended.",
         advice="The layer lies in a region where autocast is off, in another thread, or behind an operator that "
-        "autocast does not know. Open the region around it, or leave it where float32 is meant.",
+        "autocast does not know. Open the region around it, or leave it if float32 is intended.",
         snippet="with torch.autocast(device_type, dtype=dtype):\n    y = layer(x)",
         page="precision-map",
     )
 )
 def autocast_inactive(run: Run) -> list[Finding]:
-    """`autocast-inactive`: linear layers or convolutions that gave FP32 although autocast is on, or was asked for."""
+    """`autocast-inactive`: linear layers or convolutions that returned FP32 although autocast is on, or was
+    requested."""
     if autocast_dtype(run) is None:
         return _not_as_requested(run)
     from_kernels = _wide_kernels(run)
@@ -193,45 +196,45 @@ def autocast_inactive(run: Run) -> list[Finding]:
     if run.head.config.get("products_seen"):
         return _wide_products(run)
     layers, shapes = facts(run.head.model, "layers"), facts(run.head.model, "shapes")
-    every = [n for n, kind in layers.items() if any(k in str(kind) for k in LOWERED)]
-    sizes = {n: float(np.prod(shape)) for n in every if isinstance(shape := shapes.get(f"{n}.weight"), list)}
+    gemm_layers = [n for n, kind in layers.items() if any(k in str(kind) for k in GEMM_LAYERS)]
+    sizes = {n: float(np.prod(shape)) for n in gemm_layers if isinstance(shape := shapes.get(f"{n}.weight"), list)}
     total = sum(sizes.values())
     wide = [n for n in _wide_outputs(run) if n in sizes]
     if not wide or not total:
         return []
     share = sum(sizes[n] for n in wide) / total
     where = max(wide, key=sizes.__getitem__)
-    said = f"{where} and {formatting.plural(len(wide) - 1, 'more layer')} run" if len(wide) > 1 else f"{where} runs"
+    title = f"{where} and {formatting.plural(len(wide) - 1, 'more layer')} run" if len(wide) > 1 else f"{where} runs"
     return [
-        found(
+        make_finding(
             "autocast-inactive",
-            said + f" in float32 under {autocast_dtype(run)} autocast",
+            title + f" in float32 under {autocast_dtype(run)} autocast",
             where,
-            severity=None if share >= SHARE else "info",
+            severity=None if share >= MIN_REPORTED_FRAC else "info",
             value=share,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of matrix weights",
         )
     ]
 
 
 def _not_as_requested(run: Run) -> list[Finding]:
-    """A framework was asked for 16 bits and trained in FP32: some do so on a CPU without a word."""
-    asked, ran = run.head.config.get("requested_precision"), recipe(run)
-    if asked not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
+    """A framework was configured for 16 bits and trained in FP32: some do so on a CPU without a warning."""
+    requested, ran = run.head.config.get("requested_precision"), recipe(run)
+    if requested not in ("fp16", "bf16") or ran not in ("fp32", "tf32"):
         return []
     scaler = run.head.config.get("scaler")
     scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
-    without = ", without a GradScaler" if asked == "fp16" and not scaled else ""
+    without = ", without a GradScaler" if requested == "fp16" and not scaled else ""
     return [
-        found(
+        make_finding(
             "autocast-inactive",
-            f"{asked} was asked for, but no autocast is active: the training runs in {ran}{without}",
+            f"{requested} was asked for, but no autocast is active: the training runs in {ran}{without}",
             model_name(run),
             value=1.0,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of matrix weights",
-            advice=f"The framework took {asked} as its precision and does not use it here: Accelerate and the "
+            advice=f"The framework took {requested} as its precision and does not use it here: Accelerate and the "
             "Transformers Trainer do so for fp16 on a CPU. What is measured here is a training in float32. Ask for "
             "bf16, or train on a GPU.",
         )
@@ -239,29 +242,29 @@ def _not_as_requested(run: Run) -> list[Finding]:
 
 
 def _wide_products(run: Run) -> list[Finding]:
-    """The same from the operators of the first step, which tell what really was multiplied in FP32."""
+    """`autocast-inactive` from the operators of the first step, which show what was multiplied in FP32."""
     frame = signals(run, "wide product")
     if frame.empty:
         return []
     share = float(frame["value"].sum())
     where = str(frame["name"].iloc[0]) or model_name(run)
     return [
-        found(
+        make_finding(
             "autocast-inactive",
             f"{100 * share:.0f} % of the multiplications are in float32 under {autocast_dtype(run)} autocast, most in "
             f"{where}",
             where,
-            severity=None if share >= SHARE else "info",
+            severity=None if share >= MIN_REPORTED_FRAC else "info",
             steps=(int(frame["step"].iloc[0]), int(frame["step"].iloc[0])),
             value=share,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of multiplications",
         )
     ]
 
 
 def _wide_kernels(run: Run) -> list[Finding]:
-    """The same from a profile: FP32 matrix kernels in an autocast run on a GPU."""
+    """`autocast-inactive` from a profile: FP32 matrix kernels in an autocast run on a GPU."""
     rows = kernel_rows(run)
     if rows.empty or on_cpu(rows):
         return []
@@ -269,17 +272,17 @@ def _wide_kernels(run: Run) -> list[Finding]:
     wide = matrix[matrix["precision"].isin(["fp32", "tf32"])]
     total = float(matrix["total_us"].sum())
     share = float(wide["total_us"].sum()) / total if total else 0.0
-    if share < SHARE:
+    if share < MIN_REPORTED_FRAC:
         return []
     longest = wide.iloc[int(wide["total_us"].to_numpy().argmax())]
     return [
-        found(
+        make_finding(
             "autocast-inactive",
             f"{100 * share:.0f} % of the time of matrix kernels runs in float32 under autocast",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]) or model_name(run),
             steps=steps_of(wide),
             value=share,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of matrix time",
         )
     ]

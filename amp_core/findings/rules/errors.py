@@ -1,19 +1,19 @@
-"""Rules on errors that ended a run: recognised by torch's own words, placed by the module that was at work."""
+"""Rules on errors that ended a run, recognised by torch's messages and located by the module that ran."""
 
 import re
 
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, SPEED_AND_MEMORY, TRAINING_LOOP, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import (
-    ended_by,
+    ending_error,
     facts,
-    failed_in,
+    failing_module,
     last_step,
-    listed,
+    mappings,
     model_name,
-    of,
     optimizer_name,
     signals,
+    split_call,
 )
 from amp_core.findings.snippets import LOOP
 from amp_core.formats import FORMATS
@@ -39,7 +39,7 @@ _RECOMPUTED = ("different metadata than during the forward pass", "Recomputed va
 _GRAPHED = "make_graphed_callables does not support the autocast cach"
 
 
-def _at(run: Run) -> tuple[int, int] | None:
+def _failing_steps(run: Run) -> tuple[int, int] | None:
     frame = signals(run, "failed in")
     step = frame["step"].dropna()
     last = int(step.iloc[-1]) if len(step) else last_step(run)
@@ -69,7 +69,7 @@ def _at(run: Run) -> tuple[int, int] | None:
 def fp16_parameters(run: Run) -> list[Finding]:
     """`fp16-parameters`: parameters that train are float16 beside a scaler."""
     narrow = [n for n, dtype in facts(run.head.model, "dtypes").items() if dtype == "float16"]
-    raised = _UNSCALED_FP16 in ended_by(run)
+    raised = _UNSCALED_FP16 in ending_error(run)
     scaler = run.head.config.get("scaler")
     scaled = isinstance(scaler, dict) and scaler.get("enabled") is True
     if not raised and not (narrow and scaled):
@@ -78,11 +78,11 @@ def fp16_parameters(run: Run) -> list[Finding]:
     if narrow:
         title = f"{formatting.plural(len(narrow), 'trained parameter')} stored in float16"
     return [
-        found(
+        make_finding(
             "fp16-parameters",
             title + (", and the scaler refused to unscale them" if raised else ""),
             narrow[0] if narrow else "parameters",
-            steps=_at(run) if raised else None,
+            steps=_failing_steps(run) if raised else None,
             value=float(len(narrow)),
             limit=0.0,
             unit="float16 parameters",
@@ -108,12 +108,12 @@ def fp16_parameters(run: Run) -> list[Finding]:
 )
 def no_gradients(run: Run) -> list[Finding]:
     """`no-gradients`: no parameter of an optimizer had a gradient when it stepped."""
-    raised = next((said for said in _NO_CHECKS if said in ended_by(run)), None)
+    raised = next((message for message in _NO_CHECKS if message in ending_error(run)), None)
     missing = signals(run, "missing gradients")
     none = missing[missing["count"] >= missing["limit"]]
     if raised is None and none.empty:
         return []
-    settings = listed(run.head.config, "optimizer_settings")
+    settings = mappings(run.head.config, "optimizer_settings")
     foreign = next(
         (i for i, s in enumerate(settings) if s.get("outside_model") and s["outside_model"] == s.get("parameters")),
         None,
@@ -122,14 +122,14 @@ def no_gradients(run: Run) -> list[Finding]:
     if raised is not None and len(settings) > 1:
         calls = signals(run, "calls")["name"]
         last = str(calls.iloc[-1]).split()[-1] if len(calls) else ""
-        index = of(last)[1]
+        index = split_call(last)[1]
     where = optimizer_name(run, index if foreign is None else foreign)
     why = " (they are not the model's)" if foreign is not None else ""
     if raised == _NO_CHECKS[1]:
         where, why = "loss", " (the loss depends on none)"
-    at = _at(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
+    at = _failing_steps(run) if raised else (int(none["step"].iloc[0]), int(none["step"].iloc[-1]))
     return [
-        found(
+        make_finding(
             "no-gradients",
             f"None of the optimizer's parameters has a gradient{why}",
             where,
@@ -151,26 +151,26 @@ def no_gradients(run: Run) -> list[Finding]:
         signal="The error that ended the run.",
         threshold="An `update` with no `unscale_` or `step` since the one before (torch/amp/grad_scaler.py, “No inf "
         "checks were recorded prior to update”).",
-        advice="`update()` takes in what the steps since the last call have found, and forgets it, so a second call "
+        advice="`update()` consumes the overflow checks of the steps since the last call, so a second call "
         "has nothing. Call it once per iteration, after the steps of all optimizers.",
         snippet=LOOP,
         page="",
     )
 )
 def update_without_step(run: Run) -> list[Finding]:
-    """`update-without-step`: the run ended because `scaler.update` was called and no optimizer had stepped since it was
-    called before."""
-    if _NO_STEP not in ended_by(run):
+    """`update-without-step`: the run ended because `scaler.update` was called and no optimizer had stepped since the
+    last call."""
+    if _NO_STEP not in ending_error(run):
         return []
     stepped = last_step(run) is not None
     return [
-        found(
+        make_finding(
             "update-without-step",
             "scaler.update was called twice for one step, which the scaler refused"
             if stepped
             else "scaler.update was called before any optimizer stepped, which the scaler refused",
             "scaler.update",
-            steps=_at(run),
+            steps=_failing_steps(run),
             value=2.0 if stepped else 1.0,
             limit=1.0 if stepped else 0.0,
             unit="updates per step",
@@ -187,10 +187,10 @@ def update_without_step(run: Run) -> list[Finding]:
         what="A mask uses a constant such as -1e9, which float16 cannot hold: it raises an error or becomes -inf.",
         signal="The error that ended the run; constants above 65504 in operators whose result is 16-bit, in the first "
         "step.",
-        threshold="Any finite constant above the largest number of its dtype. An error where the run ended of it or "
+        threshold="Any finite constant above the largest number of its dtype. An error if it ended the run or "
         "something was not finite.",
-        advice="A row that is masked altogether is then -inf everywhere, and its softmax NaN. Take the smallest "
-        "number of the dtype at hand.",
+        advice="A fully masked row is then -inf everywhere, and its softmax NaN. Take the smallest "
+        "number of the dtype in use.",
         snippet="scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         page="layer-detail",
     )
@@ -198,21 +198,21 @@ def update_without_step(run: Run) -> list[Finding]:
 def mask_constant_overflow(run: Run) -> list[Finding]:
     """`mask-constant-overflow`: a constant that 16 bits cannot hold."""
     frame = signals(run, "constant overflow")
-    raised = _OVERFLOWING.search(ended_by(run)) is not None
+    raised = _OVERFLOWING.search(ending_error(run)) is not None
     if not raised and frame.empty:
         return []
     broken = raised or len(signals(run, "non-finite output")) > 0
     row = frame.iloc[0] if len(frame) else None
-    name = failed_in(run) if raised else (str(row["name"]) if row is not None else "")
+    name = failing_module(run) if raised else (str(row["name"]) if row is not None else "")
     value = float(row["value"]) if row is not None else None
-    said = f"The constant {value:.3g}" if value is not None else "A constant"
+    constant = f"The constant {value:.3g}" if value is not None else "A constant"
     return [
-        found(
+        make_finding(
             "mask-constant-overflow",
-            f"{said} does not fit {row['dtype'] if row is not None else 'float16'}",
+            f"{constant} does not fit {row['dtype'] if row is not None else 'float16'}",
             name or model_name(run),
             severity="error" if broken else "warning",
-            steps=_at(run) if raised else None,
+            steps=_failing_steps(run) if raised else None,
             value=value,
             limit=float(row["limit"]) if row is not None else FORMATS["fp16"].max_value,
             unit="largest magnitude",
@@ -238,18 +238,18 @@ def mask_constant_overflow(run: Run) -> list[Finding]:
 def bce_banned(run: Run) -> list[Finding]:
     """`bce-banned`: `binary_cross_entropy` under autocast; refused on CUDA, allowed elsewhere."""
     frame = signals(run, "banned op")
-    raised = _BCE.search(ended_by(run)) is not None
+    raised = _BCE.search(ending_error(run)) is not None
     if not raised and frame.empty:
         return []
-    where = failed_in(run) if raised else str(frame["name"].iloc[0])
-    said = "was refused under autocast" if raised else "runs under autocast, which CUDA refuses"
+    where = failing_module(run) if raised else str(frame["name"].iloc[0])
+    outcome = "was refused under autocast" if raised else "runs under autocast, which CUDA refuses"
     return [
-        found(
+        make_finding(
             "bce-banned",
-            f"binary_cross_entropy {said}",
+            f"binary_cross_entropy {outcome}",
             where or "loss",
             severity="error" if raised else "warning",
-            steps=_at(run) if raised else None,
+            steps=_failing_steps(run) if raised else None,
             value=1.0,
             limit=0.0,
             unit="uses",
@@ -266,9 +266,9 @@ def bce_banned(run: Run) -> list[Finding]:
         what="An operator got float16 and float32 together, mostly in a custom autograd function or layer that "
         "autocast does not handle.",
         signal="The error that ended the run.",
-        threshold="torch's own words for it: expected one scalar type and found another.",
-        advice="Autocast casts the inputs of torch's operators, not those of one's own functions. Say what dtype they "
-        "take.",
+        threshold="torch's message: expected one scalar type and found another.",
+        advice="Autocast casts the inputs of torch's operators, not those of custom functions. Declare the dtype "
+        "that they take.",
         snippet="class MyFunction(torch.autograd.Function):\n"
         "    @staticmethod\n"
         '    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)\n'
@@ -282,19 +282,19 @@ def bce_banned(run: Run) -> list[Finding]:
 )
 def custom_function_dtype(run: Run) -> list[Finding]:
     """`custom-function-dtype`: an operator got two dtypes, one of them 16-bit."""
-    said = ended_by(run)
-    match = _MIXED.search(said)
-    if match is None or not _NARROW_WORDS.search(said):
+    error = ending_error(run)
+    match = _MIXED.search(error)
+    if match is None or not _NARROW_WORDS.search(error):
         return []
     frame = signals(run, "failed in")
     function = str(frame["op"].iloc[-1]) if len(frame) else ""
     custom = function.rpartition(".")[0] if function.endswith((".forward", ".backward")) else ""
     return [
-        found(
+        make_finding(
             "custom-function-dtype",
             f"An operator got two dtypes: {match.group(0)}",
-            failed_in(run) or custom or model_name(run),
-            steps=_at(run),
+            failing_module(run) or custom or model_name(run),
+            steps=_failing_steps(run),
             value=2.0,
             limit=1.0,
             unit="dtypes",
@@ -310,7 +310,7 @@ def custom_function_dtype(run: Run) -> list[Finding]:
         order=360,
         what="Activation checkpointing computes a module again in another dtype than the first time.",
         signal="dtypes of outputs in forward and in the recomputation; the error of torch.utils.checkpoint.",
-        threshold="Any difference: gradients are then those of another function. An error where the run ended of it.",
+        threshold="Any difference: gradients are then those of another function. An error if it ended the run.",
         advice="The recomputation runs under other autocast settings than forward did. Use torch's checkpoint, which "
         "keeps them, and open no other autocast region around backward.",
         snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
@@ -320,19 +320,19 @@ def custom_function_dtype(run: Run) -> list[Finding]:
 def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
     """`checkpoint-dtype-mismatch`: a recomputation gave another dtype than forward."""
     frame = signals(run, "recomputed")
-    said = ended_by(run)
-    raised = any(known in said for known in _RECOMPUTED) and "dtype" in said
+    error = ending_error(run)
+    raised = any(message in error for message in _RECOMPUTED) and "dtype" in error
     if not raised and frame.empty:
         return []
     row = frame.iloc[0] if len(frame) else None
     kinds = f"{row['detail']} in forward, {row['dtype']} when computed again" if row is not None else "another dtype"
     return [
-        found(
+        make_finding(
             "checkpoint-dtype-mismatch",
             f"A checkpointed module changes its dtype: {kinds}",
-            str(row["name"]) if row is not None else failed_in(run) or model_name(run),
+            str(row["name"]) if row is not None else failing_module(run) or model_name(run),
             severity="error" if raised else None,
-            steps=(int(row["step"]), int(row["step"])) if row is not None else _at(run),
+            steps=(int(row["step"]), int(row["step"])) if row is not None else _failing_steps(run),
             value=2.0,
             limit=1.0,
             unit="dtypes",
@@ -348,7 +348,7 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
         order=60,
         what="`make_graphed_callables` refuses to run under autocast with its cache.",
         signal="The error that ended the run.",
-        threshold="torch's own words for it (torch/cuda/graphs.py).",
+        threshold="torch's message (torch/cuda/graphs.py).",
         advice="A captured graph cannot use cast weights that live only as long as an autocast region. Open the "
         "region without the cache.",
         snippet="with torch.autocast('cuda', dtype=dtype, cache_enabled=False):\n"
@@ -358,14 +358,14 @@ def checkpoint_dtype_mismatch(run: Run) -> list[Finding]:
 )
 def graphed_callable_cache(run: Run) -> list[Finding]:
     """`graphed-callable-cache`: `make_graphed_callables` under autocast with its cache."""
-    if _GRAPHED not in ended_by(run):
+    if _GRAPHED not in ending_error(run):
         return []
     return [
-        found(
+        make_finding(
             "graphed-callable-cache",
             "make_graphed_callables was called under autocast with its weight cache",
             "torch.cuda.make_graphed_callables",
-            steps=_at(run),
+            steps=_failing_steps(run),
             value=1.0,
             limit=0.0,
             unit="calls",

@@ -1,4 +1,4 @@
-"""Rules on the GPU and its kernels: what keeps 16-bit arithmetic from being faster."""
+"""Rules on the GPU and its kernels: why 16-bit arithmetic is not faster."""
 
 import numpy as np
 import pandas as pd
@@ -8,15 +8,15 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
 from amp_core.analysis.steps import recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Severity
-from amp_core.findings.registry import found, rule
-from amp_core.findings.signals import LOWERED, autocast_dtype, facts, on_gpu
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, facts, on_gpu
 from amp_core.store.run import Run
 
-OFF = 0.1
-"""Share of matrix time off tensor cores from which on something is to be won: at most so much of it (Amdahl)."""
-SHARE = 0.05
-"""Share of time or of weights below which nothing is said: less than runs of one program differ by."""
-ALIGNED = 8
+MIN_OFF_TENSOR_CORE_FRAC = 0.1
+"""Share of matrix time off tensor cores from which a gain is worthwhile: it is an upper bound (Amdahl)."""
+MIN_REPORTED_FRAC = 0.05
+"""Share of time or of weights below which nothing is reported: repeats of one program differ by more."""
+ALIGNED_ELEMENTS = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
 
 
@@ -26,11 +26,10 @@ ALIGNED = 8
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=490,
-        what="The FP32 run that others are held against already uses TF32, so mixed precision looks as if it gained "
-        "little.",
+        what="The FP32 baseline run already uses TF32, so mixed precision looks as if it gained little.",
         signal="Kernels of precision tf32 in an FP32 run; torch's TF32 switches on a GPU that has it.",
         threshold="One such kernel, or a switch that is on (compute capability 8.0 or newer). A remark for a trace, "
-        "which does not say whether TF32 was meant.",
+        "which does not record whether TF32 was intended.",
         advice="TF32 runs matrix products on tensor cores with 10 bits of mantissa, up to 8 times as fast as FP32. "
         "Turn it off for a fair baseline, or name the baseline TF32.",
         snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
@@ -53,13 +52,13 @@ def tf32_baseline(run: Run) -> list[Finding]:
         where = str(longest["module"]) or str(longest["name"])
         title = f"{100 * share:.0f} % of the kernel time of this FP32 run is in TF32 kernels"
         severity: Severity = "warning"
-        if recipe(run) is None:  # a trace does not say what was meant: TF32 may have been the purpose
+        if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
             title, severity = (
                 f"{100 * share:.0f} % of the kernel time is in TF32 kernels: this is no FP32 baseline",
                 "info",
             )
         unit = "share of kernel time"
-        return [found("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
+        return [make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)]
     flags = facts(run.head.environment, "flags")
     gpu = profiled_gpu(run, "cuda:0")
     if len(rows) or not on_gpu(run) or recipe(run) is None or not gpu.takes("tf32"):
@@ -72,7 +71,9 @@ def tf32_baseline(run: Run) -> list[Finding]:
     else:
         return []
     return [
-        found("tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="switches that are on")
+        make_finding(
+            "tf32-baseline", "This FP32 run allows TF32", switch, value=1.0, limit=0.0, unit="switches that are on"
+        )
     ]
 
 
@@ -103,7 +104,7 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
         return []
     major, minor = gpu.capability or (0, 0)
     return [
-        found(
+        make_finding(
             "no-tensor-cores-on-device",
             f"{gpu.name} has no tensor cores (compute capability {major}.{minor})",
             gpu.name,
@@ -122,7 +123,7 @@ def no_tensor_cores_on_device(run: Run) -> list[Finding]:
         order=440,
         what="Matrix products or convolutions in 16 bits run on kernels that do not use the tensor cores.",
         signal="Kernels of operators that have tensor-core kernels, by name.",
-        threshold="10 % of the time of all such operators: Amdahl allows at most that much to be won.",
+        threshold="10 % of the time of all such operators: by Amdahl's law, an upper bound of the gain.",
         advice="The library chose a kernel without tensor cores, for the shape, the layout or its age. Let cuDNN try "
         "its algorithms, pad dimensions to multiples of 8, and use newer libraries.",
         snippet="torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
@@ -143,19 +144,19 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     if autocast_dtype(run) is None and not off["precision"].isin(["fp16", "bf16"]).any():
         return []
     share = float(off["total_us"].sum()) / total if total > 0 else 0.0
-    if share < OFF:
+    if share < MIN_OFF_TENSOR_CORE_FRAC:
         return []
     longest = off.iloc[int(off["total_us"].to_numpy().argmax())]
     where = str(longest["module"]) or str(longest["op"]) or str(longest["name"])
     return [
-        found(
+        make_finding(
             "kernels-off-tensor-cores",
-            f"{100 * share:.0f} % of the time of 16-bit matrix work runs off tensor cores, most of it in "
+            f"{100 * share:.0f} % of the time of 16-bit matrix kernels is off tensor cores, most of it in "
             f"{longest['name']}",
             where,
             steps=steps_of(off),
             value=share,
-            limit=OFF,
+            limit=MIN_OFF_TENSOR_CORE_FRAC,
             unit="share of matrix time",
         )
     ]
@@ -167,7 +168,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=480,
-        what="Dimensions of large matrix products are not multiples of 8, which tensor cores take 16-bit numbers in.",
+        what="Dimensions of large matrix products are not multiples of 8, the unit of tensor cores for 16-bit numbers.",
         signal="Shapes of the weights of linear layers and convolutions.",
         threshold="5 % of the weights of such layers. NVIDIA's guide to matrix multiplication: multiples of 16 bytes. "
         "It is a hint at efficiency: newer libraries use tensor cores anyway. On a CPU a remark.",
@@ -179,44 +180,44 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     )
 )
 def unaligned_dims(run: Run) -> list[Finding]:
-    """`unaligned-dims`: dimensions of large weights that are no multiples of 8. A remark on a CPU, where none of it
-    matters until the model moves to a GPU."""
+    """`unaligned-dims`: dimensions of large weights that are not multiples of 8. An info on a CPU, where it does not
+    matter until the model moves to a GPU."""
     if autocast_dtype(run) is None:
         return []
     ops = matrix_ops(run) if len(run.kernels) else pd.DataFrame()
     if len(ops) and not (ops["tensor_core"] == "").all():
         bad = ops[ops["unaligned"].astype(str).ne("") & ops["unaligned"].notna() & ~ops["reason"].eq("vector")]
         share = float(bad["time_frac"].sum())
-        if share < SHARE:
+        if share < MIN_REPORTED_FRAC:
             return []
         worst = bad.iloc[0]
-        where, said = str(worst["module"]) or str(worst["op"]), f"{worst['unaligned']} of {worst['op']}"
-        return [_unaligned(run, where, said, share, "share of kernel time")]
+        where, sizes_text = str(worst["module"]) or str(worst["op"]), f"{worst['unaligned']} of {worst['op']}"
+        return [_unaligned(run, where, sizes_text, share, "share of kernel time")]
     model = run.head.model
     layers = facts(model, "layers")
     weights: dict[str, tuple[int, list[int]]] = {}
     for name, shape in facts(model, "shapes").items():
         kind = str(layers.get(name.rpartition(".")[0], ""))
-        if isinstance(shape, list) and len(shape) > 1 and any(k in kind for k in LOWERED):
-            odd = [int(n) for n in shape[:2] if n % ALIGNED]
+        if isinstance(shape, list) and len(shape) > 1 and any(k in kind for k in GEMM_LAYERS):
+            odd = [int(n) for n in shape[:2] if n % ALIGNED_ELEMENTS]
             weights[name] = (int(np.prod(shape)), odd)
     total = sum(size for size, _ in weights.values())
     odd_ones = {n: (size, odd) for n, (size, odd) in weights.items() if odd}
     share = sum(size for size, _ in odd_ones.values()) / total if total else 0.0
-    if share < SHARE:
+    if share < MIN_REPORTED_FRAC:
         return []
     where = max(odd_ones, key=lambda n: odd_ones[n][0])
     return [_unaligned(run, where, f"{odd_ones[where][1][0]} in {where}", share, "share of matrix weights")]
 
 
-def _unaligned(run: Run, where: str, said: str, share: float, unit: str) -> Finding:
-    return found(
+def _unaligned(run: Run, where: str, sizes: str, share: float, unit: str) -> Finding:
+    return make_finding(
         "unaligned-dims",
-        f"Sizes are no multiples of {ALIGNED}: {said}",
+        f"Sizes are not multiples of {ALIGNED_ELEMENTS}: {sizes}",
         where,
         severity=None if on_gpu(run) or len(run.kernels) else "info",
         value=share,
-        limit=SHARE,
+        limit=MIN_REPORTED_FRAC,
         unit=unit,
     )
 
@@ -227,39 +228,39 @@ def _unaligned(run: Run, where: str, said: str, share: float, unit: str) -> Find
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=470,
-        what="Convolutions turn their inputs from NCHW to NHWC and back at each call.",
+        what="Convolutions convert their inputs from NCHW to NHWC and back at each call.",
         signal="Kernels that change the layout.",
         threshold="5 % of the time of all kernels.",
-        advice="Tensor-core convolutions want channels last, and the model gives channels first. Turn the model and "
+        advice="Tensor-core convolutions need channels last, and the model uses channels first. Convert the model and "
         "its inputs once.",
         snippet="model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
         page="step-cost",
     )
 )
 def layout_transposes(run: Run) -> list[Finding]:
-    """`layout-transposes`: kernels that turn NCHW to NHWC and back take a noticeable part of the time."""
+    """`layout-transposes`: kernels that convert NCHW to NHWC and back take a noticeable part of the time."""
     rows = kernel_rows(run)
     if on_cpu(rows) or rows.empty:
         return []
     turned = rows[rows["name"].str.contains("nchwToNhwc|nhwcToNchw", regex=True) | (rows["category"] == "layout")]
     share = float(turned["total_us"].sum() / rows["total_us"].sum())
-    if share < SHARE:
+    if share < MIN_REPORTED_FRAC:
         return []
     longest = turned.iloc[int(turned["total_us"].to_numpy().argmax())]
     return [
-        found(
+        make_finding(
             "layout-transposes",
-            f"{100 * share:.0f} % of the kernel time goes into turning the layout of convolutions",
+            f"{100 * share:.0f} % of the kernel time goes into layout changes for convolutions",
             str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
             steps=steps_of(turned),
             value=share,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of kernel time",
         )
     ]
 
 
 def steps_of(rows: pd.DataFrame) -> tuple[int, int] | None:
-    """First and last step of these rows; None where none has one."""
+    """First and last step of these rows; None if none has a step."""
     known = rows["step"].dropna()
     return (int(known.min()), int(known.max())) if len(known) else None

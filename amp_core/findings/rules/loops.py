@@ -1,4 +1,4 @@
-"""Rules on the order of a loop's calls: clip, unscale, step, update, schedule, and what backward is called in."""
+"""Rules on the order of a loop's calls: clip, unscale, step, update, schedule, and the context of backward."""
 
 import math
 
@@ -8,16 +8,25 @@ import pandas as pd
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
-from amp_core.findings.registry import found, rule
-from amp_core.findings.signals import Orders, ended_by, last_step, of, optimizer_name, orders, signals, span
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import (
+    CallOrders,
+    call_orders,
+    ending_error,
+    last_step,
+    optimizer_name,
+    signals,
+    split_call,
+    step_range,
+)
 from amp_core.findings.snippets import LOOP
 from amp_core.store.run import Run
 
 _DOCS = "torch.amp, Automatic Mixed Precision examples"
 FOLLOWS_BITS = 0.25
-"""A norm that moves with the scale does so within so many powers of two."""
-ENOUGH_CHANGES = 4
-"""Changes of the scale from which on a norm can be said to follow them."""
+"""A norm moves with the loss scale if their changes agree within so many powers of two."""
+MIN_SCALE_CHANGES = 4
+"""Fewest changes of the scale for a statement that a norm follows them."""
 
 
 @rule(
@@ -49,16 +58,16 @@ def clip_before_unscale(run: Run) -> list[Finding]:
     """`clip-before-unscale`: a clip after a scaled backward and before `unscale_`."""
     if not scaler_enabled(run):
         return []
-    bad = [(first, last) for first, last, calls in orders(run) if _clips_scaled(calls)]
+    bad = [(first, last) for first, last, calls in call_orders(run) if _clips_scaled(calls)]
     if not bad:
         return []
     scale = scale_summary(run).last
     return [
-        found(
+        make_finding(
             "clip-before-unscale",
             "Gradients are clipped before they are unscaled: the threshold is in effect divided by the loss scale",
             "clip_grad_norm_",
-            steps=span(bad),
+            steps=step_range(bad),
             value=scale,
             limit=1.0,
             unit="loss scale",
@@ -68,7 +77,7 @@ def clip_before_unscale(run: Run) -> list[Finding]:
 
 def _clips_scaled(calls: list[str]) -> bool:
     scaled = False
-    for name, _ in map(of, calls):
+    for name, _ in map(split_call, calls):
         if name in ("scale", "unscale_", "scaler.step"):
             scaled = name == "scale"
         elif name == "clip" and scaled:
@@ -83,7 +92,7 @@ def _clips_scaled(calls: list[str]) -> bool:
         family=TRAINING_LOOP,
         order=90,
         what="With gradient accumulation, gradients are unscaled or the scale updated before all micro-batches are "
-        "in: scaled and unscaled gradients are added up. Or they are never cleared, and every step adds to all before "
+        "in: scaled and unscaled gradients are mixed. Or they are never cleared, and every step adds to all before "
         "it.",
         signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
         "gradients that are still as the optimizer's step left them when backward adds to them.",
@@ -113,39 +122,39 @@ def _clips_scaled(calls: list[str]) -> bool:
     )
 )
 def unscale_per_microbatch(run: Run) -> list[Finding]:
-    """`unscale-per-microbatch`: gradients of one optimizer are added to after they were unscaled, or the scale is
-    updated between the micro-batches of one step; or they are never cleared, and so are added to in every step."""
+    """`unscale-per-microbatch`: gradients of an optimizer accumulate after they were unscaled, or the scale is
+    updated between the micro-batches of one step; or they are never cleared, and accumulate in every step."""
     kept = signals(run, "kept gradients")
     if not kept.empty:
         return [_never_cleared(run, int(kept["optimizer"].iloc[0]))]
-    every = _while_all_step(run)
-    bad = [(first, last) for first, last, calls in every if _mixes(calls)]
+    every = _orders_while_all_step(run)
+    bad = [(first, last) for first, last, calls in every if _mixes_scaled(calls)]
     if not bad:
         return []
     return [
-        found(
+        make_finding(
             "unscale-per-microbatch",
             "unscale_ or update is called for each micro-batch, before all gradients of the step are in",
             "unscale_",
-            steps=span(bad),
-            value=float(max(_most(calls) for _, _, calls in every if _mixes(calls))),
+            steps=step_range(bad),
+            value=float(max(_max_calls(calls) for _, _, calls in every if _mixes_scaled(calls))),
             limit=1.0,
             unit="calls per optimizer step",
         )
     ]
 
 
-def _while_all_step(run: Run) -> Orders:
-    """The stretches that began before some optimizer made its last step: one that was replaced steps unseen after it,
-    and what is called for it cannot be told from calls for the others."""
+def _orders_while_all_step(run: Run) -> CallOrders:
+    """The stretches that began before any optimizer made its last step: an optimizer that replaces it is not watched,
+    and its calls cannot be separated from those of the others."""
     frame = run.table("steps").select(["step", "optimizer"]).to_pandas()
     until = frame.groupby("optimizer")["step"].max().min()
-    return [stretch for stretch in orders(run) if not stretch[0] > until]
+    return [stretch for stretch in call_orders(run) if not stretch[0] > until]
 
 
 def _never_cleared(run: Run, index: int) -> Finding:
     name, last = optimizer_name(run, index), last_step(run)
-    return found(
+    return make_finding(
         "unscale-per-microbatch",
         f"Gradients of {name} are never cleared: each backward adds to those of all steps before",
         f"zero_grad of {name}",
@@ -158,11 +167,11 @@ def _never_cleared(run: Run, index: int) -> Finding:
     )
 
 
-def _mixes(calls: list[str]) -> bool:
+def _mixes_scaled(calls: list[str]) -> bool:
     unscaled: set[int] = set()
     stepped: set[int] = set()
     scaled = False
-    for name, index in map(of, calls):
+    for name, index in map(split_call, calls):
         if name == "scale":
             if unscaled - stepped:
                 return True
@@ -178,8 +187,8 @@ def _mixes(calls: list[str]) -> bool:
     return False
 
 
-def _most(calls: list[str]) -> int:
-    return max(sum(of(c)[0] == name for c in calls) for name in ("unscale_", "update"))
+def _max_calls(calls: list[str]) -> int:
+    return max(sum(split_call(c)[0] == name for c in calls) for name in ("unscale_", "update"))
 
 
 @rule(
@@ -188,26 +197,26 @@ def _most(calls: list[str]) -> int:
         severity="error",
         family=TRAINING_LOOP,
         order=100,
-        what="`scaler.update()` is left out, or only called sometimes: the next `unscale_` or `step` raises.",
+        what="`scaler.update()` is left out, or only called sometimes: the next `unscale_` or `step` raises an error.",
         signal="The error that ended the run, and the calls before it.",
         threshold="A second `unscale_` or `step` of one optimizer without an `update` between them "
         "(torch/amp/grad_scaler.py).",
-        advice="The scaler still holds the state of the step before, so the scale cannot move and the next call is "
-        "refused. Call `scaler.update()` once per iteration, also where the step was skipped.",
+        advice="The scaler still holds the state of the previous step, so the scale cannot change and the next call is "
+        "refused. Call `scaler.update()` once per iteration, even if the step was skipped.",
         snippet=LOOP,
     )
 )
 def missing_scaler_update(run: Run) -> list[Finding]:
     """`missing-scaler-update`: the run ended because a step had no `update` after it."""
-    said = ended_by(run)
-    if "since the last update()" not in said and "being called after step()" not in said:
+    error = ending_error(run)
+    if "since the last update()" not in error and "being called after step()" not in error:
         return []
     if unscale_per_microbatch(run):
         return []
     step = scale_trace(run)["step"]
     at = int(step.iloc[-1]) if len(step) else 0
     return [
-        found(
+        make_finding(
             "missing-scaler-update",
             "The scaler was not updated after a step, so it refused the next one",
             "scaler.update",
@@ -236,29 +245,29 @@ def missing_scaler_update(run: Run) -> list[Finding]:
 )
 def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
     """`optimizer-step-bypasses-scaler`: an optimizer steps outside of `scaler.step` after its loss was scaled. An
-    optimizer that only ever steps by itself, beside others that the scaler steps, may have an unscaled loss."""
+    optimizer that never uses the scaler, beside others that do, may have an unscaled loss."""
     if not scaler_enabled(run):
         return []
-    every = orders(run)
-    through = {of(c)[1] for _, _, calls in every for c in calls if of(c)[0] == "scaler.step"}
+    every = call_orders(run)
+    through = {split_call(c)[1] for _, _, calls in every for c in calls if split_call(c)[0] == "scaler.step"}
     bad, optimizers = [], set()
     for first, last, calls in every:
         if "scale" not in calls:
             continue
-        beside = {of(c)[1] for c in calls if of(c)[0] == "optimizer.step"}
-        beside = {i for i in beside if i in through or not through}
-        if beside:
+        bypassing = {split_call(c)[1] for c in calls if split_call(c)[0] == "optimizer.step"}
+        bypassing = {i for i in bypassing if i in through or not through}
+        if bypassing:
             bad.append((first, last))
-            optimizers |= beside
+            optimizers |= bypassing
     if not bad:
         return []
     index = min(optimizers)
     return [
-        found(
+        make_finding(
             "optimizer-step-bypasses-scaler",
             f"{optimizer_name(run, index)} steps outside of scaler.step although the loss was scaled",
             f"optimizer.step of {optimizer_name(run, index)}",
-            steps=span(bad),
+            steps=step_range(bad),
             value=float(sum(last - first + 1 for first, last in bad)),
             limit=0.0,
             unit="steps",
@@ -273,7 +282,7 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=410,
         what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="What the loop logs against what was measured, and jumps of the logged norm at changes of the scale.",
+        signal="Logged values compared with measured ones, and jumps of the logged norm at changes of the scale.",
         threshold="Logged over true within 1 % of the scale; without a measurement, four of five changes of the scale "
         "followed by the norm within a factor of 2^0.25.",
         advice="The curve shows the loss scale, not the model: it doubles at each growth. Log the loss before "
@@ -301,13 +310,13 @@ def logged_scaled_values(run: Run) -> list[Finding]:
         change, moved = np.diff(scale), np.diff(norm)
     at = np.flatnonzero((change != 0) & np.isfinite(moved) & np.isfinite(change))
     follows = np.abs(moved[at] - change[at]) <= FOLLOWS_BITS
-    if len(at) < ENOUGH_CHANGES or follows.mean() < 0.8:
+    if len(at) < MIN_SCALE_CHANGES or follows.mean() < 0.8:
         return []
     return [_logged("grad_norm", good["step"].iloc[at + 1], math.nan, "grad_norm jumps with the loss scale")]
 
 
 def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Finding:
-    return found(
+    return make_finding(
         "logged-scaled-values",
         title[0].upper() + title[1:],
         where,
@@ -328,21 +337,21 @@ def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Fi
         "step is slow.",
         signal="Anomaly mode at backward; the error that it raised.",
         threshold="Both at once. An error where it ended the run.",
-        advice="Scaled gradients overflow now and then by design, and anomaly mode takes that for an error. Turn it "
-        "off, or on only for the few steps that you look into, once the scale has settled.",
+        advice="Scaled gradients overflow now and then by design, and anomaly mode treats that as an error. Turn it "
+        "off, or use it only for a few steps, once the scale has settled.",
         snippet="torch.autograd.set_detect_anomaly(False)",
         frameworks={"Lightning": "trainer = Trainer(detect_anomaly=False)"},
     )
 )
 def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
-    """`anomaly-mode-with-scaler`: backward in anomaly mode with a scaler at work."""
+    """`anomaly-mode-with-scaler`: backward in anomaly mode with an active scaler."""
     frame = signals(run, "anomaly mode")
     if frame.empty or not scaler_enabled(run):
         return []
-    raised = "returned nan values in its" in ended_by(run)
+    raised = "returned nan values in its" in ending_error(run)
     at = int(frame["step"].iloc[0])
     return [
-        found(
+        make_finding(
             "anomaly-mode-with-scaler",
             "Anomaly mode is on with a GradScaler" + (", and ended the run" if raised else ""),
             "torch.autograd.set_detect_anomaly",
@@ -362,9 +371,9 @@ def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=250,
         what="A gradient penalty is computed from gradients that are still multiplied by the loss scale.",
-        signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether the scale was asked for "
+        signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
         "after it.",
-        threshold=f"The scale was not asked for before backward ({_DOCS}, gradient penalty).",
+        threshold=f"`get_scale` was not called before backward ({_DOCS}, gradient penalty).",
         advice="The penalty is too large by the loss scale, or by its square. Divide the gradients by "
         "`scaler.get_scale()` before taking their norm.",
         snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
@@ -375,7 +384,7 @@ def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
     )
 )
 def scaled_gradient_penalty(run: Run) -> list[Finding]:
-    """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again, and nobody divided by the
+    """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again without dividing by the
     scale."""
     frame = signals(run, "create_graph")
     frame = frame[frame["value"] == 1.0]
@@ -383,7 +392,7 @@ def scaled_gradient_penalty(run: Run) -> list[Finding]:
         return []
     at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
     return [
-        found(
+        make_finding(
             "scaled-gradient-penalty",
             "A gradient penalty uses gradients that are still multiplied by the loss scale",
             str(frame["name"].iloc[0]),

@@ -1,15 +1,16 @@
-"""Rules on memory: what autocast cannot lower, by itself and beside a run in FP32."""
+"""Rules on memory that autocast does not reduce, from one run and compared with a run in FP32."""
 
 from amp_core.analysis.performance.memory import memory_summary
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
-from amp_core.findings.registry import found, paired_rule, rule
+from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.signals import autocast_dtype, on_gpu
+from amp_core.hardware.device_types import is_accelerator
 from amp_core.store.run import Run
 
-STATE = 0.8
-"""Share of memory that weights, gradients and optimizer state take from which on halving activations wins little."""
-SAME = 0.05
-"""Peaks of memory that differ by less are the same."""
+MIN_STATE_FRAC = 0.8
+"""Share of weights, gradients and optimizer state in memory from which halving activations saves little."""
+SAME_PEAK_FRAC = 0.05
+"""Peaks of memory that differ by less count as equal."""
 
 
 _NOT_LOWER = Entry(
@@ -18,11 +19,11 @@ _NOT_LOWER = Entry(
     family=SPEED_AND_MEMORY,
     order=500,
     what="Mixed precision does not lower the peak of memory.",
-    signal="Memory by category, or the peak of an FP32 run beside it.",
+    signal="Memory by category, or the peak compared with that of an FP32 run.",
     threshold="Weights, gradients and optimizer state, which stay in FP32 under autocast, are 80 % of the peak or "
     "more; or a peak within 5 % of the FP32 run's.",
-    advice="Autocast halves activations alone, and adds 16-bit copies of the weights. Use the room for larger "
-    "batches, or lower what dominates: an 8-bit optimizer, sharding, checkpointing.",
+    advice="Autocast halves only activations, and adds 16-bit copies of the weights. Use the free memory for larger "
+    "batches, or reduce the largest part: an 8-bit optimizer, sharding, checkpointing.",
     snippet="from torch.utils.checkpoint import checkpoint\n\ny = checkpoint(block, x, use_reentrant=False)",
     page="memory",
 )
@@ -30,28 +31,28 @@ _NOT_LOWER = Entry(
 
 @rule(_NOT_LOWER)
 def memory_not_lower(run: Run) -> list[Finding]:
-    """`memory-not-lower`: weights, gradients and optimizer state are most of what a GPU holds under autocast."""
+    """`memory-not-lower`: weights, gradients and optimizer state are most of a GPU's memory under autocast."""
     if autocast_dtype(run) is None or not len(run.memory):
         return []
     frame = run.memory
     parts = ["parameters_bytes", "gradients_bytes", "optimizer_bytes"]
-    frame = frame[frame["device"].fillna("").str.startswith("cuda") & frame["allocated_bytes"].notna()]
+    frame = frame[frame["device"].map(is_accelerator).astype(bool) & frame["allocated_bytes"].notna()]
     if frame.empty:
         return []
     peak = float(memory_summary(run).peak_bytes or frame["allocated_bytes"].max())
     sizes = frame[parts].astype(float).fillna(0.0).max()
     share = float(sizes.sum()) / peak if peak else 0.0
-    if share < STATE:
+    if share < MIN_STATE_FRAC:
         return []
     where = str(sizes.idxmax()).removesuffix("_bytes")
     return [
-        found(
+        make_finding(
             "memory-not-lower",
             f"{100 * share:.0f} % of the peak are weights, gradients and optimizer state, which autocast leaves in "
             "FP32",
             where,
             value=share,
-            limit=STATE,
+            limit=MIN_STATE_FRAC,
             unit="share of peak memory",
         )
     ]
@@ -63,15 +64,15 @@ def memory_not_lower_than(run: Run, baseline: Run) -> list[Finding]:
     if autocast_dtype(run) is None or not on_gpu(run) or not on_gpu(baseline) or memory_not_lower(run):
         return []
     peak, before = memory_summary(run).peak_bytes, memory_summary(baseline).peak_bytes
-    if not peak or not before or peak < (1 - SAME) * before:
+    if not peak or not before or peak < (1 - SAME_PEAK_FRAC) * before:
         return []
     return [
-        found(
+        make_finding(
             "memory-not-lower",
             f"The peak of memory is {100 * peak / before:.0f} % of that of {baseline.name}",
             "peak memory",
             value=peak / before,
-            limit=1 - SAME,
+            limit=1 - SAME_PEAK_FRAC,
             unit="times the peak of the baseline",
         )
     ]

@@ -1,4 +1,4 @@
-"""Rules on time that arithmetic does not take: kernel launches, waits of the CPU for the GPU, and watching itself."""
+"""Rules on overhead: kernel launches, waits of the CPU for the GPU, and watching itself."""
 
 import numpy as np
 import pandas as pd
@@ -6,15 +6,15 @@ import pandas as pd
 from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
-from amp_core.findings.registry import found, rule
-from amp_core.findings.rules.hardware import SHARE
-from amp_core.findings.signals import on_gpu, orders
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
+from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.store.run import Run
 
-IDLE = 0.5
-"""A GPU that waits for longer than it works is bound by something else than its arithmetic."""
+MAX_IDLE_FRAC = 0.5
+"""A GPU that is idle for longer than it is busy is not bound by its arithmetic."""
 LAUNCH_US = 10.0
-"""About what launching a kernel costs the CPU, microseconds: shorter ones cannot keep a GPU busy."""
+"""Approximate cost of launching a kernel on the CPU, microseconds: shorter kernels cannot keep a GPU busy."""
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar_dense", "aten::item")
 
 
@@ -26,8 +26,8 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
         order=450,
         what="The GPU waits for the CPU to launch small kernels; casts of mixed precision add more of them.",
         signal="Busy and idle time of the GPU in profiled steps, and the length of its kernels.",
-        threshold="Idle more than half of the time, loading of data apart, with kernels of less than 10 µs on "
-        "average: about what launching one takes.",
+        threshold="Idle more than half of the time, loading of data excluded, with kernels of less than 10 µs on "
+        "average: about the cost of launching one.",
         advice="Faster arithmetic cannot help while the GPU waits. Give it larger batches, compile the model, capture "
         "CUDA graphs, and use fused optimizers.",
         snippet='model = torch.compile(model, mode="reduce-overhead")\n'
@@ -40,7 +40,7 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "aten::_local_scalar
     )
 )
 def launch_bound(run: Run) -> list[Finding]:
-    """`launch-bound`: the GPU is idle for most of the time, data apart, and its kernels are short."""
+    """`launch-bound`: the GPU is idle for most of the time, loading of data excluded, and its kernels are short."""
     rows = kernel_rows(run, everything=True)
     rows = rows[rows["phase"] != "watch"]
     count = float(rows["count"].sum())
@@ -48,26 +48,26 @@ def launch_bound(run: Run) -> list[Finding]:
         return []
     mean_us = float(rows["total_us"].sum()) / count
     idle = _idle_share(run, rows)
-    if idle is None or idle <= IDLE or mean_us >= LAUNCH_US:
+    if idle is None or idle <= MAX_IDLE_FRAC or mean_us >= LAUNCH_US:
         return []
     by_phase = rows[rows["phase"] != ""].groupby("phase")["count"].sum()
     where = str(by_phase.idxmax()) if len(by_phase) else "kernels"
     first = rows["step"].min()
     return [
-        found(
+        make_finding(
             "launch-bound",
             f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
             where,
             steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
             value=idle,
-            limit=IDLE,
+            limit=MAX_IDLE_FRAC,
             unit="share of the step",
         )
     ]
 
 
 def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
-    """Share of wall time in which the GPU had nothing to do though data was there; None where not known."""
+    """Share of wall time in which the GPU was idle although data was available; None if not known."""
     windows = window_rows(run)
     windows = windows[(windows["wall_us"] > 0) & windows["idle_us"].notna()]
     if len(windows):
@@ -118,15 +118,15 @@ def host_syncs(run: Run) -> list[Finding]:
         per_step = float(waits["count"].astype(float).sum() / profiled.astype(float).fillna(1.0).sum())
     if len(waits):
         longest = waits.iloc[int(waits["count"].astype(float).to_numpy().argmax())]
-        op = longest["op"]  # NaN where the wait was no operator's
+        op = longest["op"]  # NaN if no operator waited
         where = op if isinstance(op, str) and op else str(longest["name"])
-    asked = _asked_for_scale(run) if on_gpu(run) and scaler_enabled(run) else 0
-    if per_step <= allowed and not asked:
+    get_scale_calls = _get_scale_calls(run) if on_gpu(run) and scaler_enabled(run) else 0
+    if per_step <= allowed and not get_scale_calls:
         return []
-    if asked and per_step <= allowed:
-        per_step, where, allowed = float(asked), "scaler.get_scale", 0.0
+    if get_scale_calls and per_step <= allowed:
+        per_step, where, allowed = float(get_scale_calls), "scaler.get_scale", 0.0
     return [
-        found(
+        make_finding(
             "host-syncs",
             f"The CPU waits for the GPU {per_step:.3g} times per step ({where})",
             where,
@@ -137,9 +137,9 @@ def host_syncs(run: Run) -> list[Finding]:
     ]
 
 
-def _asked_for_scale(run: Run) -> int:
-    """How often per step the loop asks for the loss scale, in most steps."""
-    every = orders(run)
+def _get_scale_calls(run: Run) -> int:
+    """Calls of `get_scale` per step, in most steps."""
+    every = call_orders(run)
     times = {calls.count("get_scale"): 0 for _, _, calls in every}
     for first, last, calls in every:
         times[calls.count("get_scale")] += last - first + 1
@@ -154,8 +154,8 @@ def _asked_for_scale(run: Run) -> int:
         order=510,
         what="Watching itself takes a noticeable part of the time.",
         signal="Time spent watching over the time of all steps.",
-        threshold="5 % on average, the first steps apart.",
-        advice="The times of this run are those of a watched one. Sample more seldom, or give a budget.",
+        threshold="5 % on average, the first steps excluded.",
+        advice="The times of this run include watching. Sample less often, or set a budget.",
         snippet='watch(model, optimizer, into="runs/a", every=100, budget=0.02)',
         page="",
     )
@@ -164,27 +164,27 @@ def watch_overhead(run: Run) -> list[Finding]:
     """`watch-overhead`: watching takes a noticeable part of the time."""
     steps = attempts(run)
     steps = steps.iloc[warmup_steps(len(steps)) :]
-    steps = steps[~steps["step"].isin(_looked_at_closely(run))]
+    steps = steps[~steps["step"].isin(_steps_with_extra_cost(run))]
     known = steps[np.isfinite(steps["watch_ms"]) & np.isfinite(steps["step_ms"])]
-    total = float((known["step_ms"] * known["stands_for"]).sum())
-    share = float((known["watch_ms"] * known["stands_for"]).sum()) / total if total > 0 else 0.0
-    if share <= SHARE:
+    total = float(known["step_ms"].sum())
+    share = float(known["watch_ms"].sum()) / total if total > 0 else 0.0
+    if share <= MIN_REPORTED_FRAC:
         return []
     return [
-        found(
+        make_finding(
             "watch-overhead",
             f"Watching takes {100 * share:.0f} % of the time of a step",
             "watch",
             steps=(int(known["step"].iloc[0]), int(known["step"].iloc[-1])),
             value=share,
-            limit=SHARE,
+            limit=MIN_REPORTED_FRAC,
             unit="share of time",
         )
     ]
 
 
-def _looked_at_closely(run: Run) -> set[int]:
-    """Steps that were audited, traced or profiled, and the one after each: their cost was asked for, and comes once."""
+def _steps_with_extra_cost(run: Run) -> set[int]:
+    """Steps that were audited, traced or profiled, and the one after each: their one-time cost was requested."""
     steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
     stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
     windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may mark no steps

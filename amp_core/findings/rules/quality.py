@@ -1,18 +1,18 @@
-"""The rule on quality: whether mixed precision learns as well as FP32, by audits and by a run in FP32."""
+"""The rule on quality: whether mixed precision learns as well as FP32, from audits and from a run in FP32."""
 
 import numpy as np
 
 from amp_core.analysis import compare
 from amp_core.analysis.numerics.audits import own_audits
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
-from amp_core.findings.registry import found, paired_rule, rule
-from amp_core.findings.remedies import computes_in
+from amp_core.findings.registry import make_finding, paired_rule, rule
+from amp_core.findings.remedies import compute_dtype
 from amp_core.findings.signals import autocast_dtype, facts
 from amp_core.findings.snippets import ISLAND
 from amp_core.store.run import Run
 
-COSINE = 0.99
-"""Median cosine of a gradient to its FP32 replay below which it points elsewhere: the error is then a seventh of it."""
+MIN_COSINE = 0.99
+"""Lowest acceptable median cosine of a gradient to its FP32 replay: its error is then a seventh of its length."""
 
 
 _LOSS_GAP = Entry(
@@ -27,7 +27,7 @@ _LOSS_GAP = Entry(
         "loss-nonfinite",
     ),
     what="The model learns worse in mixed precision than in FP32.",
-    signal="Final losses of two runs of the same task, held against their noise; or gradients replayed in FP32.",
+    signal="Final losses of two runs of the same task, compared with their noise; or gradients replayed in FP32.",
     threshold="Worse by more than 5 % and by more than the noise of both runs; or a gradient whose cosine to FP32 "
     "is below 0.99 in the median, an error of a seventh of its length.",
     advice="Rounding takes something that this model needs. Keep the parts that the audit or the comparison names "
@@ -50,16 +50,16 @@ def amp_loss_gap(run: Run) -> list[Finding]:
         return []
     medians = audits.groupby("name")["cosine"].median()
     worst = str(medians.idxmin())
-    if medians[worst] >= COSINE:
+    if medians[worst] >= MIN_COSINE:
         return []
     return [
-        found(
+        make_finding(
             "amp-loss-gap",
             f"The gradient of {worst} differs from its FP32 replay: cosine {medians[worst]:.3f}",
             worst,
             steps=(int(audits["step"].min()), int(audits["step"].max())),
             value=float(medians[worst]),
-            limit=COSINE,
+            limit=MIN_COSINE,
             unit="cosine",
         )
     ]
@@ -67,9 +67,9 @@ def amp_loss_gap(run: Run) -> list[Finding]:
 
 @paired_rule(_LOSS_GAP)
 def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
-    """`amp-loss-gap`, against a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32
-    differ in something else than their precision."""
-    if computes_in(run) == "float32":
+    """`amp-loss-gap`, compared with a run in FP32: the final loss is worse beyond the noise of both. Two runs in FP32
+    differ in something other than their precision."""
+    if compute_dtype(run) == "float32":
         return []
     comparison = compare([baseline, run])
     label = str(comparison.table["run"].iloc[1])
@@ -77,7 +77,7 @@ def amp_loss_gap_to(run: Run, baseline: Run) -> list[Finding]:
         return []
     row = comparison.table.iloc[1]
     return [
-        found(
+        make_finding(
             "amp-loss-gap",
             f"The run learns worse than {baseline.name}{comparison.parity[label].removeprefix('worse')}",
             "loss",

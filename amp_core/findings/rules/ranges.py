@@ -1,9 +1,9 @@
 """Rules on what exceeds the range of float16: activations, weights, running statistics."""
 
 from amp_core.findings import remedies
-from amp_core.findings.first_cause import RATE, Cause, first_cause, stretch_end
+from amp_core.findings.first_cause import LEARNING_RATE, Cause, first_cause, stretch_end
 from amp_core.findings.model import RANGE_AND_PRECISION, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaling import loss_nonfinite
 from amp_core.findings.signals import autocast_dtype, facts, model_name, signals
 from amp_core.findings.snippets import BF16, ISLAND
@@ -11,14 +11,14 @@ from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 FP16 = FORMATS["fp16"]
-STATISTICS_EVERY = 10
-"""So many steps lie at most between two looks at running statistics."""
-BORN_NARROW = 0.99
-"""Share of nonzero FP32 weights that BF16 holds exactly from which on they come from BF16: of others 2^-16 are."""
+STATISTICS_INTERVAL_STEPS = 10
+"""Most steps between two checks of running statistics."""
+MIN_BF16_EXACT_FRAC = 0.99
+"""Weights are from BF16 if BF16 represents at least this share of the nonzero ones exactly; of others it is 2^-16."""
 
 
-def _overflow(run: Run) -> Cause | None:
-    """The first module that turned finite input into a non-finite FP16 output, and so began a stretch of failing
+def _first_overflow(run: Run) -> Cause | None:
+    """The first module with a non-finite FP16 output from finite input, which began a stretch of failing
     steps."""
     frame = signals(run, "non-finite output")
     frame = frame[(frame["dtype"] == "float16") & frame["detail"].isin(["", "input"]) & (frame["op"] != "loss")]
@@ -29,7 +29,7 @@ def _overflow(run: Run) -> Cause | None:
         done = stretch_end(run, step)
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase == "divergence":
-            return None  # what overflows after it would have overflowed any format
+            return None  # after a divergence any format would overflow
         if cause is not None and (cause.phase, cause.dtype) == ("forward", "float16") and cause.where != "loss":
             return cause
     return None
@@ -42,7 +42,7 @@ def _overflow(run: Run) -> Cause | None:
         family=RANGE_AND_PRECISION,
         order=150,
         follows=("bf16-model-in-fp16",),
-        what="A module's output does not fit float16: its largest number is 65504, what is larger becomes infinite.",
+        what="A module's output does not fit float16: its largest number is 65504, and larger values become infinite.",
         signal="The first module, in the order of forward, with a non-finite float16 output from finite input and "
         "weights; outputs that come within a factor of 2 of the limit.",
         threshold="One infinite value; a warning from 32752 on, where one doubling remains.",
@@ -55,12 +55,12 @@ def _overflow(run: Run) -> Cause | None:
 )
 def activation_overflow(run: Run) -> list[Finding]:
     """`activation-overflow`: FP16 outputs beyond 65504, or within a factor of 2 of it."""
-    cause = _overflow(run)
+    cause = _first_overflow(run)
     if cause is not None:
         size = f" from input of up to {cause.value:.3g}" if cause.value is not None else ""
         last = signals(run, "non-finite output")["step"].max()
         return [
-            found(
+            make_finding(
                 "activation-overflow",
                 f"The output of {cause.where} ({cause.op}) overflows float16{size}",
                 cause.where,
@@ -71,12 +71,12 @@ def activation_overflow(run: Run) -> list[Finding]:
             )
         ]
     near = signals(run, "near overflow")
-    if near.empty or any(f.where == RATE for f in loss_nonfinite(run)):
+    if near.empty or any(f.where == LEARNING_RATE for f in loss_nonfinite(run)):
         return []
     row = near.iloc[int(near["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)
     return [
-        found(
+        make_finding(
             "activation-overflow",
             f"The output of {name} comes within a factor of 2 of float16's largest number",
             name,
@@ -97,12 +97,12 @@ def activation_overflow(run: Run) -> list[Finding]:
         order=140,
         what="A model trained in bfloat16 runs in float16, whose range is smaller: its activations or weights "
         "overflow.",
-        signal="Weights at the start: those from a bfloat16 checkpoint have 8 significant bits even when held in "
+        signal="Weights at the start: those from a bfloat16 checkpoint have 8 significant bits even when stored in "
         "float32.",
         threshold="99 % of the nonzero weights of matrices are exact in bfloat16 (1 in 65,536 of others is), or a "
         "weight is above 65504, and autocast is float16. A warning until something overflows.",
-        advice="What bfloat16 holds up to 3e38 ends at 65504 here, so activations that were ordinary become infinite. "
-        "Train it in bfloat16, as it was made.",
+        advice="bfloat16 reaches 3e38, float16 only 65504, so activations that were ordinary become infinite. "
+        "Train it in bfloat16, as before.",
         snippet="with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)",
         frameworks=BF16,
         page="number-ranges",
@@ -118,10 +118,10 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
     largest = facts(model, "weight_absmax")
     size = largest.get("value")
     too_large = isinstance(size, int | float) and size > FP16.max_value
-    born = isinstance(exact, int | float) and exact >= BORN_NARROW
-    if not stored and not born and not too_large:
+    made_in_bf16 = isinstance(exact, int | float) and exact >= MIN_BF16_EXACT_FRAC
+    if not stored and not made_in_bf16 and not too_large:
         return []
-    cause = _overflow(run)
+    cause = _first_overflow(run)
     if too_large:
         where = str(largest.get("name"))
     else:
@@ -135,9 +135,9 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
         )
     else:
         title = "Weights made in bfloat16 are trained in float16"
-        value, limit, unit = float(exact or 1.0), BORN_NARROW, "share of weights exact in bfloat16"
+        value, limit, unit = float(exact or 1.0), MIN_BF16_EXACT_FRAC, "share of weights exact in bfloat16"
     return [
-        found(
+        make_finding(
             "bf16-model-in-fp16",
             title + (f"; {cause.in_words()}" if cause else ""),
             where,
@@ -165,7 +165,7 @@ def bf16_model_in_fp16(run: Run) -> list[Finding]:
         what="Running statistics of a normalisation layer hold NaN or infinity: training goes on, evaluation is "
         "broken.",
         signal="running_mean and running_var after each step (on a GPU after each tenth).",
-        threshold="One value that is not finite: an average that took one in never forgets it.",
+        threshold="One value that is not finite: a running average never recovers from it.",
         advice="A forward pass that was not finite went into the statistics; a scaler that skips the step does not "
         "undo that. Reset them, and where float16 overflowed, keep the input of that layer in float32.",
         snippet="for module in model.modules():\n"
@@ -184,9 +184,9 @@ def batchnorm_poisoned(run: Run) -> list[Finding]:
     at = int(row["step"])
     buffer, more = str(row["name"]), int(row["count"]) - 1
     module = buffer.rpartition(".")[0] or model_name(run)
-    cause = _forward_before(run, at)
+    cause = _forward_cause_before(run, at)
     return [
-        found(
+        make_finding(
             "batchnorm-poisoned",
             (f"{buffer} and {more} more statistics are not finite" if more else f"{buffer} is not finite")
             + (f"; {cause.in_words()}" if cause else ""),
@@ -195,16 +195,16 @@ def batchnorm_poisoned(run: Run) -> list[Finding]:
             value=float(row["count"]),
             limit=0.0,
             unit="statistics that are not finite",
-            remedy=remedies.of_statistics(run, cause),
+            remedy=remedies.statistics_remedy(run, cause),
         )
     ]
 
 
-def _forward_before(run: Run, at: int) -> Cause | None:
-    """What was not finite in forward when statistics that were seen at step `at` became so. On a GPU they are looked at
-    every `STATISTICS_EVERY`th step; a step that was skipped in between did not keep them from what it held."""
+def _forward_cause_before(run: Run, at: int) -> Cause | None:
+    """The cause in forward of statistics that were found non-finite at step `at`. On a GPU they are checked
+    every `STATISTICS_INTERVAL_STEPS`th step; a skipped step in between updates them too."""
     outputs = signals(run, "non-finite output")["step"]
-    for step in sorted({int(s) for s in outputs[outputs.between(at - STATISTICS_EVERY + 1, at)]}):
+    for step in sorted({int(s) for s in outputs[outputs.between(at - STATISTICS_INTERVAL_STEPS + 1, at)]}):
         cause = first_cause(run, 0, step)
         if cause is not None and cause.phase != "backward":
             return cause

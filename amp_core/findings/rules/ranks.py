@@ -1,4 +1,4 @@
-"""Rules on the processes of one training: whether one ended early, and whether they agree on the loss scale."""
+"""Rules on distributed training: whether a rank ended early, and whether ranks agree on the loss scale."""
 
 import math
 
@@ -8,7 +8,7 @@ import pandas as pd
 from amp_core.analysis import rank_scales
 from amp_core.analysis.ranks import rank_cause, rank_ends
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -20,10 +20,10 @@ from amp_core.text import formatting
         family=TRAINING_LOOP,
         order=120,
         what="One of the processes that train together ended before the others, and took them with it.",
-        signal="The end that each rank wrote, or did not write.",
-        threshold="A rank that failed by an error of its own, or that wrote no end, in a run of several processes.",
-        advice="The others wait for it where gradients are exchanged, until they fail too or are stopped: what it "
-        "says of its end is the cause. One without an end was killed, mostly for want of memory; look at the output "
+        signal="The end that each rank recorded, or did not record.",
+        threshold="A rank that failed by its own error, or that recorded no end, in a run of several processes.",
+        advice="The others wait for it where gradients are exchanged, until they fail too or are stopped: its own "
+        "error is the cause. A rank without an end was killed, usually for lack of memory; look at the output "
         "of each rank.",
         snippet="# torchrun --standalone --nproc-per-node 4 --tee 3 train.py   "
         "# each rank's output, its number before it",
@@ -36,7 +36,7 @@ def rank_ended(run: Run) -> list[Finding]:
         return []
     others = sum(end.rank != cause.rank for end in rank_ends(run))
     return [
-        found(
+        make_finding(
             "rank-ended",
             cause.in_words()[0].upper() + cause.in_words()[1:],
             f"rank {cause.rank}",
@@ -66,33 +66,33 @@ def rank_ended(run: Run) -> list[Finding]:
 )
 def rank_scale_desync(run: Run) -> list[Finding]:
     """`rank-scale-desync`: at one step, ranks have different loss scales, or one skips what another makes."""
-    apart = rank_scales(run) if run.head.world_size > 1 else pd.DataFrame()
-    if apart.empty:
+    differing = rank_scales(run) if run.head.world_size > 1 else pd.DataFrame()
+    if differing.empty:
         return []
-    first, last, steps = int(apart["step"].min()), int(apart["step"].max()), apart["step"].nunique()
-    at = apart[apart["step"] == first]
+    first, last, steps = int(differing["step"].min()), int(differing["step"].max()), differing["step"].nunique()
+    at = differing[differing["step"] == first]
     scale = at["loss_scale"].astype(float)
     odd = (
         at[scale != scale.mode().iloc[0]] if scale.nunique() > 1 else at[at["skipped"] != at["skipped"].mode().iloc[0]]
     )
     rank = int(odd["rank"].iloc[0]) if len(odd) else 0
-    at_end = apart[apart["step"] == last]["loss_scale"].dropna().to_numpy(dtype=float)
+    at_end = differing[differing["step"] == last]["loss_scale"].dropna().to_numpy(dtype=float)
     return [
-        found(
+        make_finding(
             "rank-scale-desync",
             f"The ranks disagree on the loss scale or on skipping at {formatting.plural(steps, 'step')}, "
             f"from {first:,} on",
             f"rank {rank}",
             steps=(first, last),
-            value=_times_apart(at_end),
+            value=_scale_ratio(at_end),
             limit=1.0,
             unit="times (highest over lowest loss scale)",
         )
     ]
 
 
-def _times_apart(scales: np.ndarray) -> float | None:
-    """The highest over the lowest; None where none was recorded."""
+def _scale_ratio(scales: np.ndarray) -> float | None:
+    """The ratio of the highest to the lowest; None if none was recorded."""
     if not len(scales):
         return None
     return float(scales.max() / scales.min()) if scales.min() > 0 else math.inf

@@ -1,4 +1,4 @@
-"""The rule on the recording itself: whether it has stopped, is empty, or lacks what was asked for, and why."""
+"""The rule on the recording itself: whether it stopped, is empty, or lacks something that was requested, and why."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,20 @@ import numpy as np
 
 from amp_core.analysis.steps import attempts, whole_number
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding, Remedy, Severity
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
-from amp_core.findings.signals import last_step, of, signals
+from amp_core.findings.signals import last_step, signals, split_call
 from amp_core.schema import TABLES
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
-MANY_BACKWARDS = 20
-"""So many backward passes after the last recorded step, four times as many as any step had, belong to steps that were
-not recorded."""
-IDLE_S = 300.0
-"""A run that went on for so long after its last step, and for longer than its steps took, is remarked on."""
-LONGEST = 200
-"""Letters of a reason that a title quotes."""
+MIN_UNRECORDED_BACKWARDS = 20
+"""At least so many backward passes after the last recorded step, and four times as many as any step had, are of steps
+that were not recorded."""
+MIN_IDLE_S = 300.0
+"""A run that lasted so long after its last step, and longer than its steps took, is reported."""
+MAX_REASON_CHARS = 200
+"""Characters of a reason that a title quotes."""
 
 _EXPECTED = (
     "hooks do not reach into a compiled graph",
@@ -29,7 +29,7 @@ _EXPECTED = (
     "the run ended before",
     "device samples: ",
 )
-"""Reasons that say what such a run cannot have, or that it was too short for it: nothing went wrong."""
+"""Reasons that are expected: such a run cannot have the data, or was too short for it."""
 _OPTIMIZER = Remedy(
     "Steps of a `torch.optim.Optimizer` that holds parameters of the model are recorded, those of other objects and "
     "updates by hand are not. Give `watch` the model and the optimizers that the loop steps, and derive one of your "
@@ -45,7 +45,7 @@ _MODEL = Remedy(
     'watch(model, optimizer, scaler=scaler, into="runs/a")',
 )
 _LOSS = Remedy(
-    "Backward was called on something that is not one loss, so these steps have none and no finding tells of it. Log "
+    "Backward was called on something that is not a single loss, so these steps have no loss. Log "
     "the loss in each step.",
     'rec = watch(model, optimizer, scaler=scaler, into="runs/a")\nrec.log(loss=loss)   # in each step',
 )
@@ -62,7 +62,7 @@ _SCALER = Remedy(
     'scaler = torch.amp.GradScaler("cuda")\nwatch(model, optimizer, scaler=scaler, into="runs/a")',
 )
 _CAPTURE = Remedy(
-    "What a CUDA graph replays calls no hook, so its forward, backward and loss are not seen. Step the optimizer "
+    "A replayed CUDA graph calls no hooks, so its forward, backward and loss are not seen. Step the optimizer "
     "outside of the graph, or watch some steps without one.",
     "graph.replay()\noptimizer.step()   # seen, since it is outside of the graph",
 )
@@ -72,8 +72,8 @@ _XLA = Remedy(
     'model.compile(optimizer="adam", loss="mse", jit_compile=False)',
 )
 _WRITING = Remedy(
-    "The run folder could not be written for a while, and memory did not hold the rows that waited. Write to a local "
-    "disk with room, and copy the run when it has ended.",
+    "The run folder could not be written for a while, and the rows that waited did not fit into memory. Write to a "
+    "local disk with free space, and copy the run when it has ended.",
     'watch(model, optimizer, into="/local/disk/runs/a")',
 )
 _PATTERNS = Remedy(
@@ -88,7 +88,7 @@ _FAILED = Remedy(
     'watch(model, optimizer, into="runs/a", every=100, exclude=["blocks.3.*"])',
 )
 _PART = Remedy(
-    "The steps are recorded, and what builds on the missing part says nothing. Record some steps without what the "
+    "The steps are recorded, but analyses of the missing part are empty. Record some steps without what the "
     "reason names: another profiler, another mode that intercepts operators, or too little memory.",
     'watch(model, optimizer, into="runs/b")',
 )
@@ -109,24 +109,24 @@ _REASONS: tuple[tuple[str, Severity, Remedy], ...] = (
     ("what memory is made of", "info", _PART),
     ("device samples from now on", "info", _PART),
 )
-"""How a reason begins, how grave it is, and what to do. A remark is one for which a part of each step is missing: good
-to know, and the steps are there."""
-_UNSTEPPED = ("steps: no optimizer", "steps: neither a forward", "steps: none of the model's optimizers")
-"""Reasons for a run without steps, which say nothing of one that was stopped before its first step was over."""
+"""Prefix of a reason, its severity, and the remedy. An info is a reason for which a part of each step is missing, but
+the steps are recorded."""
+_NO_STEP_REASONS = ("steps: no optimizer", "steps: neither a forward", "steps: none of the model's optimizers")
+"""Reasons for a run without steps, which do not apply to one that was stopped during its first step."""
 
 
 @dataclass(frozen=True)
-class _Lack:
-    """Something that was not recorded."""
+class _Gap:
+    """Something that was were not recorded."""
 
-    said: str
-    """What and why, for a title."""
+    title: str
+    """What is missing and why."""
     where: str
     severity: Severity
     since: int | None
     remedy: Remedy | None
     reason: str = ""
-    """The recorder's own words, where they are its."""
+    """The recorder's message, if the reason is the recorder's."""
 
 
 @rule(
@@ -135,12 +135,11 @@ class _Lack:
         severity="warning",
         family=TRAINING_LOOP,
         order=10,
-        what="Something that should be in the run was not recorded, so neither findings nor figures can tell of it.",
-        signal="What the recorder says of itself, tables without rows, and backward passes after the last recorded "
-        "step.",
-        threshold="One reason why something is missing that such a run could have. An error where no step at all was "
-        "recorded; a remark where each step lacks a part.",
-        advice="What is missing is not zero, and a finding that is not there says nothing of it. Give `watch` all "
+        what="Something that should be in the run was not recorded, so neither findings nor figures can show it.",
+        signal="Warnings of the recorder, tables without rows, and backward passes after the last recorded step.",
+        threshold="One reason why something is missing that such a run could have. An error if no step at all was "
+        "recorded; a remark if each step lacks a part.",
+        advice="Missing data is not zero, and the absence of findings about it means nothing. Give `watch` all "
         "optimizers that the loop steps, and a folder that it can write to.",
         snippet='watch(model, [optimizer_a, optimizer_b], scaler=scaler, into="runs/a")',
         page="",
@@ -148,21 +147,21 @@ class _Lack:
 )
 def recording_incomplete(run: Run) -> list[Finding]:
     """`recording-incomplete`: no step was recorded, recording stopped before the training did, or something that was
-    asked for is missing."""
-    lacks = _lacks(run)
-    if not lacks:
+    requested is missing."""
+    gaps = _gaps(run)
+    if not gaps:
         return []
-    worst = min(lacks, key=lambda lack: ("error", "warning", "info").index(lack.severity))
-    more = f" (and {formatting.plural(len(lacks) - 1, 'more reason')})" if len(lacks) > 1 else ""
+    worst = min(gaps, key=lambda gap: ("error", "warning", "info").index(gap.severity))
+    more = f" (and {formatting.plural(len(gaps) - 1, 'more reason')})" if len(gaps) > 1 else ""
     last = last_step(run)
     return [
-        found(
+        make_finding(
             "recording-incomplete",
-            worst.said + more,
+            worst.title + more,
             worst.where,
             severity=worst.severity,
             steps=(worst.since, max(worst.since, last or 0)) if worst.since is not None else None,
-            value=float(len(lacks)),
+            value=float(len(gaps)),
             limit=0.0,
             unit="things not recorded",
             remedy=worst.remedy,
@@ -170,21 +169,21 @@ def recording_incomplete(run: Run) -> list[Finding]:
     ]
 
 
-def _lacks(run: Run) -> list[_Lack]:
-    told = _told(run)
+def _gaps(run: Run) -> list[_Gap]:
+    reported = _reported_gaps(run)
     if run.is_live or not _watched(run):
-        return told
-    stopped = _stopped(run, told)
+        return reported
+    stopped = _stop_gap(run, reported)
     if stopped is not None:
-        return [stopped, *(lack for lack in told if lack.reason != stopped.reason)]
-    if last_step(run) is None:  # it ended before its first step was over
-        return [lack for lack in told if not lack.reason.startswith(_UNSTEPPED)]
+        return [stopped, *(gap for gap in reported if gap.reason != stopped.reason)]
+    if last_step(run) is None:  # it ended during its first step
+        return [gap for gap in reported if not gap.reason.startswith(_NO_STEP_REASONS)]
     config = run.head.config
-    if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not told:
+    if config.get("kinds") and last_step(run) is not None and not run.table("tensors").num_rows and not reported:
         kinds = ", ".join(map(str, config["kinds"])) if isinstance(config["kinds"], list) else "tensors"
-        said = f"No tensor was measured, though {kinds} were asked for"
-        return [_Lack(said, "tensors", "warning", 0, _PATTERNS)]
-    return told
+        title = f"No tensor was measured, though {kinds} were asked for"
+        return [_Gap(title, "tensors", "warning", 0, _PATTERNS)]
+    return reported
 
 
 def _watched(run: Run) -> bool:
@@ -192,101 +191,101 @@ def _watched(run: Run) -> bool:
     return bool(signals(run, "started")["detail"].str.startswith("watching").any())
 
 
-def _stopped(run: Run, told: list[_Lack]) -> _Lack | None:
-    """No step at all, or none any more while backward was still called."""
+def _stop_gap(run: Run, reported: list[_Gap]) -> _Gap | None:
+    """The gap of a run without steps, or whose recording of steps stopped while backward was still called."""
     last = last_step(run)
     calls = signals(run, "calls")
     calls = calls[(calls["rank"] == 0) & calls["step"].notna()]
-    counts = [sum(of(call)[0] == "backward" for call in str(name).split()) for name in calls["name"]]
+    counts = [sum(split_call(call)[0] == "backward" for call in str(name).split()) for name in calls["name"]]
     after = [n for n, step in zip(counts, calls["step"], strict=True) if last is None or step > last]
     before = [n for n, step in zip(counts, calls["step"], strict=True) if last is not None and step <= last]
     unseen = max(after, default=0)
-    went_on = unseen >= max(MANY_BACKWARDS, 4 * max(before, default=0))
+    went_on = unseen >= max(MIN_UNRECORDED_BACKWARDS, 4 * max(before, default=0))
     though = f", though backward was called {unseen:,} times or more" if unseen > 1 else ""
-    grave = sorted((lack for lack in told if lack.severity != "info"), key=lambda lack: lack.where != "steps")
-    why = next(iter(grave), None)
+    severe = sorted((gap for gap in reported if gap.severity != "info"), key=lambda gap: gap.where != "steps")
+    why = next(iter(severe), None)
     remedy = why.remedy if why is not None else _OPTIMIZER
     if last is None:
         if run.status != "finished" and not went_on:
-            return None  # it ended before its first step was over
+            return None  # it ended during its first step
         because = f": {_short(why.reason)}" if why is not None else ""
         reason = why.reason if why is not None else ""
-        return _Lack(f"No step was recorded{though}{because}", "steps", "error", None, remedy, reason)
+        return _Gap(f"No step was recorded{though}{because}", "steps", "error", None, remedy, reason)
     if why is not None:
-        return None  # the recorder itself says why
+        return None  # the recorder itself reports why
     if went_on:
-        return _Lack(f"No step is recorded after step {last:,}{though} since", "steps", "warning", last + 1, remedy)
+        return _Gap(f"No step is recorded after step {last:,}{though} since", "steps", "warning", last + 1, remedy)
     planned = whole_number(run.head.config.get("steps"))
     if run.status == "finished" and planned is not None and last + 1 < planned / 2:
-        said = f"Steps are recorded up to step {last:,} of {planned:,} planned, though the run finished"
-        return _Lack(said, "steps", "warning", last + 1, remedy)
+        title = f"Steps are recorded up to step {last:,} of {planned:,} planned, though the run finished"
+        return _Gap(title, "steps", "warning", last + 1, remedy)
     idle = _idle_s(run)
     if idle is None:
         return None
-    said = f"The last step was recorded {formatting.duration(idle)} before the run ended"
-    return _Lack(said, "steps", "info", last + 1, remedy)
+    title = f"The last step was recorded {formatting.duration(idle)} before the run ended"
+    return _Gap(title, "steps", "info", last + 1, remedy)
 
 
 def _idle_s(run: Run) -> float | None:
-    """Seconds from the last step to the end, where they are most of the run; None where they are not, or an evaluation
+    """Seconds from the last step to the end, if they are most of the run; None if they are not, or if an evaluation
     may have filled them."""
     ended, evaluated = signals(run, "ended")["time_s"].max(), signals(run, "evaluated")["time_s"].max()
     times = attempts(run)["time_s"].dropna().to_numpy(dtype=float)
     if not len(times) or not np.isfinite(ended) or evaluated > times[-1]:
         return None
     idle = float(ended) - float(times[-1])
-    return idle if idle > max(IDLE_S, float(times[-1])) else None
+    return idle if idle > max(MIN_IDLE_S, float(times[-1])) else None
 
 
-def _told(run: Run) -> list[_Lack]:
-    """What the recorder said of itself, each reason once."""
+def _reported_gaps(run: Run) -> list[_Gap]:
+    """The recorder's warnings, each reason once."""
     frame = signals(run, "warning")
     frame = frame[frame["name"].isin(["not recorded", "steps lost", "include"])]
-    lacks: dict[str, _Lack] = {}
+    gaps: dict[str, _Gap] = {}
     for name, detail, step in zip(frame["name"], frame["detail"].astype(str), frame["step"], strict=True):
         since = int(step) if step == step else None
-        if detail in lacks or any(known in detail for known in _EXPECTED) or _is_of_the_device(detail):
+        if detail in gaps or any(known in detail for known in _EXPECTED) or _is_device_reason(detail):
             continue
         if "a GradScaler is at work" in detail and fp16_without_scaler(run):
-            continue  # that finding says so
-        lacks[detail] = _lack(str(name), detail, since)
-    return list(lacks.values())
+            continue  # reported by that finding
+        gaps[detail] = _gap_of_warning(str(name), detail, since)
+    return list(gaps.values())
 
 
-def _lack(name: str, detail: str, since: int | None) -> _Lack:
+def _gap_of_warning(name: str, detail: str, since: int | None) -> _Gap:
     short = _short(detail)
     if name == "include":
-        return _Lack(f"No tensor is measured: {short}", "include, exclude", "warning", since, _PATTERNS, detail)
+        return _Gap(f"No tensor is measured: {short}", "include, exclude", "warning", since, _PATTERNS, detail)
     if name == "steps lost":
-        return _Lack(
-            f"The device failed and kept rows that were not written: {short}",
+        return _Gap(
+            f"The device failed, and rows were not written: {short}",
             "steps",
             "warning",
             since,
             _FAILED,
             detail,
         )
-    stopped = " stopped at " in detail  # something that listens beside the recorder, by its name
+    stopped = " stopped at " in detail  # the reason names an observer
     unknown: tuple[Severity, Remedy | None] = ("warning", _FAILED if stopped else None)
     known = ((severity, remedy) for begin, severity, remedy in _REASONS if detail.startswith(begin))
     severity, remedy = next(known, unknown)
     if detail.startswith("watching failed"):
         begun = "Recording stopped" if "nothing is recorded" in detail else "Recording paused"
         at = f" at step {since:,}" if since is not None else ""
-        return _Lack(f"{begun}{at}: {short}", "watch", severity, since, remedy, detail)
+        return _Gap(f"{begun}{at}: {short}", "watch", severity, since, remedy, detail)
     if "rows lost" in detail:
-        return _Lack(f"Rows were lost: {short}", "run folder", "warning", since, _WRITING, detail)
+        return _Gap(f"Rows were lost: {short}", "run folder", "warning", since, _WRITING, detail)
     if stopped or detail.startswith("what was held back"):
-        return _Lack(f"A part of the recording stopped: {short}", "watch", severity, since, remedy, detail)
-    return _Lack(f"Not recorded: {short}", detail.partition(":")[0][:60], severity, since, remedy, detail)
+        return _Gap(f"A part of the recording stopped: {short}", "watch", severity, since, remedy, detail)
+    return _Gap(f"Not recorded: {short}", detail.partition(":")[0][:60], severity, since, remedy, detail)
 
 
 def _short(detail: str) -> str:
-    return detail if len(detail) <= LONGEST else detail[: LONGEST - 1].rstrip() + "…"
+    return detail if len(detail) <= MAX_REASON_CHARS else detail[: MAX_REASON_CHARS - 1].rstrip() + "…"
 
 
-def _is_of_the_device(detail: str) -> bool:
-    """Whether the reason is one why columns of `device` stay empty, which depends on the machine."""
+def _is_device_reason(detail: str) -> bool:
+    """Whether the reason is about empty columns of `device`, which depend on the machine."""
     columns = {column.name for column in TABLES["device"].columns}
     clauses = [clause.partition(":")[0] for clause in detail.split("; ")]
     return all(name.strip() in columns for name in clauses[0].split(","))

@@ -1,14 +1,14 @@
-"""Rules on how the scaler is set up: whether there is one, whether there should be, and what it resumed with."""
+"""Rules on the setup of the scaler: whether there is one, whether there should be, and its state when resumed."""
 
 from amp_core.analysis import scale_summary, skip_episodes
 from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.signals import facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 
 CALIBRATION_STEPS = 25
-"""Skips that begin within the first so many steps are a scaler finding its scale: from 2^16 down to 1 takes 16."""
+"""Skips that begin within the first so many steps are calibration: from 2^16 down to 1 takes 16."""
 
 
 @rule(
@@ -17,9 +17,9 @@ CALIBRATION_STEPS = 25
         severity="error",
         family=LOSS_SCALING,
         order=220,
-        what="Training in float16 without a loss scale: small gradients become zero, and nothing says so.",
+        what="Training in float16 without a loss scale: small gradients become zero without a warning.",
         signal="The dtype of autocast, and whether a scaler scaled by anything but 1.",
-        threshold="FP16 autocast and no scale other than 1. FP16 rounds what is below 2^-25 to zero. A warning where "
+        threshold="FP16 autocast and no scale other than 1. FP16 rounds values below 2^-25 to zero. A warning if "
         "there is a scaler that `watch` was not given: call it after the scaler is made.",
         advice="Gradients smaller than 2^-25 become zero in float16, silently, and those below 2^-14 lose bits: a "
         "GradScaler lifts them above that before backward. Add one with its usual first scale of 2^16, or use "
@@ -35,8 +35,8 @@ CALIBRATION_STEPS = 25
     )
 )
 def fp16_without_scaler(run: Run) -> list[Finding]:
-    """`fp16-without-scaler`: the forward pass ran in float16 autocast and no GradScaler was at work, or one whose loss
-    scale was 1 all the time, which does nothing. A warning where one was at work of which the recorder knew nothing."""
+    """`fp16-without-scaler`: the forward pass ran in float16 autocast without an active GradScaler, or with one whose
+    loss scale was always 1, which has no effect. A warning if an active one was unknown to the recorder."""
     summary = scale_summary(run)
     if run.head.config.get("autocast_dtype") != "float16" and run.head.config.get("precision") != "fp16-unscaled":
         return []
@@ -46,10 +46,15 @@ def fp16_without_scaler(run: Run) -> list[Finding]:
         return [_unseen_scaler()]
     if _is_idle(run):
         return [_idle_scaler()]
-    said = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
+    scaling = "with a loss scale of 1, which lifts nothing" if summary.has_scaler else "without a loss scale"
     return [
-        found(
-            "fp16-without-scaler", f"Training in float16 {said}", "GradScaler", value=1.0, unit="loss scale", limit=None
+        make_finding(
+            "fp16-without-scaler",
+            f"Training in float16 {scaling}",
+            "GradScaler",
+            value=1.0,
+            unit="loss scale",
+            limit=None,
         )
     ]
 
@@ -62,9 +67,9 @@ def _is_idle(run: Run) -> bool:
 
 
 def _idle_scaler() -> Finding:
-    return found(
+    return make_finding(
         "fp16-without-scaler",
-        "Training in float16 with a GradScaler that scaled no loss: another one is at work, or none",
+        "Training in float16 with a GradScaler that scaled no loss: another one is active, or none",
         "GradScaler",
         severity="warning",
         unit="loss scale",
@@ -77,7 +82,7 @@ def _idle_scaler() -> Finding:
 
 
 def _unseen_scaler() -> Finding:
-    return found(
+    return make_finding(
         "fp16-without-scaler",
         "Training in float16 with a GradScaler that is not watched: losses and gradients were recorded as scaled",
         "GradScaler",
@@ -97,7 +102,7 @@ def _unseen_scaler() -> Finding:
         severity="warning",
         family=LOSS_SCALING,
         order=350,
-        what="A GradScaler is at work although bfloat16 has the range of float32 and needs none.",
+        what="A GradScaler is active although bfloat16 has the range of float32 and needs none.",
         signal="The dtype of autocast, and whether a scaler is enabled.",
         threshold="Both at once: bfloat16 has the 8 exponent bits of float32.",
         advice="bfloat16 has the range of float32, so scaling saves no gradient, while the scaler still checks every "
@@ -107,7 +112,7 @@ def _unseen_scaler() -> Finding:
     )
 )
 def scaler_with_bf16(run: Run) -> list[Finding]:
-    """`scaler-with-bf16`: a GradScaler was at work although autocast used bfloat16."""
+    """`scaler-with-bf16`: a GradScaler was active although autocast used bfloat16."""
     config = run.head.config
     dtype = config.get("autocast_dtype")
     if dtype != "bfloat16" and not (dtype is None and config.get("precision") == "bf16"):
@@ -116,9 +121,9 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
     if not summary.has_scaler or not summary.attempts:
         return []
     if summary.highest == 1.0 and _is_idle(run):
-        return []  # `watch` met a scaler that the loop does not use
+        return []  # the loop does not use the watched scaler
     return [
-        found(
+        make_finding(
             "scaler-with-bf16",
             f"A GradScaler runs with bfloat16, which needs none ({summary.skips:,} steps skipped)",
             "GradScaler",
@@ -136,8 +141,7 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
         family=TRAINING_LOOP,
         order=340,
         what="Training was resumed with the optimizer's state but a fresh scaler, which calibrates again.",
-        signal="The optimizer's step count at the start, and whether the scaler brings clean steps or a scale of its "
-        "own.",
+        signal="The optimizer's step count at the start, and whether the scaler has clean steps or a scale of its own.",
         threshold="An optimizer that has stepped beside a scaler that never has.",
         advice="The scale starts from its first value again, which costs skipped steps and a bump in the loss. Save "
         "and load `scaler.state_dict()` with the rest.",
@@ -152,7 +156,7 @@ def scaler_with_bf16(run: Run) -> list[Finding]:
     )
 )
 def scaler_state_not_restored(run: Run) -> list[Finding]:
-    """`scaler-state-not-restored`: the optimizer brought the state of earlier steps, the scaler did not."""
+    """`scaler-state-not-restored`: the optimizer has the state of earlier steps, the scaler does not."""
     resumed = facts(run.head.config, "resumed")
     if resumed.get("optimizer") is not True or resumed.get("scaler") is not False:
         return []
@@ -160,12 +164,12 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
     first = int(begun.iloc[-1]) if len(begun) else 0
     scales = run.table("steps").column("loss_scale").drop_null()
     if first and len(scales) and resumed.get("first_scale") != scales[0].as_py():
-        return []  # not what this run's scaler begins with: it was loaded, just after its scale had changed
+        return []  # the scaler's state was loaded just after its scale had changed
     skips = skip_episodes(run)
     start = skips[(skips["first"] >= first) & (skips["first"] < first + CALIBRATION_STEPS)]["skips"].sum()
     scale = resumed.get("first_scale")
     return [
-        found(
+        make_finding(
             "scaler-state-not-restored",
             f"Training was resumed with a fresh GradScaler, which skipped {int(start):,} of its first steps",
             "GradScaler",

@@ -1,4 +1,4 @@
-"""Rules on the loss and the loss scale: what follows from the steps and the scale itself.
+"""Rules on the loss and the loss scale, from the steps and the scale itself.
 
 The codes and their reasons: PyTorch's notes on automatic mixed precision, "Gradient scaling", and the docstring of
 `torch.amp.GradScaler` ("skipping should occur rarely, once every few hundred or thousand iterations").
@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.numerics.what_if import GRADIENTS
-from amp_core.analysis.steps import attempts, counted
 from amp_core.findings import remedies
 from amp_core.findings.first_cause import Cause, first_cause, stretch_end
 from amp_core.findings.model import LOSS_SCALING, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS, scaler_with_bf16
 from amp_core.findings.signals import signals
 from amp_core.findings.snippets import BF16
@@ -26,13 +25,13 @@ from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 MAX_STRETCHES = 32
-"""So many stretches of failing steps are asked for their cause."""
-COLLAPSE_SKIPS = 5
-"""So many skips in a row below a scale of 1 are no calibration."""
+"""Most stretches of failing steps whose cause is searched."""
+MIN_COLLAPSE_SKIPS = 5
+"""At least so many skips in a row below a scale of 1 are not calibration."""
 HIGH_SCALE = 2.0**24
-"""At this scale 2^-48 is still a number in FP16."""
-FAR = 2.0**-8
-"""A largest value below this part of the format's largest is far from overflowing."""
+"""At this scale 2^-48 is not zero in FP16."""
+FAR_FROM_OVERFLOW_RATIO = 2.0**-8
+"""A largest value below this ratio to the format's largest is far from overflow."""
 
 
 @rule(
@@ -54,7 +53,7 @@ FAR = 2.0**-8
         follows_in_place=("half-accumulation",),
         what="The loss is NaN or infinite. Gradients that are not finite are skipped; such a loss is never normal.",
         signal="The recorded loss, the first module whose output was not finite, and whether the loss rose before.",
-        threshold="One such loss. One that was not recorded says nothing. A loss that rose 10-fold or more while "
+        threshold="One such loss; one that was not recorded does not count. A loss that rose 10-fold or more while "
         "everything was finite is called a divergence.",
         advice="Skipped steps are normal, a loss that is not finite never is, and no loss scale repairs it: the data "
         "was not finite, the learning rate was too high, or the forward pass overflowed. Clean the data, lower the "
@@ -72,7 +71,7 @@ FAR = 2.0**-8
     )
 )
 def loss_nonfinite(run: Run) -> list[Finding]:
-    """`loss-nonfinite`: a recorded loss is NaN or infinite. A loss that was not recorded says nothing."""
+    """`loss-nonfinite`: a recorded loss is NaN or infinite. A loss that was not recorded does not count."""
     steps = run.table("steps").select(["step", "loss"]).drop_null()
     loss = steps.column("loss").to_numpy()
     bad = np.flatnonzero(~np.isfinite(loss))
@@ -80,16 +79,15 @@ def loss_nonfinite(run: Run) -> list[Finding]:
         return []
     numbers = steps.column("step").to_numpy()
     first, last = int(numbers[bad[0]]), int(numbers[bad[-1]])
-    each = attempts(run)[["step", "stands_for"]]  # of several ranks each has a row above
-    every, steps_bad = (counted(each[each["step"].isin(some)]) for some in (numbers, numbers[bad]))
+    num_steps, steps_bad = (len(np.unique(some)) for some in (numbers, numbers[bad]))  # several ranks have a row each
     value = float(loss[bad[0]])
     word = "NaN" if math.isnan(value) else "infinite"
     cause = _cause_of_loss(run, numbers[bad])
-    remedy = remedies.of_loss(run, cause)
+    remedy = remedies.loss_remedy(run, cause)
     return [
-        found(
+        make_finding(
             "loss-nonfinite",
-            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {every:,} steps)"
+            f"The loss is {word} from step {first:,} on ({steps_bad:,} of {num_steps:,} steps)"
             + (f"; {cause.in_words()}" if cause else ""),
             cause.where if cause else "loss",
             steps=(first, last),
@@ -102,12 +100,12 @@ def loss_nonfinite(run: Run) -> list[Finding]:
 
 
 def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
-    """What began the first stretch of steps with such a loss of which that is known."""
+    """The first known cause of the stretches of steps with a non-finite loss."""
     first = int(bad[0])
     for _ in range(MAX_STRETCHES):
         end = stretch_end(run, int(bad[0]))
         cause = first_cause(run, 0, end)  # gradients may have broken before the loss did
-        # Every gradient of a loss that is not finite is not: that names no cause.
+        # All gradients of a non-finite loss are non-finite, so they are not its cause.
         if cause is not None and (cause.phase != "backward" or cause.step < bad[0]):
             return cause
         bad = bad[bad > end]
@@ -117,7 +115,7 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
     half = half[half["dtype"] == "float16"]
     if half.empty:
         return None
-    largest = FORMATS["fp16"].max_value  # on a GPU the loss itself is not looked at: its dtype is all that is known
+    largest = FORMATS["fp16"].max_value  # on a GPU only the dtype of the loss is known
     return Cause(first, "forward", "loss", "", "float16", None, largest, clean=False)
 
 
@@ -150,23 +148,23 @@ def _cause_of_loss(run: Run, bad: npt.NDArray[np.int64]) -> Cause | None:
     )
 )
 def scale_collapse(run: Run) -> list[Finding]:
-    """`scale-collapse`: step after step is skipped while the loss scale falls below 1. An error where the run does not
-    recover, a warning where it does."""
+    """`scale-collapse`: step after step is skipped while the loss scale falls below 1. An error if the run does not
+    recover, a warning if it does."""
     episodes = skip_episodes(run)
     if not len(episodes):
         return []
     trace = scale_trace(run)
-    after = episodes["scale_after"].fillna(trace["loss_scale"].iloc[-1])  # of one that goes on: how far it has come
-    collapsed = episodes[(after < 1) & (episodes["skips"] >= COLLAPSE_SKIPS)]
+    after = episodes["scale_after"].fillna(trace["loss_scale"].iloc[-1])  # NaN in an episode that is not over
+    collapsed = episodes[(after < 1) & (episodes["skips"] >= MIN_COLLAPSE_SKIPS)]
     if not len(collapsed):
         return []
     worst = collapsed.iloc[int(collapsed["skips"].to_numpy().argmax())]
     first, last, skips = int(worst["first"]), int(worst["last"]), int(worst["skips"])
     lowest = float(after[collapsed.index].min())
-    lost = bool(trace["skipped"].iloc[-COLLAPSE_SKIPS:].all())
+    lost = bool(trace["skipped"].iloc[-MIN_COLLAPSE_SKIPS:].all())
     cause = first_cause(run, first, last)
     return [
-        found(
+        make_finding(
             "scale-collapse",
             f"{skips:,} steps in a row were skipped and the loss scale fell to {lowest:.3g}"
             + (f"; {cause.in_words()}" if cause else ""),
@@ -176,7 +174,7 @@ def scale_collapse(run: Run) -> list[Finding]:
             value=lowest,
             limit=1.0,
             unit="loss scale",
-            remedy=remedies.of_scale(run, cause),
+            remedy=remedies.scale_remedy(run, cause),
         )
     ]
 
@@ -187,7 +185,7 @@ def scale_collapse(run: Run) -> list[Finding]:
         severity="warning",
         family=LOSS_SCALING,
         order=330,
-        what="The loss scale grows and grows, because gradients are zero or so small that they never overflow.",
+        what="The loss scale grows without bound, because gradients are zero or so small that they never overflow.",
         signal="The scale, and the largest gradient at that scale.",
         threshold="Every recorded gradient zero while the scale grows; or a scale of 2^24 or more, at which 2^-48 is "
         "still a number, with the largest value 2^8 or more below the largest of FP16.",
@@ -216,7 +214,7 @@ def scale_unbounded(run: Run) -> list[Finding]:
     else:
         return []
     return [
-        found(
+        make_finding(
             "scale-unbounded",
             title,
             "loss scale",
@@ -229,18 +227,18 @@ def scale_unbounded(run: Run) -> list[Finding]:
 
 
 def _backed_off(trace: pd.DataFrame) -> bool:
-    """Whether the scale fell after the first steps, in which the scaler finds it."""
+    """Whether the scale fell after the calibration."""
     settled = trace[trace["step"] >= trace["step"].iloc[0] + CALIBRATION_STEPS]
     scales = settled["loss_scale"].to_numpy()
     return bool((scales[1:] < scales[:-1]).any())
 
 
 def _far_from_overflow(run: Run) -> bool:
-    """Whether the largest gradient of the last sampled step was far below what FP16 holds, scale included."""
+    """Whether the largest gradient of the last sampled step, as scaled, was far below FP16's largest value."""
     table = run.table("tensors").select(["step", "kind", "absmax", "loss_scale"])
     table = table.filter(pc.is_in(table.column("kind"), pa.array(GRADIENTS)))
     if not table.num_rows:
         return False
     table = table.filter(pc.equal(table.column("step"), pc.max(table.column("step"))))
     largest = pc.max(table.column("absmax")).as_py()
-    return largest is not None and 0 < largest < FORMATS["fp16"].max_value * FAR
+    return largest is not None and 0 < largest < FORMATS["fp16"].max_value * FAR_FROM_OVERFLOW_RATIO

@@ -1,4 +1,4 @@
-"""Rules on skipped steps: what goes on during them, and whose they are."""
+"""Rules on skipped steps: schedules that move during them, and the optimizers and branches that cause them."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,16 +7,16 @@ import pandas as pd
 from amp_core.analysis import scale_summary, scale_trace, skip_episodes
 from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import CALIBRATION_STEPS
-from amp_core.findings.signals import Orders, by_framework, of, optimizer_name, orders, signals
+from amp_core.findings.signals import CallOrders, by_framework, call_orders, optimizer_name, signals, split_call
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
-ALWAYS = 0.9
-"""A schedule that moves at so large a share of the steps moves with each step."""
-MUCH_LOWER = 8.0
-"""Gradients vary from step to step by a few times; a skip at a scale so much lower is of another sort."""
+MIN_MOVED_FRAC = 0.9
+"""A schedule that moves at no less than this share of the steps counts as moving at each step."""
+MUCH_LOWER_RATIO = 8.0
+"""Gradients vary between steps by a small factor; a skip at a scale lower by this ratio has another reason."""
 
 
 @rule(
@@ -26,10 +26,10 @@ MUCH_LOWER = 8.0
         family=TRAINING_LOOP,
         order=320,
         follows=("scale-collapse",),
-        what="The learning-rate schedule goes on at skipped steps, so it runs ahead of the weights.",
+        what="The learning-rate schedule advances at skipped steps, so it runs ahead of the weights.",
         signal="Scheduler calls, or changes of the learning rate, after skipped steps.",
         threshold="A schedule that moves with each step and moved at a skipped one (PyTorch warns of the same order). "
-        "A remark where the loop works out the rate itself, from the number of the step: that is meant so.",
+        "A remark if the loop computes the rate from the number of the step, which is intended.",
         advice="Each skip costs a step of warm-up or decay that no weight saw. Step the schedule only where the scale "
         "did not fall.",
         snippet="before = scaler.get_scale()\n"
@@ -50,21 +50,21 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     skipped = set(trace["step"][trace["skipped"]].tolist())
     if not skipped:
         return []
-    moved = called = _scheduled(orders(run), trace["step"].to_numpy())
+    moved = called = _scheduled(call_orders(run), trace["step"].to_numpy())
     if not moved:
         moved = _changed_rates(run)
     steps = [int(s) for s in trace["step"] if int(s) in moved]
-    if not steps or sum(moved[s] for s in steps) < ALWAYS * (len(steps) - len(skipped)):
+    if not steps or sum(moved[s] for s in steps) < MIN_MOVED_FRAC * (len(steps) - len(skipped)):
         return []
     bad = [s for s in steps if s in skipped and moved[s]]
     if not bad:
         return []
     return [
-        found(
+        make_finding(
             "scheduler-steps-on-skip",
             f"The learning-rate schedule moved on at {formatting.plural(len(bad), 'skipped step')}",
             "scheduler.step" if called else "learning rate",
-            # A rate that the loop works out from the number of the iteration is meant so.
+            # A rate that the loop computes from the number of the iteration is intended.
             severity=None if called else "info",
             steps=(bad[0], bad[-1]),
             value=float(len(bad)),
@@ -74,32 +74,31 @@ def scheduler_steps_on_skip(run: Run) -> list[Finding]:
     ]
 
 
-def _scheduled(every: Orders, steps: npt.NDArray[np.int64]) -> dict[int, bool]:
+def _scheduled(every: CallOrders, steps: npt.NDArray[np.int64]) -> dict[int, bool]:
     """For each of `steps` whether the scheduler was called for it: after its optimizer's step, or before the next
     forward."""
     if not any("scheduler" in calls for _, _, calls in every):
         return {}
-    moved, told = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
+    moved, known = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
     for first, last, calls in every:
-        names = [of(c)[0] for c in calls]
+        names = [split_call(c)[0] for c in calls]
         work = next((i for i, n in enumerate(names) if n in ("scale", "backward")), len(names))
         before, after = "scheduler" in names[:work], "scheduler" in names[work:]
         own = (steps >= first) & (steps <= last)
         one_before = (steps >= max(first, 1) - 1) & (steps <= last - 1)
         moved |= (own & after) | (one_before & before)
-        told |= own | one_before
-    return dict(zip(steps[told].tolist(), moved[told].tolist(), strict=True))
+        known |= own | one_before
+    return dict(zip(steps[known].tolist(), moved[known].tolist(), strict=True))
 
 
 def _changed_rates(run: Run) -> dict[int, bool]:
-    """The same from the learning rates: whether it was another at the step that followed."""
+    """Whether the schedule moved, from the learning rates: whether the rate of the next step differs."""
     frame = run.table("steps").select(["step", "rank", "optimizer", "lr"]).to_pandas()
     frame = frame[(frame["rank"] == 0) & (frame["optimizer"] == 0)]
     steps, rates = frame["step"].to_numpy(), frame["lr"].to_numpy(dtype=float)
     if len(steps) < 3 or not np.isfinite(rates).all() or (np.diff(rates) == 0).all():
         return {}
-    next_to = np.diff(steps) == 1 if "stands_for" in run.steps else np.ones(len(steps) - 1, dtype=bool)
-    return dict(zip(steps[:-1][next_to].tolist(), (np.diff(rates) != 0)[next_to].tolist(), strict=True))
+    return dict(zip(steps[:-1].tolist(), (np.diff(rates) != 0).tolist(), strict=True))
 
 
 @rule(
@@ -114,8 +113,8 @@ def _changed_rates(run: Run) -> dict[int, bool]:
         threshold="After the first 25 steps, skips of one optimizer alone that are more than growths; or an update "
         "after every optimizer in turn (torch.amp examples: update once, after all optimizers), which is a remark in "
         "loops of Accelerate and Lightning: theirs do so by design.",
-        advice="`update()` adds up what all optimizers found, so one of them decides the scale of the others. Call it "
-        "once at the end of the iteration, or give optimizers with losses of their own a scaler each.",
+        advice="`update()` combines the overflow checks of all optimizers, so one decides the scale of the others. "
+        "Call it once at the end of the iteration, or give optimizers with losses of their own a scaler each.",
         snippet="scaler_a = torch.amp.GradScaler(device_type)\n"
         "scaler_b = torch.amp.GradScaler(device_type)\n"
         "scaler_a.scale(loss_a).backward()\n"
@@ -127,8 +126,8 @@ def _changed_rates(run: Run) -> dict[int, bool]:
     )
 )
 def shared_backoff(run: Run) -> list[Finding]:
-    """`shared-backoff`: of several optimizers of one scaler, one alone skips again and again, or each is followed by an
-    update of its own."""
+    """`shared-backoff`: one of several optimizers with a shared scaler skips repeatedly, or each is followed by its own
+    update."""
     frame = run.table("steps").select(["step", "rank", "optimizer"]).to_pandas()
     frame = frame[frame["rank"] == 0]
     count = int(frame["optimizer"].nunique())
@@ -139,7 +138,7 @@ def shared_backoff(run: Run) -> list[Finding]:
     skips = skips[skips["optimizer"] == index]
     if len(skips) > max(1, summary.growths):
         return [
-            found(
+            make_finding(
                 "shared-backoff",
                 f"{optimizer_name(run, index)} alone had non-finite gradients at {len(skips):,} steps, and lowered the "
                 "scale of all",
@@ -151,11 +150,9 @@ def shared_backoff(run: Run) -> list[Finding]:
             )
         ]
     turns = frame.sort_values(["step", "optimizer"])["optimizer"].to_numpy()
-    if "stands_for" in run.steps:  # what comes after the last step that was left out
-        turns = turns[int(np.flatnonzero(np.diff(np.sort(frame["step"])) > 1)[-1]) + 1 :]
     if len(turns) >= 4 * count and frame["step"].is_unique and (turns[count:] == turns[:-count]).all():
         return [
-            found(
+            make_finding(
                 "shared-backoff",
                 f"scaler.update is called after each of the {count} optimizers, not once per iteration",
                 "scaler.update",
@@ -175,18 +172,18 @@ def shared_backoff(run: Run) -> list[Finding]:
         severity="warning",
         family=TRAINING_LOOP,
         order=300,
-        what="A part of the training that comes seldom overflows whenever it comes, so it never learns.",
-        signal="Skips by the set of parameters that have gradients; else skips at scales that other steps bear.",
-        threshold="A branch seen 3 times or more, not in the first 25 steps alone, and skipped each time, others less "
-        "than 1 time in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
+        what="A rare branch of the training overflows every time, so it never learns.",
+        signal="Skips by the set of parameters that have gradients; else skips at scales at which others are made.",
+        threshold="A branch seen 3 times or more, not only in the first 25 steps, and skipped each time, others "
+        "less than 1 time in 10; or 3 or more single skips at an eighth of a scale at which 10 steps had been made.",
         advice="Its gradients are larger than the others', and the scale grows back for those before it comes again. "
-        "Scale its loss down, clip it, or give it a scaler of its own.",
+        "Scale its loss down, clip it, or give it its own scaler.",
         snippet="loss = main_loss + 0.1 * rare_loss",
     )
 )
 def branch_always_skipped(run: Run) -> list[Finding]:
-    """`branch-always-skipped`: steps in which a seldom part of the model has gradients are skipped each time; or single
-    steps are, again and again, at scales that others bear."""
+    """`branch-always-skipped`: steps in which a rare branch of the model has gradients are always skipped; or single
+    steps are, repeatedly, at scales at which others are made."""
     trace = attempts(run)
     if not trace["skipped"].any():
         return []
@@ -197,25 +194,25 @@ def branch_always_skipped(run: Run) -> list[Finding]:
         place = np.searchsorted(branches["step"].to_numpy(dtype=np.int64), numbers, side="right") - 1
         name = np.where(place >= 0, branches["name"].to_numpy(dtype=object)[np.maximum(place, 0)], "branch 0")
         by = (
-            trace.assign(branch=name, skips=trace["skipped"] * trace["stands_for"])
+            trace.assign(branch=name)
             .groupby("branch")
-            .agg(sum=("skips", "sum"), size=("stands_for", "sum"), last=("step", "max"))
+            .agg(sum=("skipped", "sum"), size=("step", "size"), last=("step", "max"))
         )
-        settled = by["last"] >= numbers[0] + CALIBRATION_STEPS  # what came only while the scale was found is none
+        settled = by["last"] >= numbers[0] + CALIBRATION_STEPS  # not only during calibration
         always = by[(by["sum"] == by["size"]) & (by["size"] >= 3) & settled]
         rest = by.drop(always.index)
         if len(always) and rest["size"].sum() and rest["sum"].sum() / rest["size"].sum() < 0.1:
             branch = str(always["size"].idxmax())
-            told = branches[branches["name"] == branch]["detail"]  # of the set that the run began with nothing is
-            gained = (str(told.iloc[0]) if len(told) else "") or branch
+            details = branches[branches["name"] == branch]["detail"]  # the initial branch has none
+            gained = (str(details.iloc[0]) if len(details) else "") or branch
             times = int(always["size"].max())
             at = numbers[name == branch]
             return [_branch(gained.split(", ")[0], times, at, f"{times:,} steps with gradients in {gained}")]
-    return _again_and_again(run, trace)
+    return _repeated_single_skips(run, trace)
 
 
-def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
-    """Single skips far below a scale at which ten steps were made before, with no growth since the last skip."""
+def _repeated_single_skips(run: Run, trace: pd.DataFrame) -> list[Finding]:
+    """Single skips far below a scale at which ten steps were made before, without growth since the last skip."""
     episodes = skip_episodes(run)
     after_start = episodes[
         (episodes["first"] >= int(trace["step"].iloc[0]) + CALIBRATION_STEPS) & (episodes["skips"] == 1)
@@ -225,26 +222,28 @@ def _again_and_again(run: Run, trace: pd.DataFrame) -> list[Finding]:
     bad: list[int] = []
     before, grown = np.inf, False  # a scale that grew since the last skip may simply have grown too large
     singles = set(after_start["first"].tolist())
-    columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped", "stands_for"))
-    for step, scale, skipped, many in zip(*columns, strict=True):
+    columns = (trace[c].tolist() for c in ("step", "loss_scale", "skipped"))
+    for step, scale, skipped in zip(*columns, strict=True):
         grown, before = grown or scale > before, scale
         if skipped:
-            if step in singles and not grown and any(scale * MUCH_LOWER <= known for known in proven):
+            if step in singles and not grown and any(scale * MUCH_LOWER_RATIO <= known for known in proven):
                 bad.append(step)
             clean, grown = {}, False
         else:
-            clean[scale] = clean.get(scale, 0) + many
+            clean[scale] = clean.get(scale, 0) + 1
             if clean[scale] >= 10:
                 proven.add(scale)
     if len(bad) < 3:
         return []
     tensors = episodes[episodes["first"].isin(bad)]["tensors"]
     where = str(tensors.mode().iloc[0]).split(", ")[0] if len(tensors) and tensors.iloc[0] else "loss"
-    return [_branch(where, len(bad), np.array(bad), f"{len(bad):,} single steps, at loss scales that the others bear")]
+    return [
+        _branch(where, len(bad), np.array(bad), f"{len(bad):,} single steps, at loss scales at which others are made")
+    ]
 
 
 def _branch(where: str, times: int, steps: "np.ndarray[tuple[int], np.dtype[np.int64]]", what: str) -> Finding:
-    return found(
+    return make_finding(
         "branch-always-skipped",
         f"Skipped each time: {what}",
         where,

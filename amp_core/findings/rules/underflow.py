@@ -1,28 +1,27 @@
-"""Rules on what is too small for FP16: gradients that underflow, and constants that round to zero."""
+"""Rules on values too small for FP16: gradients that underflow, and constants that round to zero."""
 
 import numpy as np
-import pandas as pd
 
 from amp_core.analysis import class_shares, safe_window_over_time, sampled_steps, what_if
-from amp_core.analysis.numerics.safe_window import SERVED, first_step
+from amp_core.analysis.numerics.safe_window import SERVED_STEPS_FRAC, first_step
 from amp_core.analysis.steps import attempts, scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, RANGE_AND_PRECISION, Entry, Finding
-from amp_core.findings.registry import found, rule
+from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.scaler import fp16_without_scaler
 from amp_core.findings.rules.scaling import scale_unbounded
-from amp_core.findings.signals import LOWERED, autocast_dtype, facts, listed, model_name, signals
+from amp_core.findings.signals import GEMM_LAYERS, autocast_dtype, facts, mappings, model_name, signals
 from amp_core.formats import FORMATS
 from amp_core.store.run import Run
 
 FP16 = FORMATS["fp16"]
-ZERO_FROM = FP16.min_subnormal / 2
-"""What is at most half of the smallest subnormal rounds to 0 (ties go to the even neighbour)."""
+FLUSH_THRESHOLD = FP16.flush_threshold
+"""Magnitudes up to it round to 0."""
 MAX_STEPS = 32
-"""Sampled steps from which the share below the window is told: the share of a quarter, to within a few hundredths."""
-GRAVE_MASS = 0.1
-"""A tenth of a tensor's gradient mass lost is no rounding error any more."""
+"""Most sampled steps for the share below the window: enough for a quarter to within a few hundredths."""
+MIN_ERROR_MASS_FRAC = 0.1
+"""A finding is an error if at least this share of a tensor's gradient mass underflows."""
 WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", "LocalResponseNorm")
-"""torch's own norms compute in FP32 inside, whatever dtype they are given, and so does their eps."""
+"""torch's own norms compute in FP32 whatever the dtype of their input, including their eps."""
 
 
 @rule(
@@ -31,11 +30,11 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
         severity="warning",
         family=LOSS_SCALING,
         order=230,
-        what="At the loss scale in use, rounding in float16 takes more of the gradients than training should lose.",
+        what="At the loss scale in use, rounding in float16 removes more of the gradients than training tolerates.",
         signal="Histograms of output and weight gradients, and the scale in effect when they were taken.",
         threshold="A relative error above 0.0085 of a matrix's gradient at more than a quarter of the sampled steps: "
-        "the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer to which only zeros "
-        "come back. An error where 10 % of a tensor's mass is lost.",
+        "the lower end of the safe window, which keeps the cosine to FP32 above 0.999. Or a layer whose gradient "
+        "is all zeros. An error if 10 % of a tensor's mass is lost.",
         advice="A part of the gradient is rounded to zero or to few bits before it reaches the weights. Begin with a "
         "higher loss scale or let it grow sooner, or use bfloat16.",
         snippet="scaler = torch.amp.GradScaler(device_type, init_scale=2.0**16, growth_interval=500)",
@@ -51,41 +50,37 @@ WIDE_NORMS = ("LayerNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "RMSNorm", 
 )
 def gradient_underflow(run: Run) -> list[Finding]:
     """`gradient-underflow`: the scale in effect lies below the safe window at more than a quarter of the sampled steps
-    of the run's second half; or the 16-bit gradient of a layer is zero throughout, which no histogram can show as lost.
-    Silent without a scaler: that has a code of its own."""
+    of the run's second half; or the 16-bit gradient of a layer is all zeros, which histograms do not show as underflow.
+    Silent without a scaler: that has its own code."""
     if autocast_dtype(run) != "float16" or not scaler_enabled(run) or fp16_without_scaler(run) or scale_unbounded(run):
         return []
     since = first_step(run)
-    steps = _some([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
+    steps = _evenly_spread([s for s in sampled_steps(run, "weight_grad") if since is not None and s >= since])
     if not steps:
         return []
-    some = run.thinned(steps)
-    if vanished := _vanished(some):
+    thinned_run = run.thinned(steps)
+    if vanished := _vanished(thinned_run):
         return vanished
-    window = safe_window_over_time(some)
+    window = safe_window_over_time(thinned_run)
     if window.empty:
         return []
-    trace = attempts(run)[["step", "loss_scale", "skipped", "stands_for"]]
-    if (trace["stands_for"] > 1).any():  # skips and changes of the scale are held: a step left out is as the one before
-        window = pd.merge_asof(window, trace, on="step")
-    else:
-        window = window.merge(trace, on="step")
+    window = window.merge(attempts(run)[["step", "loss_scale", "skipped"]], on="step")
     window = window[~window["skipped"] & (window["lowest"] <= window["highest"])]
     if window.empty:
         return []
     below = window[window["loss_scale"] < window["lowest"]]
-    if len(below) <= (1 - SERVED) * len(window):
+    if len(below) <= (1 - SERVED_STEPS_FRAC) * len(window):
         return []
     worst = below.iloc[int((below["lowest"] / below["loss_scale"]).to_numpy().argmax())]
     name, scale, lowest = str(worst["lowest_by"]), float(worst["loss_scale"]), float(worst["lowest"])
     mass = _mass_lost(run, name, scale, int(worst["step"]))
-    lost = f", {100 * mass:.1f} % of its mass" if mass else ""
+    lost_mass = f", {100 * mass:.1f} % of its mass" if mass else ""
     return [
-        found(
+        make_finding(
             "gradient-underflow",
-            f"The gradient of {name} underflows at the loss scale {scale:.3g}{lost}: it needs {lowest:.3g}",
+            f"The gradient of {name} underflows at the loss scale {scale:.3g}{lost_mass}: it needs {lowest:.3g}",
             name,
-            severity="error" if mass is not None and mass >= GRAVE_MASS else None,
+            severity="error" if mass is not None and mass >= MIN_ERROR_MASS_FRAC else None,
             steps=(int(below["step"].iloc[0]), int(below["step"].iloc[-1])),
             value=scale,
             limit=lowest,
@@ -95,18 +90,20 @@ def gradient_underflow(run: Run) -> list[Finding]:
 
 
 def _vanished(run: Run) -> list[Finding]:
-    """Linear layers and convolutions to which only zeros come back in FP16, while others get gradients."""
+    """Linear layers and convolutions whose FP16 output gradients are all zeros, while others get gradients."""
     layers = facts(run.head.model, "layers")
     shares = class_shares(run, "output_grad")
-    products = [any(kind in str(layers.get(name, "")) for kind in LOWERED) for name in shares["name"]]
+    products = [any(kind in str(layers.get(name, "")) for kind in GEMM_LAYERS) for name in shares["name"]]
     shares = shares[np.array(products, dtype=bool) & shares["dtype"].eq("float16").to_numpy()]
     gone = shares[shares["zero_frac"] == 1.0]
     if gone.empty or len(gone) == len(shares):
         return []
-    name = str(gone["name"].iloc[0])  # gradients arrive from the last layer to the first: this one lost them
+    name = str(
+        gone["name"].iloc[0]
+    )  # gradients arrive from the last layer to the first: this one is the first with zeros
     steps = sampled_steps(run, "output_grad")
     return [
-        found(
+        make_finding(
             "gradient-underflow",
             f"Every value of the float16 gradient that comes back to {name} is zero",
             name,
@@ -118,14 +115,14 @@ def _vanished(run: Run) -> list[Finding]:
     ]
 
 
-def _some(steps: list[int]) -> list[int]:
+def _evenly_spread(steps: list[int]) -> list[int]:
     """At most `MAX_STEPS` of them, evenly spread."""
     places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(int))
     return [steps[i] for i in places] if steps else []
 
 
 def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
-    """The predicted share of the gradient's mass that becomes zero; None where the tensor was not recorded."""
+    """The predicted share of the gradient's mass that underflows; None if the tensor was not recorded."""
     log2 = int(np.floor(np.log2(scale))) if scale > 0 else 0
     frame = what_if(run, ("fp16",), (log2,), step=step)
     rows = frame[frame["name"] == name]
@@ -138,7 +135,7 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
         severity="warning",
         family=RANGE_AND_PRECISION,
         order=160,
-        what="A small constant that keeps a divisor, root or logarithm off zero is itself zero in float16.",
+        what="A small constant that keeps a divisor, root or logarithm away from zero is itself zero in float16.",
         signal="Constants of additions and lower bounds whose result is 16-bit, in the first step; `eps` of a module "
         "that works in float16.",
         threshold="A constant of at most 2^-25, half of the smallest float16 number: it rounds to 0. An error where "
@@ -152,7 +149,7 @@ def _mass_lost(run: Run, name: str, scale: float, step: int) -> float | None:
     )
 )
 def eps_rounds_to_zero(run: Run) -> list[Finding]:
-    """`eps-rounds-to-zero`: a constant that should keep a divisor off zero is zero in 16 bits."""
+    """`eps-rounds-to-zero`: a constant that keeps a divisor from being zero is zero in 16 bits."""
     frame = signals(run, "eps lost")
     broken = len(signals(run, "non-finite output", "non-finite")) > 0
     if len(frame):
@@ -165,27 +162,27 @@ def eps_rounds_to_zero(run: Run) -> list[Finding]:
             return []
         where, eps, more = *module, " (its input and output are float16)"
     return [
-        found(
+        make_finding(
             "eps-rounds-to-zero",
             f"The constant {eps:.3g} in {where} is zero in 16 bits{more}",
             where,
             severity="error" if broken else None,
             steps=(0, 0),
             value=eps,
-            limit=ZERO_FROM,
+            limit=FLUSH_THRESHOLD,
             unit="constant",
         )
     ]
 
 
 def _half_module_with_small_eps(run: Run) -> tuple[str, float] | None:
-    """A module, none of torch's norms, whose parameters are float16 and whose eps is lost there."""
+    """A module with float16 parameters, other than torch's norms, whose eps is zero in float16."""
     model = run.head.model
     layers, dtypes = facts(model, "layers"), dict(facts(model, "dtypes")) | dict(facts(model, "frozen_dtypes"))
     for name, eps in facts(model, "eps").items():
         wide = any(kind in str(layers.get(name, "")) for kind in WIDE_NORMS)
         own = [d for n, d in dtypes.items() if n.rpartition(".")[0] == name]
-        if isinstance(eps, float) and 0 < eps <= ZERO_FROM and not wide and "float16" in own:
+        if isinstance(eps, float) and 0 < eps <= FLUSH_THRESHOLD and not wide and "float16" in own:
             return name, eps
     return None
 
@@ -209,17 +206,17 @@ def _half_module_with_small_eps(run: Run) -> tuple[str, float] | None:
 )
 def optimizer_eps_rounds_to_zero(run: Run) -> list[Finding]:
     """`optimizer-eps-rounds-to-zero`: eps of an optimizer is zero in the dtype of its float16 parameters."""
-    for settings in listed(run.head.config, "optimizer_settings"):
+    for settings in mappings(run.head.config, "optimizer_settings"):
         eps, dtypes = settings.get("eps"), settings.get("dtypes")
-        if isinstance(eps, float) and 0 < eps <= ZERO_FROM and isinstance(dtypes, list) and "float16" in dtypes:
+        if isinstance(eps, float) and 0 < eps <= FLUSH_THRESHOLD and isinstance(dtypes, list) and "float16" in dtypes:
             name = str(facts(settings, "first").get("float16") or "")
             return [
-                found(
+                make_finding(
                     "optimizer-eps-rounds-to-zero",
                     f"{settings.get('class')}'s eps of {eps:.3g} is zero beside float16 parameters such as {name}",
                     f"{settings.get('class')} eps",
                     value=eps,
-                    limit=ZERO_FROM,
+                    limit=FLUSH_THRESHOLD,
                     unit="eps",
                 )
             ]

@@ -1,8 +1,9 @@
-"""What the name of a GPU kernel tells: tensor cores or not, the precision, the category of work.
+"""Facts from the name of a GPU kernel: tensor cores or not, the precision, the category of work.
 
 name -> dtypes (precision, per family of kernels) and categories (kind of work) -> classify -> KernelClass
 """
 
-from amp_core.hardware.kernel_names.classify import CATEGORIES, RULES, KernelClass, classify_kernel, sort_of_kernel
+from amp_core.hardware.kernel_names.categories import CATEGORIES, GEMM_CATEGORIES, kernel_category
+from amp_core.hardware.kernel_names.classify import RULES, KernelClass, classify_kernel
 
-__all__ = ["CATEGORIES", "RULES", "KernelClass", "classify_kernel", "sort_of_kernel"]
+__all__ = ["CATEGORIES", "GEMM_CATEGORIES", "RULES", "KernelClass", "classify_kernel", "kernel_category"]

@@ -1,9 +1,9 @@
-"""What sort of work a GPU kernel does, by its name.
+"""The category of work of a GPU kernel, by its name.
 
->>> sort_of_kernel("void splitKreduce_kernel<float, float, float, float>(cublasSplitKParams<float>)")
+>>> kernel_category("void splitKreduce_kernel<float, float, float, float>(cublasSplitKParams<float>)")
 'reduction'
 
-The operator that launched it may know better: `amp_core.traces` takes both together.
+The operator that launched it may say more: `amp_core.traces` uses both.
 """
 
 import re
@@ -24,9 +24,11 @@ CATEGORIES = (
     "communication",
     "other",
 )
-"""Sorts of work, as `kernels.category` has them."""
+"""Values of the column `kernels.category`."""
+GEMM_CATEGORIES = ("gemm", "conv", "attention")
+"""Categories of kernels that multiply matrices."""
 
-_SORTS = (
+_PATTERNS = (
     ("memcpy", r"^\[?(?:CUDA )?[Mm]emcpy|^__amd_rocclr_copy|^Copy(?:Host|Device)To|^memcpy"),
     ("memset", r"^\[?(?:CUDA )?[Mm]emset|^__amd_rocclr_fill|^FillBuffer|^memset"),
     (
@@ -77,10 +79,10 @@ _SORTS = (
         r"(?i)elementwise|triton_poi_|pool|scalePackedTensor|op_generic_tensor|copy_kernel|fill|dropout|pointwise|gelu|silu|relu|activation|where|mask",
     ),
 )
-"""Sorts of work by pattern; the first that is found decides."""
-_SORT_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _SORTS)
+"""Categories and their patterns; the first match decides."""
+_CATEGORY_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
 
 
-def sort_of_kernel(name: str) -> str:
-    """The one of `CATEGORIES` that a kernel's name tells."""
-    return next((sort for sort, pattern in _SORT_PATTERNS if pattern.search(name)), "other")
+def kernel_category(name: str) -> str:
+    """The category of a kernel, one of `CATEGORIES`."""
+    return next((category for category, pattern in _CATEGORY_PATTERNS if pattern.search(name)), "other")

@@ -1,20 +1,20 @@
-"""What the name of a GPU kernel says: did it run on tensor cores, in which precision, and what sort of work was it?
+"""Classify a GPU kernel by its name: tensor cores or not, the precision, the category of work.
 
     >>> classify_kernel("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn")
     KernelClass(tensor_core='yes', precision='fp16', category='gemm', why='instruction shape of a tensor core ...')
     >>> classify_kernel("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_ffma_execute").tensor_core
     'no'
-    >>> classify_kernel("triton_tem_fused_mm_0").tensor_core     # its name does not tell
+    >>> classify_kernel("triton_tem_fused_mm_0").tensor_core     # not in its name
     'unknown'
 
-`RULES` is read from the top and the first pattern that is found decides, so what must be refused stands above what
-would be taken in by a wider pattern: an `_ffma_` kernel above `xmma`, helpers of FlashAttention above FlashAttention.
-A `yes` is given only where the family, or an instruction in the name, leaves no other reading; where a family has
-variants of both sorts and the name was cut off before the difference, the answer is `unknown`. `no` is given to
-families that do not multiply matrices and to those that do it on CUDA cores.
+`RULES` is tried in order and the first match decides, so exceptions come before the wider pattern that would match them
+too: an `_ffma_` kernel before `xmma`, helpers of FlashAttention before FlashAttention. The answer is `yes` only where
+the family, or an instruction in the name, allows no other reading; `unknown` where a family has variants of both kinds
+and the name was cut off before the difference; `no` for families that do not multiply matrices and for those that do so
+on CUDA cores.
 
-Precision is what the matrix instruction takes in, from tokens that name a type. The letter in `s16816` is the
-accumulator and says nothing of it.
+Precision is the type of the matrix instruction's inputs, from tokens that name a type. The letter in `s16816` is the
+accumulator's type and does not count.
 
 Sources: CUTLASS `python/cutlass_library` (grammar of its names, opcode classes) and `media/docs/cpp/profiler.md`;
 PyTorch's own kernels; for cuBLAS, cuDNN and nvjet, which document no names, the profiles that people publish (the table
@@ -27,16 +27,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from amp_core.hardware.kernel_names import dtypes as types
-from amp_core.hardware.kernel_names.categories import CATEGORIES, sort_of_kernel
-
-__all__ = ["CATEGORIES", "RULES", "KernelClass", "classify_kernel", "sort_of_kernel"]
+from amp_core.hardware.kernel_names.categories import kernel_category
 
 
 @dataclass(frozen=True)
 class KernelClass:
-    """What a kernel's name tells: `tensor_core` is yes, no or unknown; `precision` fp16, bf16, tf32, fp8, fp6, fp4,
-    int8, int4, int1, fp32, fp64 or None; `category` one of `CATEGORIES`; `why` the reason, for people. The first two
-    make two answers equal."""
+    """The class of a kernel: `tensor_core` is yes, no or unknown; `precision` fp16, bf16, tf32, fp8, fp6, fp4,
+    int8, int4, int1, fp32, fp64 or None; `category` one of `CATEGORIES`; `why` the reason, for people. Equality
+    compares the first two."""
 
     tensor_core: str
     precision: str | None
@@ -61,7 +59,7 @@ def _rule(
     return _Rule(re.compile(pattern), tensor_core, precision, why)
 
 
-# An instruction's name as a token of its own: "summary", "trimmable" and "gamma" hold such letters too.
+# An instruction's name as a separate token: "summary", "trimmable" and "gamma" contain such letters too.
 _INSTRUCTION = (
     r"(?<![A-Za-z])(?:[hidqgHIDQG]mma|HMMA|IMMA|DMMA|GMMA|UMMA|wgmma|WGMMA|utc[a-z]*mma|umma|tcgen05|wmma|WMMA|"
     r"mma_sync|mma_m\d+n\d+k\d+|m\d+n\d+k\d+_mma)"
@@ -70,8 +68,8 @@ _SHAPE = r"[hsidczg](?:884|1684|1688|8816|8832|88128|16816|16832|16864|161616|32
 _KIND = r"(?:sp|gr|xor)?(?:gemm|cudnn|fprop|dgrad|wgrad|deconv|conv|symm|syrk|syr2k|trmm|trsm|hemm|herk|her2k)"
 
 RULES = (
-    # First, because the names Inductor makes up quote the names of operators: triton_poi_fused_all_reduce_mm_0.
-    _rule(r"^_?triton_|_0d1d", "unknown", None, "Triton: its name does not tell whether it multiplies matrices"),
+    # First, because Inductor puts names of operators into kernel names: triton_poi_fused_all_reduce_mm_0.
+    _rule(r"^_?triton_|_0d1d", "unknown", None, "Triton: its name does not show whether it multiplies matrices"),
     # --- moves and communication
     _rule(r"^\[?(?:CUDA )?[Mm]em(?:cpy|set)\b|^mem(?:cpy|set)\d*(?:_|$)", "no", None, "a copy or a fill"),
     _rule(r"^__amd_rocclr_|^Copy(?:Host|Device)To(?:Host|Device)|^FillBuffer", "no", None, "a copy or a fill (ROCm)"),
@@ -82,7 +80,7 @@ RULES = (
         None,
         "communication between devices",
     ),
-    # --- matrix work that says itself that it runs on CUDA cores
+    # --- GEMM/conv named as running on CUDA cores
     _rule(
         r"sm[3-6]\d_xmma|xmma_\w*pooling", "no", types.of_xmma, "xmma pooling, or xmma for GPUs without tensor cores"
     ),
@@ -93,7 +91,7 @@ RULES = (
     _rule(r"fmha_cutlass[FB]\w*_sm50", "no", types.of_token, "memory-efficient attention for sm50: CUDA cores"),
     _rule(r"fmha_cutlass[FB]_f32_\w*_sm7\d", "no", "fp32", "memory-efficient attention in FP32 before TF32 existed"),
     _rule(r"Attention(?:Backward)?Kernel.*arch::Sm50", "no", types.of_template, "memory-efficient attention for sm50"),
-    _rule(r"cutlass::reduction|ReduceSplitK", "no", None, "sums behind a split product of CUTLASS"),
+    _rule(r"cutlass::reduction|ReduceSplitK", "no", None, "sums after a split product of CUTLASS"),
     # --- attention
     _rule(
         r"(?i)(?:flash|cudnn|sdpa|fmha).*(?:dot_do_o|convert_?dq|convert_?dkv|combine|clear_dkv|preprocess|"
@@ -173,7 +171,7 @@ RULES = (
         types.of_nvjet,
         "nvjet: cuBLASLt for tensor cores",
     ),
-    _rule(r"nvjet_", "unknown", types.of_nvjet, "nvjet whose types are not told, or FP32 without the word TF32"),
+    _rule(r"nvjet_", "unknown", types.of_nvjet, "nvjet without types in its name, or FP32 without the word TF32"),
     # --- other libraries of matrix kernels
     _rule(r"deep_gemm\w*::.*(?:gemm|mqa_logits)", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
     _rule(r"^sm(?:90|100)_(?:fp8|bf16|fp4)\w*_gemm\w*impl", "yes", types.of_token, "DeepGEMM: WGMMA or UMMA only"),
@@ -200,7 +198,7 @@ RULES = (
         r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)", "no", None, "MIOpen on vector units"
     ),
     _rule(_INSTRUCTION, "yes", types.of_instruction, "a matrix instruction in the name"),
-    # --- matrix work on CUDA cores
+    # --- GEMM/conv on CUDA cores
     _rule(
         r"(?:kepler|maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_(?:(?:fp16|bf16)_)?"
         r"(?:gc|gz|[sdhcz])(?:gemm|trsm|symm|syrk)(?!\w*tf32)",
@@ -223,7 +221,7 @@ RULES = (
     ),
     _rule(r"gemmSN_|gemmk1_kernel|gemm_kernel\dx\d", "no", types.of_template, "small products of cuBLAS"),
     _rule(r"^(?:void )?sgemm_(?:largek|\d+x\d+)(?!\w*(?:tf32|mma))", "no", "fp32", "cuBLAS before it named GPUs"),
-    _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums behind a split GEMM"),
+    _rule(r"splitKreduce|splitK_reduce|cublasLt::epilogue|epilogue::impl", "no", None, "sums after a split GEMM"),
     _rule(
         r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
         r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
@@ -236,7 +234,10 @@ RULES = (
     _rule(r"(?<![a-z])(?:fft\dd|(?:regular|vector|composite|multi_bluestein)_fft|DIT_fft|DIF_fft)", "no", None, "FFT"),
     # --- families that multiply no matrices
     _rule(
-        r"at::native|_ZN2at6native|at_cuda_detail|at::cuda", "no", None, "PyTorch's own kernels for all but matrices"
+        r"at::native|_ZN2at6native|at_cuda_detail|at::cuda",
+        "no",
+        None,
+        "PyTorch's own kernels, which multiply no matrices",
     ),
     _rule(r"(?<![A-Za-z])(?:cub|thrust|hipcub|rocprim)(?:::|\d)", "no", None, "scans, sorts and reductions"),
     _rule(
@@ -245,7 +246,10 @@ RULES = (
     _rule(r"fbgemm_gpu|split_embedding|permute_pooled|linearize_index", "no", None, "FBGEMM's embeddings"),
     _rule(r"multi_tensor_apply|(?i:fused_?(?:adam|sgd|lamb|adagrad|novograd))", "no", None, "an optimizer over lists"),
     _rule(
-        r"cudnn::(?:ops|bn_|detail::bn)|compute\w*Offsets|cudnn::cnn::\w*pool", "no", None, "cuDNN beside convolutions"
+        r"cudnn::(?:ops|bn_|detail::bn)|compute\w*Offsets|cudnn::cnn::\w*pool",
+        "no",
+        None,
+        "cuDNN, other than convolutions",
     ),
     _rule(r"cudnn_generated\w*(?:bn|batch_?norm|layer_?norm|rms_?norm|softmax)", "no", None, "cuDNN's norms"),
     _rule(
@@ -257,24 +261,24 @@ RULES = (
         r"adamw?(?:_|functor|$)|lamb_|sgd_|unscale|activation|silu|gelu|swiglu|relu|act_and_mul|rms_)",
         "no",
         None,
-        "element by element, or sums",
+        "elementwise, or sums",
     ),
 )
-"""Patterns in the order in which they are tried, what they say of tensor cores, where the precision stands, and why."""
+"""In the order in which they are tried: pattern, tensor cores or not, how to read the precision, and the reason."""
 
-_LONGEST = 1500
-"""Characters that are looked at: what tells kernels apart stands in front of the template arguments of arguments."""
+_MAX_NAME_CHARS = 1500
+"""Characters that are searched: what distinguishes kernels comes before the nested template arguments."""
 
 
 @functools.lru_cache(maxsize=4096)
 def classify_kernel(name: str) -> KernelClass:
-    """Say of the kernel called `name`, as a profiler gives it, whether it runs on tensor cores and in which precision.
+    """Whether the kernel called `name`, as a profiler gives it, runs on tensor cores, and in which precision.
 
     Demangled, mangled and cut-off names are understood. On AMD's GPUs tensor cores are called matrix cores.
     """
-    name = name[:_LONGEST].removeprefix("void ").strip()
+    name = name[:_MAX_NAME_CHARS].removeprefix("void ").strip()
     rule = next((r for r in RULES if r.pattern.search(name)), None)
     if rule is None:
-        return KernelClass("unknown", None, sort_of_kernel(name), "a name that no rule knows")
+        return KernelClass("unknown", None, kernel_category(name), "a name that no rule matches")
     precision = rule.precision(name) if callable(rule.precision) else rule.precision
-    return KernelClass(rule.tensor_core, precision, sort_of_kernel(name), rule.why)
+    return KernelClass(rule.tensor_core, precision, kernel_category(name), rule.why)

@@ -1,12 +1,12 @@
-"""The precision that a kernel's name gives, for each way in which families of kernels write it.
+"""The precision in a kernel's name, for each way in which families of kernels write it.
 
     >>> of_xmma("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128")     # A, C; compute, accumulate
     'fp8'
     >>> of_nvjet("nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_NNT")                  # A (and B where it differs), ...
     'bf16'
 
-Each function gets a whole name and gives a word of `amp_core.formats` or None. None is no failure: the name does not
-say it, and the types of the operator that launched the kernel may.
+Each function maps a whole name to a precision of `amp_core.formats` or None. None is not a failure: the name does not
+give it, and the types of the operator that launched the kernel may.
 """
 
 import re
@@ -34,7 +34,7 @@ _OTHERS = {
     "int4": "int4",
     "b1": "int1",
 }
-"""What kernel names write and no format or dtype of `amp_core.formats` is called."""
+"""Precision of types in kernel names that no format or dtype of `amp_core.formats` has."""
 
 
 def _any_of(names: Iterable[str]) -> str:
@@ -44,8 +44,8 @@ def _any_of(names: Iterable[str]) -> str:
 
 _TOKENS = [token for form in FORMATS.values() for token in form.kernel_tokens]
 _SPELLINGS = [name for form in FORMATS.values() for name in (form.dtype, *form.spellings) if name is not None]
-_FEW_BITS = ("fp8", "f8", "fp4", "f4", "e2m1", "f6", "e3m2", "e2m3")
-_TYPE = f"(?:{_any_of([*_TOKENS, *_FEW_BITS])}|[sui]8|[sui]4|int8|int4|i32|b1)"
+_EIGHT_BITS_OR_FEWER = ("fp8", "f8", "fp4", "f4", "e2m1", "f6", "e3m2", "e2m3")
+_TYPE = f"(?:{_any_of([*_TOKENS, *_EIGHT_BITS_OR_FEWER])}|[sui]8|[sui]4|int8|int4|i32|b1)"
 
 
 def _word(token: str | None) -> str | None:
@@ -61,15 +61,15 @@ _TOKEN = re.compile(rf"(?<![A-Za-z0-9])({_any_of([*_TOKENS, *_ALONE])})(?![A-Za-
 
 
 def of_token(name: str) -> str | None:
-    """The first type that stands as a token of its own: `fmha_cutlassF_f16_aligned`, `sm90_fp8_gemm_1d2d_impl`."""
-    found = _TOKEN.search(name)
-    return _word(found.group(1)) if found else of_template(name)
+    """The first type that is a separate token: `fmha_cutlassF_f16_aligned`, `sm90_fp8_gemm_1d2d_impl`."""
+    match = _TOKEN.search(name)
+    return _word(match.group(1)) if match else of_template(name)
 
 
 def of_instruction(name: str) -> str | None:
-    """The same where an instruction is named: FP32 beside it is what it adds up in."""
-    found = of_token(name)
-    return None if found == "fp32" else found
+    """The same where an instruction is named: FP32 beside it is the accumulator."""
+    match = of_token(name)
+    return None if match == "fp32" else match
 
 
 _PAIRS = re.compile(rf"_({_TYPE})({_TYPE})_({_TYPE})({_TYPE})(?:_|$)")
@@ -77,21 +77,21 @@ _FIRST_PAIR = re.compile(rf"_({_TYPE})({_TYPE})(?=_|$)")
 
 
 def of_xmma(name: str) -> str | None:
-    """`f16f16_f16f32_f32`: A with C, then what is computed in, with the accumulator. FP32 may be computed in TF32."""
-    found = _PAIRS.search(name)
-    if found:
-        stored, computed = found.group(1), found.group(3)
+    """`f16f16_f16f32_f32`: A with C, then the compute type, with the accumulator. FP32 may be computed in TF32."""
+    match = _PAIRS.search(name)
+    if match:
+        stored, computed = match.group(1), match.group(3)
         return _word(computed if stored == "f32" else stored)
     first = _FIRST_PAIR.search(name)
-    if first is None or first.group(1) == "f32":  # cut off before the pair that says what it is computed in
+    if first is None or first.group(1) == "f32":  # cut off before the pair with the compute type
         return None
     return _word(first.group(1))
 
 
 def of_xmma_tensor(name: str) -> str | None:
     """The same where a tensor-core instruction is named: FP32 can only be TF32 there."""
-    found = of_xmma(name)
-    return "tf32" if found == "fp32" else found
+    match = of_xmma(name)
+    return "tf32" if match == "fp32" else match
 
 
 _LETTERS = {"s": "fp32", "d": "fp64", "h": "fp16", "c": "fp32", "z": "fp64", "i": "int8", "gc": "fp32", "gz": "fp64"}
@@ -102,19 +102,19 @@ _BLAS = re.compile(
 
 
 def of_simt(name: str) -> str | None:
-    """`simt_sgemm`: on CUDA cores the letter is all there is, unless a type follows."""
-    found = _SIMT.search(name)
-    if not found:
+    """`simt_sgemm`: on CUDA cores the letter is the type, unless another type follows."""
+    match = _SIMT.search(name)
+    if not match:
         return of_token(name)
-    return _word(found.group(3)) or _word(found.group(1)) or _LETTERS.get(found.group(2))
+    return _word(match.group(3)) or _word(match.group(1)) or _LETTERS.get(match.group(2))
 
 
 def of_blas(name: str) -> str | None:
     """`ampere_sgemm`, `volta_fp16_sgemm_fp16`, `volta_scudnn`: likewise."""
-    found = _BLAS.search(name)
-    if not found:
+    match = _BLAS.search(name)
+    if not match:
         return None
-    return _word(found.group(1)) or _word(found.group(3)) or _LETTERS.get(found.group(2))
+    return _word(match.group(1)) or _word(match.group(3)) or _LETTERS.get(match.group(2))
 
 
 _SHAPED = re.compile(
@@ -126,27 +126,27 @@ _SHAPED = re.compile(
 
 
 def of_shape(name: str) -> str | None:
-    """`f16_s16816gemm_bf16`: CUTLASS writes the type of A behind `gemm` where it differs from the accumulator, and
-    what FP32 is rounded to before it (`s1688tf32gemm`). cuBLAS and cuDNN write the same type on both sides.
+    """`f16_s16816gemm_bf16`: CUTLASS writes the type of A after `gemm` where it differs from the accumulator, and
+    the type that FP32 is rounded to before it (`s1688tf32gemm`). cuBLAS and cuDNN write the same type on both sides.
 
-    Without any of these A is of the accumulator's type: half, double, or FP32, which a tensor core takes as TF32.
+    Without any of these A has the accumulator's type: half, double, or FP32, which a tensor core takes as TF32.
     """
     if "cutlass3x" in name:
         return of_cutlass(name)
-    found = _SHAPED.search(name)
-    if not found:
+    match = _SHAPED.search(name)
+    if not match:
         return of_token(name)
-    before, letter, shape, between, after, more = found.groups()
+    before, letter, shape, between, after, more = match.groups()
     if between:
         return "tf32" if between in ("tf32", "f32") else _word(between.removeprefix("fast_"))
-    told = _word(after) or _word(before)
-    if told:
-        return "tf32" if told == "fp32" else told
+    explicit = _word(after) or _word(before)
+    if explicit:
+        return "tf32" if explicit == "fp32" else explicit
     if letter == "h" or (letter == "s" and shape == "884"):  # 8×8×4 multiplies FP16 alone
         return "fp16"
     if letter in "dz":
         return "fp64"
-    whole = bool(more) and not found.group(0).endswith("...")
+    whole = bool(more) and not match.group(0).endswith("...")
     if letter in "scg" and shape in ("1688", "1684") and whole and "tensorop" in name:
         return "tf32"
     return None
@@ -158,12 +158,12 @@ _CUTLASS3 = re.compile(rf"(?:x\d+(?:x\d+)?(tf32|bf16|f16)?)?\w*?(?:gemm|fprop|dg
 def of_cutlass(name: str) -> str | None:
     """`cutlass3x_sm90_tensorop_gemm_f16_f16_f32_…`: A, B, accumulator, C, D. FP32 on tensor cores is TF32."""
     start = name.find("tensorop_")
-    tail = name[start + len("tensorop_") :][:200]  # the types stand in front of the tile
+    tail = name[start + len("tensorop_") :][:200]  # the types come before the tile
     if "tf32gemm" in tail:
         return "tf32"
-    found = _CUTLASS3.search(tail)
-    told = _word(found.group(2)) if found else None
-    return "tf32" if told == "fp32" else told
+    match = _CUTLASS3.search(tail)
+    precision = _word(match.group(2)) if match else None
+    return "tf32" if precision == "fp32" else precision
 
 
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
@@ -172,12 +172,12 @@ _NVJET_LETTERS = {"h": "fp16", "t": "bf16", "q": "fp8", "r": "fp8", "o": "fp4", 
 
 def of_nvjet(name: str) -> str | None:
     """`hsh` is FP16 in, FP32 accumulated, FP16 out; `tst` BF16; `qqtst` FP8 for A and B; `ootst` FP4."""
-    found = _NVJET.search(name)
-    return _NVJET_LETTERS.get(found.group(1)[0]) if found else None
+    match = _NVJET.search(name)
+    return _NVJET_LETTERS.get(match.group(1)[0]) if match else None
 
 
 def of_cudnn_sdpa(name: str) -> str | None:
-    """FP8 is told. `f16` here means 16 bits of either sort: BF16 attention runs under the same names."""
+    """FP8 is named. `f16` means any 16-bit format here: BF16 attention has the same names."""
     return "fp8" if re.search(r"fp8|e4m3|e5m2", name) else None
 
 
@@ -190,10 +190,10 @@ def of_trtllm(name: str) -> str | None:
     attention = _QKV.search(name)
     if attention:
         return _word(attention.group(1))
-    found = _TRTLLM.search(name)
-    if not found or found.group(1) != found.group(2):
+    match = _TRTLLM.search(name)
+    if not match or match.group(1) != match.group(2):
         return None
-    return _word(found.group(1).removeprefix("Mx"))
+    return _word(match.group(1).removeprefix("Mx"))
 
 
 _ATOM = re.compile(
@@ -234,12 +234,12 @@ _TENSILE_WORDS = {
 
 def of_tensile(name: str) -> str | None:
     """`Cijk_Alik_Bljk_HHS_BH_…`: types of A, of the result, and of the sum."""
-    found = _TENSILE.search(name)
-    if not found:
+    match = _TENSILE.search(name)
+    if not match:
         return None
-    if "X" in found.group(1):
+    if "X" in match.group(1):
         return "tf32"
-    first = re.match(r"F8|B8|I8|4xi8|[HBSD]", found.group(1))
+    first = re.match(r"F8|B8|I8|4xi8|[HBSD]", match.group(1))
     return _TENSILE_WORDS[first.group()] if first else None
 
 

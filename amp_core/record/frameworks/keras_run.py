@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE, autocast_dtypes, element_bytes
+from amp_core.record.backends import backend_of, widened
 from amp_core.record.environment import environment
 from amp_core.record.frameworks.background_rows import Aside
 from amp_core.record.frameworks.requirements import needing
@@ -26,8 +27,7 @@ from amp_core.record.mirror import Mirror
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.stats.measure import measure_together
 from amp_core.record.stats.norms import norms
-from amp_core.record.stats.process_memory import memory_bytes
-from amp_core.record.step_phases import CudaClock, HostClock, Phases
+from amp_core.record.step_phases import Phases
 from amp_core.store.resilient_writer import TrainingWriter
 
 with needing("keras"):
@@ -89,9 +89,8 @@ class KerasRun:
             environment=environment(),
             model=_summary(model),
         )
-        on_cuda = keras.backend.backend() == "torch" and not _on_cpu(model)
-        self._device = torch.device("cuda" if on_cuda and torch.cuda.is_available() else "cpu")
-        self._phases = Phases(CudaClock() if self._device.type == "cuda" else HostClock())
+        self._backend = backend_of(_device_of(model))
+        self._phases = Phases(self._backend.clock())
         self._stumbles = ErrorBudget(self._writer)
         self._phases.failed = self._watching_failed
         self._sampling = Sampling(every)
@@ -172,7 +171,7 @@ class KerasRun:
         attempt, before = opened
         with self._phases.watching():
             attempt.put("found_inf", _alike(iterations, before))
-            attempt.memory = memory_bytes(self._device)
+            attempt.memory = self._backend.memory_bytes()
             attempt.time_s = self._writer.time_s()
             attempt.seen = frozenset(self._seen)
             self._seen.clear()
@@ -228,12 +227,14 @@ class KerasRun:
 def _alike(one: torch.Tensor | int, other: torch.Tensor | int) -> torch.Tensor | float:
     """1 where two counts are the same, else 0; on the device where they are."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return (one.detach().to(other.device) == other).double()
+        return widened(one.detach().to(other.device) == other)
     return float(one == other)
 
 
-def _on_cpu(model: Any) -> bool:
-    return all(w.value.device.type == "cpu" for w in model.weights)
+def _device_of(model: Any) -> torch.device:
+    """The type of device that holds weights of the model beside the CPU; the CPU for another backend than torch."""
+    kinds = {w.value.device.type for w in model.weights} if keras.backend.backend() == "torch" else set()
+    return torch.device(next(iter(kinds - {"cpu"}), "cpu"))
 
 
 def _compute_dtype(model: Any) -> str:

@@ -44,7 +44,7 @@ class Attempt:
     logged: dict[str, Any] = field(default_factory=dict)
     lr: float | None = None
     samples: int = 0
-    memory: tuple[int, int] = (0, 0)
+    memory: tuple[int | None, int | None] = (None, None)
     time_s: float = 0.0
     _grad_norm: tuple[float | None] | None = None
     """Once it was asked for."""

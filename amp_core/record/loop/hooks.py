@@ -31,7 +31,7 @@ from amp_core.record.loop.steps import Steps, isolated
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import tensors_in
 from amp_core.record.model.parameters import in_backward, unwrapped
-from amp_core.record.torch_internals import clipping, patched_functions
+from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.captures import UNSEEN, capturing
 from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.optimizer_steps import after_step, before_step
@@ -74,15 +74,19 @@ class Hooks:
         self._on_tensors = TensorHooks()
         self._handles: list[Any] = []
         self._of_optimizer: dict[int, list[Any]] = {}
-        self._install(model)
+        self._model = model
+        self._batch = BatchSize(unwrapped(model))
+        self._entry_points = EntryPoints(model, self._on_forward, self._on_forward_end)
+        try:
+            self._install()
+        except BaseException:
+            self.remove()
+            raise
 
     def __len__(self) -> int:
         return len(self._handles) + len(self._entry_points)
 
-    def _install(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._batch = BatchSize(unwrapped(model))
-        self._entry_points = EntryPoints(model, self._on_forward, self._on_forward_end)
+    def _install(self) -> None:
         self._steps.over = self._entry_points.settle
         self._steps.lost_forwards = self._find_entry_points
         for index, optimizer in enumerate(self._steps.optimizers):
@@ -90,7 +94,7 @@ class Hooks:
         self._handles.append(before_step(self._before_any_optimizer))
         if self.scaler is not None:
             self._wrap(self.scaler)
-        clipping.listen(self._on_clip)
+        patched_functions.clipped_by_norm.listen(self._on_clip)
         patched_functions.backward.listen(self._on_backward_call)
         patched_functions.backward.listen_after(self._after_loss)
         patched_functions.grad.listen(self._on_grad)
@@ -152,9 +156,7 @@ class Hooks:
             self._writer.event("warning", name="not recorded", detail=UNSEEN, step=self._steps.number)
 
     def remove(self) -> None:
-        """Take every hook off, and give every wrapped method back. Twice is harmless."""
-        if not self._handles:
-            return
+        """Remove every hook and restore every patched method. Twice is harmless."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -162,16 +164,16 @@ class Hooks:
         self._batch.detach()
         self._outputs.remove()
         self._on_tensors.remove()
-        self._precision.stop_looking()
         for method, listeners in self._methods:
             method.unlisten(*listeners)
         self._methods = []
-        clipping.unlisten(self._on_clip)
+        patched_functions.clipped_by_norm.unlisten(self._on_clip)
         patched_functions.backward.unlisten(self._on_backward_call)
         patched_functions.backward.unlisten(self._after_loss)
         patched_functions.grad.unlisten(self._on_grad)
         patched_functions.grad.unlisten(self._after_loss)
         patched_functions.grouped_for_clipping.unlisten(self._on_grouped)
+        self._precision.stop_looking()
 
     @listening
     @isolated
@@ -240,7 +242,7 @@ class Hooks:
         self._steps.tell("backward_ended")
 
     @isolated
-    def _on_clip(self) -> None:
+    def _on_clip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
             return
         self._phases.enter("optimizer")

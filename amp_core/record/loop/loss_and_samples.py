@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from amp_core.record.backends import widened
 from amp_core.record.model.parameters import in_backward
 
 Call = list[int]
@@ -68,7 +69,7 @@ class _Backward:
         if self.loss is None or self.unscaled or not self.through:
             return self.loss
         factor = self.through[0].factor()
-        return self.loss.double() / factor.to(self.loss.device) if factor is not None else self.loss
+        return widened(self.loss) / factor.to(self.loss.device) if factor is not None else self.loss
 
 
 class LossAndSamples:
@@ -214,8 +215,8 @@ class LossAndSamples:
         if not losses:
             return None, samples
         if len(losses) == 1:
-            return losses[0].double(), samples
-        return torch.stack([loss.to(losses[0].device).double() for loss in losses]).sum(), samples
+            return widened(losses[0]), samples
+        return torch.stack([widened(loss.to(losses[0].device)) for loss in losses]).sum(), samples
 
     def forget(self) -> None:
         """An exception broke the step off."""
@@ -263,10 +264,10 @@ class LossAndSamples:
             elif value.dim() > 1 and value.numel() > 1 and any(output() is root for output in self._outputs):
                 return None, True
             else:
-                parts.append((value.double() * weight.detach().double()).sum())
+                parts.append((widened(value) * widened(weight.detach())).sum())
         if len(parts) < 2:
             return (parts[0] if parts else None), all(t is not None for t in tokens)
-        total = torch.stack([part.to(parts[0].device).double() for part in parts]).sum()
+        total = torch.stack([widened(part.to(parts[0].device)) for part in parts]).sum()
         return total, any(t is not None for t in tokens)
 
     def _marks(self) -> Marks:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import backend_of
 from amp_core.record.loop.adoption import Adoption, share
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.loop.autocast_regions import PrecisionSeen
@@ -28,10 +29,10 @@ from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import device_of, learning_rate, named_parameters, unwrapped
 from amp_core.record.observer import Observer, Observers
+from amp_core.record.stats import dispatch
 from amp_core.record.stats.module_outputs import Outputs
 from amp_core.record.stats.norms import norms
-from amp_core.record.stats.process_memory import memory_bytes
-from amp_core.record.step_phases import CudaClock, HostClock, Phases
+from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.captures import out_of_sight
 from amp_core.store.writer import RunWriter
 
@@ -113,7 +114,8 @@ class Steps:
         """Called at the end of each step."""
         self.lost_forwards: Callable[[], None] = lambda: None
         """Called after a step without a forward of the model, where those before had one."""
-        self.phases = self._phases = Phases(CudaClock() if self.device.type == "cuda" else HostClock())
+        self._backend = backend_of(self.device)
+        self.phases = self._phases = Phases(self._backend.clock())
         self.loss_and_samples = LossAndSamples(lambda: list(own.parameters(self._model)))
         self.precision = PrecisionSeen(writer, self._model, optimizers, scaler, self.device)
         self.outputs = Outputs(unwrapped(model), wanted, kinds, self.phases, lambda: self.auditing or out_of_sight())
@@ -142,6 +144,7 @@ class Steps:
         """Backward passes seen so far."""
         self._first = self.number
         self._told: set[str] = set()
+        self._fallbacks_reported: set[str] = set()  # device types
         self._sees_forward: bool | None = None  # not known yet
         self._without_forward = 0  # steps in a row, since the last with one
         self._backwards_then = 0  # at the last step
@@ -261,11 +264,20 @@ class Steps:
             alike = attempt.scaled == scaling.is_active(self._scaler)
             named = list(zip(attempt.gradients, grads, strict=True))
             self._tensors.sample(attempt, optimizer, named, alike=alike)
+            self._report_fallbacks()
         if grads and not attempt.all_measured:
             found, attempt.norm_order = norms(grads)
             attempt.put("norms", found)
         self._open[index] = attempt
         return attempt
+
+    def _report_fallbacks(self) -> None:
+        """Write one event for each device type of the model on which plain torch has to measure."""
+        for kind in dispatch.fallbacks.keys() - self._fallbacks_reported:
+            self._fallbacks_reported.add(kind)
+            if any(p.device.type == kind for p in own.parameters(self._model)):
+                detail = f"those on {kind} come from plain torch, which is slower: {dispatch.fallbacks[kind]}"
+                self.writer.event("phase change", name="statistics", detail=detail, step=self.number)
 
     @isolated
     def attempted(self, index: int, found_inf: torch.Tensor | None) -> None:
@@ -281,7 +293,7 @@ class Steps:
             attempt.put("loss", loss)
             attempt.lr = learning_rate(self.optimizers[index])
             attempt.seen = frozenset(self.seen)
-            attempt.memory = memory_bytes(self.device)
+            attempt.memory = self._backend.memory_bytes()
             attempt.time_s = self.writer.time_s()
             attempt.logged = self._logged
             self._logged = {}
@@ -324,9 +336,11 @@ class Steps:
             detail = NO_STEP if self.backwards or self.seen else NOTHING
             self.writer.event("warning", name="not recorded", detail=detail)
         pending, self._pending = self._pending, []
-        self._look_out_for_losses(pending, last=True)
-        self.row_writer.empty(pending)
-        self._observers.tell("close")
+        try:
+            self._look_out_for_losses(pending, last=True)
+            self.row_writer.empty(pending)
+        finally:  # whatever cannot be written, the observers restore what they patched
+            self._observers.tell("close")
 
     def abandon(self) -> None:
         """An exception broke the step off and the loop goes on: forget what was gathered for it."""

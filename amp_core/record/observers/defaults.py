@@ -1,12 +1,12 @@
 """What findings need to know beyond numbers: the observers that `watch` puts on by default.
 
-    observers = default_notices(writer, model, optimizers, scaler, "standard")
+    observers = default_signals(writer, model, optimizers, scaler, "standard")
 
 What they see becomes events (`schema.EVENT_KINDS`) and facts in the head of the run. With level `full` the outputs of
 all modules are measured on every step on a GPU too, so that the first non-finite one is always named in its own step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,21 +30,19 @@ def default_signals(
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: Any,
     level: str,
-) -> list[Observer]:
-    """The observers for one run, in the order in which they are told."""
+) -> Iterator[Observer]:
+    """The observers for one run, each made as it is asked for, in the order in which they are notified."""
     device = device_of(model)
+    yield StartFacts(writer, model, optimizers, scaler)
     calls = CallOrder(writer, optimizers, scaler)
-    forward = [] if is_compiled(model) else [ForwardCheck(writer, model, device, each_step=level == "full")]
-    return [
-        StartFacts(writer, model, optimizers, scaler),
-        calls,
-        BackwardState(writer, device, scaler, calls.times_asked_for_scale),
-        *forward,
-        AutocastKept(writer, device),
-        FirstOperators(writer, model, device),
-        RunningStatistics(writer, model),
-        Movement(writer, model, optimizers),
-        Branches(writer, model, optimizers, device),
-        StaleGradients(writer, model, optimizers),
-        FailedIn(writer, model),
-    ]
+    yield calls
+    yield BackwardState(writer, device, scaler, calls.times_asked_for_scale)
+    if not is_compiled(model):
+        yield ForwardCheck(writer, model, device, each_step=level == "full")
+    yield AutocastKept(writer, device)
+    yield FirstOperators(writer, model, device)
+    yield RunningStatistics(writer, model)
+    yield Movement(writer, model, optimizers)
+    yield Branches(writer, model, optimizers, device)
+    yield StaleGradients(writer, model, optimizers)
+    yield FailedIn(writer, model)

@@ -1,23 +1,23 @@
-"""Sampling the GPU while the training goes on: use, memory, power, heat, clocks, and how busy its tensor cores are.
+"""Samples the GPU while the training goes on: use, memory, power, heat, clocks, and how busy its tensor cores are.
 
     sampler = DeviceSampler(writer, torch.device("cuda:0"), interval_s=0.5)
     ...
     sampler.close()
 
-A thread asks NVML and appends a row to `device`; the training thread is never waited for and never waits. What a GPU or
-a driver does not tell is null, and one event says what is missing and why. On a CPU there is nothing to sample.
+A thread asks the source that the device's backend has (on CUDA NVML) and appends a row to `device`; the training thread
+is never waited for and never waits. What a GPU or a driver does not tell is null, and one event says what is missing
+and why. On a CPU there is nothing to sample.
 """
 
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
-from amp_core.hardware.gpu_state import Device, Reasons, find
-from amp_core.hardware.nvml import Nvml, NvmlError
+from amp_core.record.backends import backend_of
+from amp_core.record.backends.base import Sampled, SampleError, SampleSource
 from amp_core.record.observer import Observer
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
@@ -33,8 +33,8 @@ _PATIENCE_S = 1.0
 class DeviceSampler(Observer):
     """Writes one row of `device` every `interval_s` seconds, from now until `close`.
 
-    `device` is where the model is; other than CUDA devices are not sampled. `library` stands in for `pynvml`, and
-    `uuids` with `pci_bus_id` for what torch knows of the device. Raises `RunError` for an interval below 0.2 s.
+    `device` is where the model is; `source` stands in for that of its backend. Raises `RunError` for an interval below
+    0.2 s.
     """
 
     def __init__(
@@ -43,9 +43,7 @@ class DeviceSampler(Observer):
         device: torch.device,
         interval_s: float = 0.5,
         *,
-        library: Any = None,
-        uuids: Sequence[str] | None = None,
-        pci_bus_id: str | None = None,
+        source: SampleSource | None = None,
         retry_s: float = RETRY_S,
     ) -> None:
         if isinstance(interval_s, bool) or not isinstance(interval_s, int | float) or not interval_s >= SHORTEST_S:
@@ -58,25 +56,14 @@ class DeviceSampler(Observer):
         self._stop = threading.Event()
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
-        if device.type != "cuda":
-            return
-        if uuids is None:
-            try:
-                uuids, pci_bus_id = addresses(device)
-            except (RuntimeError, AssertionError) as error:  # CUDA cannot be asked: the training will meet it too
-                self._tell(f"device samples: {error}")
-                return
-        if torch.version.hip is not None and library is None:
-            self._tell("device samples: NVML is NVIDIA's, and this torch is built for ROCm")
-            return
         try:
-            self._nvml = Nvml(library)  # imports pynvml here, not in the thread: a fork must not find it half imported
-        except NvmlError as error:
+            source = source if source is not None else backend_of(device).sample_source()
+        except SampleError as error:
             self._tell(f"device samples: {error}")
             return
-        self._uuids, self._pci_bus_id = uuids, pci_bus_id
-        self._thread = threading.Thread(target=self._run, name="ampscope-device", daemon=True)
-        self._thread.start()
+        if source is not None:
+            self._thread = threading.Thread(target=self._run, args=(source,), name="ampscope-device", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """Take no more samples. In a forked child, which has no such thread, nothing."""
@@ -86,22 +73,18 @@ class DeviceSampler(Observer):
         self._thread.join(_PATIENCE_S)
         self._thread = None
 
-    def _run(self) -> None:
+    def _run(self, source: SampleSource) -> None:
         lost_at = None
         while not self._stop.is_set():
             answered = False
             try:
-                with self._nvml as nvml:
-                    device = find(nvml, self._uuids, self._pci_bus_id)
-                    try:
-                        for _ in self._samples(device):
-                            if lost_at is not None:
-                                away = self._writer.time_s() - lost_at
-                                self._writer.event("phase change", "device samples", f"again, after {away:.0f} s")
-                            answered, lost_at = True, None
-                    finally:
-                        device.close()
-            except NvmlError as error:
+                with source.opened() as device:
+                    for _ in self._samples(device):
+                        if lost_at is not None:
+                            away = self._writer.time_s() - lost_at
+                            self._writer.event("phase change", "device samples", f"again, after {away:.0f} s")
+                        answered, lost_at = True, None
+            except SampleError as error:
                 if not answered and lost_at is None:  # it never answered: nothing will change that
                     self._tell(f"device samples: {error}")
                     return
@@ -113,9 +96,9 @@ class DeviceSampler(Observer):
                 self._tell(f"device samples from now on: {type(error).__name__}: {error}")
                 return
 
-    def _samples(self, device: Device) -> Any:
-        """A row each `interval_s` until the end; yields after each. Raises `NvmlError` when the device is lost."""
-        missing: Reasons = {}
+    def _samples(self, device: Sampled) -> Iterator[None]:
+        """A row each `interval_s` until the end; yields after each. Raises `SampleError` when the device is lost."""
+        missing: dict[str, str] = {}
         try:
             first = True
             while not self._stop.is_set():
@@ -130,7 +113,7 @@ class DeviceSampler(Observer):
         finally:
             self._tell_missing(missing)
 
-    def _tell_missing(self, missing: Reasons) -> None:
+    def _tell_missing(self, missing: dict[str, str]) -> None:
         """Say once of each column why it stays empty, in one event."""
         new: dict[str, list[str]] = {}
         for column, reason in missing.items():
@@ -143,20 +126,3 @@ class DeviceSampler(Observer):
     def _tell(self, detail: str) -> None:
         with contextlib.suppress(OSError):  # a full disk is the training thread's to report
             self._writer.event("warning", name="not recorded", detail=detail)
-
-
-def addresses(device: torch.device) -> tuple[list[str], str | None]:
-    """UUIDs and PCI address by which NVML may know a CUDA device.
-
-    NVML numbers all GPUs of the machine and torch those of CUDA_VISIBLE_DEVICES, so the numbers do not do. Where that
-    names a MIG instance, the process has that one alone.
-    """
-    properties: Any = torch.cuda.get_device_properties(device)
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    uuids = [name for name in visible[:1] if name.startswith("MIG-")]
-    if (uuid := getattr(properties, "uuid", None)) is not None:
-        uuids += [f"GPU-{uuid}", f"MIG-{uuid}"]
-    parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in parts:  # not every torch tells
-        return uuids, None
-    return uuids, "{:08x}:{:02x}:{:02x}.0".format(*parts)

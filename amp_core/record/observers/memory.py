@@ -9,7 +9,7 @@ highest since the moment before, so a peak is found with what was alive just aft
 allocations; the resident set of the process stands beside the tensors.
 
 Only steps 1, 4, 16, 64, … are looked at. Nothing is computed differently there. On CUDA torch's own peak is begun anew
-at each moment: `torch.cuda.max_memory_allocated` tells of the time since the last of them; the run keeps the true peak.
+at each moment (see `Cuda.read_allocator`); the run keeps the true peak.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import backend_of
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import has_values, named_modules, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.observers.storages import Saved, optimizer_tensors, storage_of, storages
-from amp_core.record.stats.process_memory import earlier_peaks, resident_bytes
 from amp_core.record.torch_internals.module_calls import after_call
 from amp_core.store.writer import RunWriter
 
@@ -55,7 +55,7 @@ class MemoryWatch(Observer):
         self._optimizers = optimizers
         self._device = device
         self._due = due
-        self._cuda = device.type == "cuda"
+        self._backend = backend_of(device)
         self._compiled = is_compiled(model)
         self._saved = Saved(device)
         self._sees_saved = False
@@ -67,7 +67,7 @@ class MemoryWatch(Observer):
         self._rows: list[dict[str, Any]] = []
         self._held: dict[str, int] = {}
         self._gradients: dict[int, int] = {}
-        earlier_peaks.pop(device, None)
+        self._backend.forget_readings()
 
     # moments of the loop
 
@@ -92,8 +92,7 @@ class MemoryWatch(Observer):
         unseen = unseen or self._saved.start(ignored=fixed.keys() | buffers.keys())
         self._sees_saved = unseen is None
         self._tell_unseen(unseen)
-        if self._cuda:
-            self._read_allocator()  # what came before the step is not its peak
+        self._backend.read_allocator()  # what came before the step is not its peak
         self._border("step begins")
 
     def forward_ended(self, output: Any) -> None:
@@ -136,7 +135,7 @@ class MemoryWatch(Observer):
 
     def close(self) -> None:
         self._leave()
-        earlier_peaks.pop(self._device, None)
+        self._backend.forget_readings()
 
     # what is put on for a step
 
@@ -230,27 +229,13 @@ class MemoryWatch(Observer):
                 "name": name,
                 "phase": self._phase,
                 "device": str(self._device),
-                **self._read_allocator(),
+                **self._backend.read_allocator()._asdict(),
                 **self._held,
                 "gradients_bytes": sum(self._gradients.values()),
                 "activations_bytes": self._saved.activations if seen else None,
                 "autocast_bytes": self._saved.autocast if seen else None,
             }
         )
-
-    def _read_allocator(self) -> dict[str, int | None]:
-        """What is allocated now, the highest since the last reading, and what the allocator holds; in bytes."""
-        if not self._cuda:
-            return {"allocated_bytes": resident_bytes(), "peak_bytes": None, "reserved_bytes": None}
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        allocated = stats["allocated_bytes"]["all"]
-        earlier_peaks[self._device] = max(earlier_peaks.get(self._device, 0), allocated["peak"])
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return {
-            "allocated_bytes": allocated["current"],
-            "peak_bytes": allocated["peak"],
-            "reserved_bytes": stats["reserved_bytes"]["all"]["current"],
-        }
 
 
 def _outer_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:

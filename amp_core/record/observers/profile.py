@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amp_core.hardware.host import cpu_name
+from amp_core.record.backends import accelerators
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import named_modules, unwrapped
 from amp_core.record.observer import Observer
@@ -86,9 +87,10 @@ class ProfileWindow(Observer):
             self._not_recorded("another profiler is running")
             return
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-            torch.cuda.synchronize()  # or kernels of the step before would run within the window
+        for backend in accelerators():
+            if backend.profiler_activity is not None:
+                activities.append(backend.profiler_activity)
+                backend.synchronize()  # or kernels of the step before would run within the window
         profiler = profile(activities=activities, record_shapes=True)
         try:
             profiler.prepare_trace()
@@ -130,7 +132,7 @@ class ProfileWindow(Observer):
             with tempfile.TemporaryDirectory(prefix="ampscope-profile-") as folder:
                 file = Path(folder) / "trace.json"
                 profiler.export_chrome_trace(str(file))
-                trace = read_trace(file)
+                trace = read_trace(file, *(backend.type for backend in accelerators()[:1]))
             names = trace.windows.get("device_name", [])
             trace.windows["device_name"] = [
                 cpu_name() if device == "cpu" else name

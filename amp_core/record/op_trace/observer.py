@@ -11,6 +11,7 @@ that calls its closure several times, as LBFGS does, the first call is traced: t
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from amp_core.record.backends import BACKENDS
 from amp_core.record.model import own
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped
@@ -60,7 +61,7 @@ class OpTrace(Observer):
         model = unwrapped(self._model)
         types = [p.device.type for p in own.parameters(model)]
         self._step = step
-        self._tally = OpCounter(model, (*types, "cpu", "cuda"), self.at_own_work)
+        self._tally = OpCounter(model, (*types, *BACKENDS), self.at_own_work)
         self._tally.attach()
         self._mode = OpCounterMode(self._tally)
         self._mode.__enter__()  # type: ignore[no-untyped-call]

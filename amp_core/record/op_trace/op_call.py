@@ -59,7 +59,7 @@ def policy_of(call: Call) -> str | None:
         return "none"
     if found == "lower_precision_fp":
         return found if call.region in call.in_dtypes else "not applied"
-    if found.startswith("fp32"):
+    if found in autocast_ops.FP32_POLICIES:
         return found if call.out_dtype in _WIDE else "not applied"
     return found
 

@@ -91,6 +91,9 @@ class OpCounter:
         self._closed = True
         self.modules.detach()
         self.regions.detach()
+        with self._lock:  # `torch.utils.swap_tensors` refuses tensors to which weak references are left
+            self._casted.clear()
+            self._results.clear()
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Take note of an operator that has run. Raises nothing: see `error`."""

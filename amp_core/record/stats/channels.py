@@ -10,11 +10,10 @@ to words a language model has not seen, and to queries and keys in attention. `C
 say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from amp_core.record.model import own
+from amp_core.record.stats.dispatch import by_kernel
 from amp_core.record.stats.layout import Cap
 
 
@@ -37,14 +36,15 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     made where a kernel is at hand.
     """
     grad = grad.detach()
-    kernel = _kernel(grad.device.type)
-    if kernel is None or grad.dtype.itemsize > 4:
-        largest = grad.abs().amax([d for d in range(grad.dim()) if d != channel])
-    else:
+    largest = None
+    if grad.dtype.itemsize <= 4:
+        inner = grad.shape[channel + 1 :].numel()
         place = (into,) if into is not None and into.is_cpu else ()
-        largest = kernel(grad.contiguous(), grad.shape[channel], grad.shape[channel + 1 :].numel(), *place)
-        if place:
+        largest = by_kernel("channels", grad.device.type, grad.contiguous(), grad.shape[channel], inner, *place)
+        if largest is not None and place:
             return largest
+    if largest is None:
+        largest = grad.abs().amax([d for d in range(grad.dim()) if d != channel])
     return largest if into is None else torch.maximum(into, largest)
 
 
@@ -96,30 +96,3 @@ class ChannelLargest:
         inner = shape[self.row + 1 :].numel()
         # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
         return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None
-
-
-Kernel = Callable[..., torch.Tensor]
-
-_kernels: dict[str, Kernel | None] = {}
-
-
-def _kernel(device: str) -> Kernel | None:
-    """The kernel for tensors of that kind of device; None where the plain way is all there is."""
-    if device not in _kernels:
-        _kernels[device] = _import_kernel(device)
-    return _kernels[device]
-
-
-def _import_kernel(device: str) -> Kernel | None:
-    try:
-        if device == "cpu":
-            from amp_core.record.stats.numba.channels import channels_cpu
-
-            return channels_cpu
-        if device == "cuda":
-            from amp_core.record.stats.triton.channels import channels_cuda
-
-            return channels_cuda
-    except ImportError:  # numba or triton is not there
-        pass
-    return None

@@ -5,8 +5,8 @@
     >>> parcel.send()
     >>> parcel.ready() and parcel.value("loss")
 
-On CUDA the copy goes to pinned memory on the current stream and nobody waits for it: a parcel is opened when its
-event has passed. What is on the host already is kept there as it is, and is ready at once.
+The backend of the device copies. On CUDA the copy goes to pinned memory on the current stream and nobody waits for it:
+a transfer is ready when its event has passed. What is on the host already stays as it is, and is ready at once.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from amp_core.record.backends import backend_of
+from amp_core.record.backends.base import Event
 
 
 class HostTransfer:
@@ -26,7 +29,7 @@ class HostTransfer:
         self._slices: dict[str, slice] = {}
         self._host: torch.Tensor | None = None
         self._numbers: npt.NDArray[np.float64] | None = None
-        self._event: torch.cuda.Event | None = None
+        self._event: Event | None = None
 
     def put(self, key: str, value: torch.Tensor | float) -> None:
         """Add a number, or a tensor of any shape that must not change any more: clone what training goes on using."""
@@ -46,18 +49,9 @@ class HostTransfer:
         for key, tensor in self._parts.items():
             self._slices[key] = slice(position, position + tensor.numel())
             position += tensor.numel()
-        parts = [t.reshape(-1).to(torch.float64) for t in self._parts.values()]
-        self._parts = {}
-        if not parts:
-            return
-        whole = torch.cat([p.to(parts[0].device, non_blocking=True) for p in parts])
-        if not whole.is_cuda:
-            self._host = whole.cpu()
-            return
-        self._host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-        self._host.copy_(whole, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
+        parts, self._parts = list(self._parts.values()), {}
+        if parts:
+            self._host, self._event = backend_of(parts[0].device).copy_to_host(parts)
 
     def ready(self, wait: bool = False) -> bool:
         """Whether the copy has arrived; with `wait`, stay until it has."""

@@ -10,16 +10,16 @@ floor(log2|x|), subnormals included. Subnormal and normal follow from the expone
 the two is a power of two. Values narrower than 32 bits are widened first, which is exact.
 
 Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that a step's statistics come
-over in one copy. CPU tensors go to the numba kernel of `_measure_cpu`, CUDA tensors to the Triton kernel of
-`_measure_cuda`, where those are installed; everything else takes the plain path below.
+over in one copy. `dispatch` chooses the kernel: numba's for CPU tensors, Triton's for CUDA tensors, plain torch where
+there is none.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from amp_core.record.stats.dispatch import by_kernel, kernel_of
 from amp_core.record.stats.layout import Cap, packed_size
 from amp_core.record.stats.plain import capped, measure_plain
 
@@ -50,58 +50,14 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
     """
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
-    kind = tensors[0].device.type
-    kernel = _kernel(kind)
-    if kernel is not None:
-        try:
-            return kernel(tensors, caps)
-        except Exception as error:
-            if kind == "cpu" or isinstance(error, torch.OutOfMemoryError):
-                raise
-            _do_without(kind, error)  # Triton compiles on first use, which takes a C compiler and more
+    measured = by_kernel("measure", tensors[0].device.type, tensors, caps)
+    if measured is not None:
+        return measured
     limited = [capped(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
     return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
 
 
 def passing_tensors(device: str) -> "PassingTensors | None":
     """What measures small tensors one at a time on that kind of device; None where nothing is quicker at it."""
-    if device != "cpu" or _kernel(device) is None:
-        return None
-    from amp_core.record.stats.numba.measure import PassingTensors
-
-    return PassingTensors()
-
-
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[Cap | None]], torch.Tensor]
-
-_kernels: dict[str, Kernel | None] = {}
-
-
-def _kernel(device: str) -> Kernel | None:
-    """The kernel for tensors of that kind of device; None where the plain path is all there is."""
-    if device not in _kernels:
-        _kernels[device] = _import_kernel(device)
-    return _kernels[device]
-
-
-def _import_kernel(device: str) -> Kernel | None:
-    try:
-        if device == "cpu":
-            from amp_core.record.stats.numba.measure import measure_cpu
-
-            return measure_cpu
-        if device == "cuda":
-            from amp_core.record.stats.triton.measure import measure_cuda
-
-            return measure_cuda
-    except ImportError:  # numba or triton is not there: the plain path gives the same numbers, slower
-        pass
-    return None
-
-
-def _do_without(device: str, error: Exception) -> None:
-    _kernels[device] = None
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    warnings.warn(
-        f"the Triton kernel cannot run, so watching measures with plain torch, which is slower: {reason}", stacklevel=2
-    )
+    make = kernel_of("passing", device)
+    return make() if make is not None else None

@@ -1,9 +1,9 @@
 """2-norms of gradients: grouped by device and dtype, or by one kernel on a CPU."""
 
-import functools
-from collections.abc import Callable, Sequence
-
 import torch
+
+from amp_core.record.backends import widened
+from amp_core.record.stats.dispatch import by_kernel
 
 
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
@@ -13,26 +13,17 @@ def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     CPU one call of a kernel does for all, where they are FP32 and numba is there.
     """
     if all(g.dtype is torch.float32 and g.is_cpu and g.is_contiguous() for g in grads):
-        kernel = _kernel()
-        if kernel is not None:
-            return kernel(grads), list(range(len(grads)))
+        found = by_kernel("norms", "cpu", grads)
+        if found is not None:
+            return found, list(range(len(grads)))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, grad in enumerate(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(i)
     parts = []
-    for (_, dtype), members in groups.items():
+    for (_, held), members in groups.items():
         # A norm is added up in at least FP32: the squares of FP16 gradients do not fit FP16.
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        wide = torch.float64 if held == torch.float64 else torch.float32
         parts.append(torch.stack(torch._foreach_norm([grads[i] for i in members], 2, dtype=wide)))
     device = grads[0].device
-    whole = torch.cat([part.to(device, torch.float64, non_blocking=True) for part in parts])
+    whole = torch.cat([widened(part.to(device, non_blocking=True)) for part in parts])
     return whole, [i for members in groups.values() for i in members]
-
-
-@functools.cache
-def _kernel() -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
-    try:
-        from amp_core.record.stats.numba.norm_kernel import norms_cpu
-    except ImportError:  # numba is not there
-        return None
-    return norms_cpu

@@ -3,6 +3,7 @@
 import torch
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.backends import backend_of
 from amp_core.record.stats.layout import Cap, dtype_name
 
 
@@ -22,8 +23,8 @@ def capped(tensor: torch.Tensor, cap: Cap) -> torch.Tensor:
 def measure_plain(tensor: torch.Tensor) -> torch.Tensor:
     """The specification in torch operations, for devices without a kernel; none of them waits for the device."""
     tensor = tensor.detach()
-    if tensor.device.type not in ("cpu", "cuda"):
-        tensor = tensor.cpu()  # float64 and frexp are missing elsewhere
+    if not backend_of(tensor.device).has_float64:
+        tensor = tensor.cpu()
     magnitude = _widened(tensor).abs()
     device = magnitude.device
     form = FORMAT_OF_DTYPE[dtype_name(tensor.dtype)]

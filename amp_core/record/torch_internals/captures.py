@@ -8,15 +8,25 @@ and backward are captured (`torch.cuda.make_graphed_callables`, `torch.compile(m
 found by the optimizer and gradients are measured before it; a graph of whole steps leaves nothing to find.
 """
 
-import torch
+from collections.abc import Callable
+
 from torch._C._functorch import peek_interpreter_stack
+
+from amp_core.record.backends import BACKENDS
+from amp_core.record.backends.base import Backend
 
 UNSEEN = "what a CUDA graph replays; a step is seen where its optimizer is outside of the graph"
 
 
-def capturing() -> bool:
-    """Whether what this thread launches goes into a CUDA graph just now."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+_CAPTURING = [b.capturing for b in BACKENDS.values() if b.capturing is not Backend.capturing]
+
+
+def _any_captures() -> bool:
+    return any(asks() for asks in _CAPTURING)
+
+
+capturing: Callable[[], bool] = _CAPTURING[0] if len(_CAPTURING) == 1 else _any_captures
+"""Whether what this thread launches goes into a graph just now. Asked at every hook: one backend answers directly."""
 
 
 def transformed() -> bool:

@@ -70,6 +70,9 @@ class Shared:
         """Stop calling these listeners; the last one to go restores torch."""
         for listeners in (self._listeners, self._afterwards, self._failures):
             listeners[:] = [(listener, of) for listener, of in listeners if listener not in gone]
+        self._restore_if_unheard()
+
+    def _restore_if_unheard(self) -> None:
         if not self._listeners and not self._afterwards and not self._failures:
             self._patches.restore()
             if _methods.get(key := (id(self._owner), self._name)) is self:
@@ -123,7 +126,9 @@ class Shared:
                 try:
                     listener(*of)
                 except Exception as error:
-                    present.remove(entry)
+                    if entry in present:
+                        present.remove(entry)
+                    self._restore_if_unheard()
                     said = f"AMPscope no longer listens to {self._name}: {error!r}"
                     warnings.warn(said, RuntimeWarning, stacklevel=5)
 
@@ -189,6 +194,9 @@ grad = Shared(torch.autograd, "grad")
 scheduled = Shared(lr_scheduler.LRScheduler, "step")
 """Every scheduler of torch but the one on plateaus; those made of others call it once for each."""
 scheduled_on_plateau = Shared(lr_scheduler.ReduceLROnPlateau, "step")
+clipped_by_norm = Shared(clip_grad, "_clip_grads_with_norm_")
+"""What `clip_grad_norm_` calls by name for the clipping itself, whatever name it was imported under. A loop without a
+scaler clips between `backward()` and `optimizer.step()`: at the step, gradients are already clipped."""
 grouped_for_clipping = Shared(clip_grad, "_group_tensors_by_device_and_dtype")
 """What `clip_grad_value_` calls by name, whatever name it was imported under; clipping by norm calls it too."""
 

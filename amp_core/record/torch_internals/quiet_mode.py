@@ -21,9 +21,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from amp_core.hardware.autocast_ops import policy
+from amp_core.record.backends import BACKENDS
 from amp_core.record.torch_internals.compiling import within_compiled
 
-_AUTOCAST = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+_AUTOCAST = {kind: getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}") for kind in BACKENDS}
+_ABOVE_BILINEAR = tuple(kind for kind in BACKENDS if policy("bilinear", kind) is None)
+"""Device types whose list has not `bilinear`, but what it does its work with."""
 _TORCHS_OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "higher_order", "fsdp")
 """Libraries of operators that do their work below autocast."""
 
@@ -64,7 +68,7 @@ class QuietMode(TorchDispatchMode):
         kwargs = kwargs or {}
         kinds = () if getattr(func, "namespace", "aten") in _TORCHS_OWN else tuple(_AUTOCAST)
         if func is torch.ops.aten._trilinear.default:
-            kinds = ("cpu",)  # the work of `bilinear`, which is in CUDA's list and not in that of the CPU
+            kinds = _ABOVE_BILINEAR
         if kinds:
             with _autocast_of_the_caller(kinds):
                 out = func(*args, **kwargs)

@@ -1,4 +1,1 @@
-"""Runs of any length in bounded memory.
-
-segments -> live_steps (sampled rows of `steps`) and sealed_tensors (parts of one segment) -> extract -> Run
-"""
+"""Any number of tensor statistics in bounded memory: segments -> sealed_tensors (parts of one) -> extract -> Run."""

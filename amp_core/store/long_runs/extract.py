@@ -1,4 +1,4 @@
-"""Runs of any length in bounded memory: some sampled steps of `tensors`, of a live run's `steps` rows that tell of all.
+"""Runs with any number of tensor statistics in bounded memory: an extract holds some sampled steps of `tensors`.
 
     >>> run = open_extract("runs/a")           # a `Run`; short ones are read whole
     >>> run.table("tensors").num_rows, run.sampled_steps
@@ -11,8 +11,7 @@ spike disappears, those with the most infinities, NaNs, subnormal values and zer
 `MAX_BAD` with any value that is not finite. Where they lie follows from the statistics in the files'
 footers; the rest is not read. A live run's new step costs the same however long the run is.
 
-Of `steps` all rows are read up to `LIVE_STEPS` while a run is live and `MAX_STEPS` once it has ended; beyond that
-`_thinning` says which are kept, and the column `stands_for` of how many steps each tells.
+All other tables are whole: a million steps take 22 columns of eight bytes each.
 """
 
 import copy
@@ -27,8 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.schema import TABLES, Table
-from amp_core.store.long_runs.live_steps import LiveSteps
 from amp_core.store.long_runs.sealed_tensors import TENSORS, SealedTensors, refuse_null_steps
 from amp_core.store.run import Run, load_run
 from amp_core.store.segment_reader import File, Segment, is_ordered
@@ -42,16 +39,10 @@ if TYPE_CHECKING:
 MAX_ROWS = 40_000
 """Rows of `tensors` that an extract holds: a few sampled steps of the largest models, all of a short run."""
 
-LIVE_STEPS, MAX_STEPS = 10_000, 50_000
-"""Rows of `steps` that an extract holds of a live run, which is analysed again with each new row, and of one that has
-ended."""
-
 MAX_BAD = 16
-"""So many sampled steps with infinities or NaNs are held in any case."""
-MAX_WINDOW = 1000
-"""Steps of a profiled window that are held in any case."""
-AT_ONCE = 4
-"""Segments that are read at one time."""
+"""Sampled steps with infinities or NaNs that an extract always holds, at most."""
+PARALLEL_READS = 4
+"""Segments that are read in parallel."""
 
 EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 """Columns whose largest value is always among the rows."""
@@ -60,7 +51,7 @@ EXTREMES = ("inf", "nan", "absmax", "subnormal", "zero")
 def open_extract(
     path: str | os.PathLike[str] | Address, most_rows: int = MAX_ROWS, sandbox: Sandbox | None = None
 ) -> Run:
-    """Open a run folder so that it takes bounded memory; with `sandbox`, so that it cannot end this process either.
+    """Open a run folder in bounded memory; with `sandbox`, untrusted files cannot end this process either.
 
     Raises `RunError` as `load_run` does.
     """
@@ -72,16 +63,12 @@ def open_extract(
 
 
 class Extract(Run):
-    """A run of which `tensors` and `steps` are read in part, where they are large."""
+    """A run of which `tensors` is read in part, where it is large."""
 
-    def __init__(
-        self, folder: Path, most_rows: int = MAX_ROWS, most_steps: tuple[int, int] = (LIVE_STEPS, MAX_STEPS)
-    ) -> None:
+    def __init__(self, folder: Path, most_rows: int = MAX_ROWS) -> None:
         super().__init__(FolderSource(folder))
         self._folder = folder
         self._most = most_rows
-        self._most_steps = most_steps
-        self._live_steps = self._empty_pool()
         self._sealed: dict[str, SealedTensors] = {}
         self._open: dict[str, Segment] = {}
         self._steps_of: dict[str, np.ndarray] = {}
@@ -89,7 +76,7 @@ class Extract(Run):
         self._extract: pa.Table | None = None
         self._lock = threading.RLock()
         self.sampled_steps: int | None = None
-        """Sampled steps that the run has, where only some of them are in `tensors`; None where all are."""
+        """Number of sampled steps where `tensors` holds only some of them; None where it holds all."""
 
     def table(self, name: str) -> pa.Table:
         with self._lock:
@@ -114,25 +101,22 @@ class Extract(Run):
         return few
 
     def snapshot(self) -> "Extract":
-        """The run with what was read of it so far, for others to read while this one goes on: a `refresh` here changes
-        nothing there."""
+        """A copy that shares what was read so far; a `refresh` of one changes nothing in the other."""
         with self._lock:
             other = copy.copy(self)
             other._lock = threading.RLock()
             for name, value in vars(self).items():
                 if isinstance(value, dict):
                     setattr(other, name, dict(value))
-            other._live_steps = self._live_steps.copy()
             return other
 
     def forget(self) -> None:
-        """Give back everything that was read; what is asked for afterwards is read again, as it is by then."""
+        """Free everything that was read; later requests read the files again."""
         with self._lock:
             for name, value in list(vars(self).items()):
                 if isinstance(value, dict):
                     setattr(self, name, {})
             self._extract = None
-            self._live_steps = self._empty_pool()
 
     def refresh(self) -> bool:
         with self._lock:
@@ -142,43 +126,10 @@ class Extract(Run):
         before = self._extract
         files = {stem: s.file for stem, s in (self._sealed | self._open).items()}
         changed = super().refresh()
-        if (
-            self._live_steps.most != self._empty_pool().most
-        ):  # it has ended: its steps are counted once more, all of them
-            self._live_steps, changed = self._empty_pool(), True
-            self._tables.pop("steps", None)
-            self._frames.pop("steps", None)
         if before is not None and retried(lambda: self._source.segments("tensors"), self._folder) != files:
             self._extract = None
             changed = changed or self.table("tensors") is not before
         return changed
-
-    def _empty_pool(self) -> LiveSteps:
-        live, ended = self._most_steps
-        return LiveSteps(live if self.is_live else ended)
-
-    def _try_read_new(self, table: Table) -> bool:
-        if table.name == "steps":
-            return self._live_steps.read(self._source, table, self._named)
-        return super()._try_read_new(table)
-
-    def _parts(self, table: Table) -> list[pa.Table]:
-        if table.name != "steps":
-            return super()._parts(table)
-        rows = self._live_steps.table()
-        return [rows] if rows is not None else []
-
-    def _named(self) -> set[int]:
-        """Steps that other tables speak of, and those around them that a profiled window is measured by."""
-        found: set[int] = set()
-        for name in ("events", "audits", "windows"):
-            rows = self._tables[name] = self._read(TABLES[name])
-            self._frames.pop(name, None)
-            found.update(pc.unique(rows.column("step")).drop_null().to_pylist())
-            if name == "windows":
-                for window in rows.select(["step", "steps"]).drop_null().to_pylist():
-                    found.update(range(window["step"] - 1, window["step"] + min(window["steps"], MAX_WINDOW) + 1))
-        return found
 
     def of_tensor(self, kind: str, name: str, columns: Sequence[str]) -> pa.Table:
         """Rows of one tensor at every sampled step, these columns only, ordered by step.
@@ -189,14 +140,14 @@ class Extract(Run):
             self.table("tensors")
             sealed, live = list(self._sealed.values()), list(self._open.values())
         chosen = (pc.field("kind") == kind) & (pc.field("name") == name)
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # decoding lets other threads run
+        with ThreadPoolExecutor(PARALLEL_READS) as pool:  # decoding lets other threads run
             parts = list(pool.map(lambda s: s.of_tensor(kind, name, columns), sealed))
         parts += [s.table.filter(chosen).select(columns) for s in live if s.table is not None]
-        found = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
-        return found.sort_by("step") if "step" in columns else found
+        rows = pa.concat_tables([TENSORS.schema.empty_table().select(columns), *parts], promote_options="default")
+        return rows.sort_by("step") if "step" in columns else rows
 
     def _extracted(self) -> pa.Table:
-        self._look()
+        self._list_segments()
         rows = sum(s.rows for s in self._sealed.values()) + sum(s.rows for s in self._open.values())
         self.sampled_steps = None
         if rows <= self._most:
@@ -205,12 +156,12 @@ class Extract(Run):
             whole.pop("tensors", None)
         steps = self._all_steps()
         self.sampled_steps = len(steps)
-        found = pa.concat_tables(self._at(self._chosen(steps, rows)), promote_options="default")
+        table = pa.concat_tables(self._at(self._chosen(steps, rows)), promote_options="default")
         keys = list(TENSORS.order)
-        return found if is_ordered(found, keys) else found.sort_by([(k, "ascending") for k in keys])
+        return table if is_ordered(table, keys) else table.sort_by([(k, "ascending") for k in keys])
 
-    def _look(self) -> None:
-        """Bring what is known of the segments up to date; forget rows of files that are gone."""
+    def _list_segments(self) -> None:
+        """Update the list of segments; forget rows of files that are gone."""
         listed = self._source.segments("tensors")
         for stem in [stem for stem in (*self._sealed, *self._open) if stem not in listed]:
             self._sealed.pop(stem, None)
@@ -231,9 +182,9 @@ class Extract(Run):
     def _take_sealed(self, stem: str, file: File) -> None:
         known = self._sealed.get(stem)
         if known is None or known.file != file:
-            if self._source.sandboxed is not None:
-                self._source.sandboxed.sealed(file, "tensors")
-            self._sealed[stem] = SealedTensors(self._folder, file)
+            path = self._source.content(file, TENSORS)
+            assert isinstance(path, Path)  # an extract is read from a folder
+            self._sealed[stem] = SealedTensors(path, file)
             self._open.pop(stem, None)
             self._kept.pop(stem, None)
             self._steps_of.pop(stem, None)
@@ -241,8 +192,8 @@ class Extract(Run):
     def _all_steps(self) -> np.ndarray:
         for stem, sealed in self._sealed.items():
             if stem not in self._steps_of:
-                found = [sealed.steps(group) for group in sealed.groups]
-                self._steps_of[stem] = np.concatenate([np.zeros(0), *found])
+                parts = [sealed.steps(group) for group in sealed.groups]
+                self._steps_of[stem] = np.concatenate([np.zeros(0), *parts])
         live = [pc.unique(s.table.column("step")).to_numpy() for s in self._open.values() if s.table is not None]
         every = np.concatenate([np.zeros(0), *(self._steps_of[stem] for stem in self._sealed), *live])
         return np.unique(every[np.isfinite(every)]).astype(np.int64)
@@ -260,19 +211,19 @@ class Extract(Run):
 
     def _extreme(self) -> set[int]:
         """The step at which each of `EXTREMES` is largest, and the first that holds anything not finite."""
-        found: set[int] = set()
+        kept: set[int] = set()
         groups = [(s, g) for s in self._sealed.values() for g in s.groups]
         for column in EXTREMES:
             best = max(groups, key=lambda at: at[1].largest.get(column, 0.0), default=None)
             top = best[1].largest.get(column, 0.0) if best is not None else 0.0
             if best is not None and top > 0:
                 steps, values = best[0].values(best[1], "step", column)
-                found.add(int(steps[np.nanargmax(values)]))
+                kept.add(int(steps[np.nanargmax(values)]))
             for segment in self._open.values():
                 if segment.table is not None and segment.rows:
                     values = pc.fill_null(pc.cast(segment.table.column(column), "float64", safe=False), 0.0).to_numpy()
                     if np.nanmax(values, initial=0.0) > top:
-                        found.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
+                        kept.add(int(segment.table.column("step")[int(np.nanargmax(values))].as_py()))
         bad: set[int] = set()
         for column in ("inf", "nan"):
             for sealed, group in groups:
@@ -284,8 +235,8 @@ class Extract(Run):
                     held = segment.table.filter(pc.field(column) > 0).column("step")
                     bad.update(pc.unique(held).to_pylist())
         every = sorted(bad)
-        found.update(every[i] for i in np.linspace(0, len(every) - 1, min(MAX_BAD, len(every))).astype(int))
-        return found
+        kept.update(every[i] for i in np.linspace(0, len(every) - 1, min(MAX_BAD, len(every))).astype(int))
+        return kept
 
     def _at(self, chosen: np.ndarray) -> list[pa.Table]:
         """The rows of the chosen steps; a sealed segment is read again only for steps that were not chosen before."""

@@ -1,11 +1,11 @@
-"""What a stranger's segment would take in memory, told before it is decoded: a kilobyte may say 2^31 equal values.
+"""Limits of what an untrusted segment may decode to, checked before: a kilobyte may hold 2^31 equal values.
 
-    >>> found = read_bounded(pq.ParquetFile(source))        # raises ValueError instead of decoding too much
-    >>> refuse_large(found)
+    >>> table = read_bounded(pq.ParquetFile(source))        # raises ValueError instead of decoding too much
+    >>> refuse_large(table)
 
-Texts are read as numbers of a dictionary, and counted before they are written out; of lists the footer says how many
-values they hold; of a compressed Arrow message its buffers do. A footer that lies is left to the limit on memory under
-which strangers' files are read (see `sandboxed`).
+Texts are read as numbers of a dictionary and counted before they are expanded. The footer states how many values lists
+hold, the buffers of a compressed Arrow message how long they become. Where a footer lies, the memory of the
+sandbox process is limited.
 """
 
 import struct
@@ -21,7 +21,7 @@ MAX_BYTES = 2**28
 """Bytes that one segment may decode to."""
 ROWS_AT_ONCE = 65_536
 FEW_ROWS = 64
-"""The same where each text may be a megabyte that it shares with the one before (DELTA_BYTE_ARRAY)."""
+"""Rows decoded at a time where each text may share a megabyte with the one before (DELTA_BYTE_ARRAY)."""
 _SCANNED = 2048
 
 
@@ -33,7 +33,7 @@ def read_bounded(reader: pq.ParquetFile, source: object, groups: list[int] | Non
     for field in reader.schema_arrow:
         _refuse_type(field.type)
     groups = list(range(reader.metadata.num_row_groups)) if groups is None else groups
-    texts, at_once = _looked_through(reader, groups)
+    texts, at_once = _columns_of_text(reader, groups)
     coded = pq.ParquetFile(source, metadata=reader.metadata, read_dictionary=texts)
     batches, size = [], 0
     for batch in coded.iter_batches(at_once, row_groups=groups, use_threads=False):
@@ -44,22 +44,22 @@ def read_bounded(reader: pq.ParquetFile, source: object, groups: list[int] | Non
     return pa.Table.from_batches(batches, coded.schema_arrow).cast(reader.schema_arrow)
 
 
-def _looked_through(reader: pq.ParquetFile, groups: list[int]) -> tuple[list[str], int]:
-    """Columns of text to be read as numbers of a dictionary, and how many rows to decode at a time; the footer was
-    asked before how many values there are."""
-    told = reader.metadata
-    leaves = [reader.schema.column(i) for i in range(told.num_columns)]
-    rows = sum(told.row_group(g).num_rows for g in groups)
+def _columns_of_text(reader: pq.ParquetFile, groups: list[int]) -> tuple[list[str], int]:
+    """Columns of text that are read as numbers of a dictionary, and how many rows to decode at a time. Refuses files
+    whose footer states too many values."""
+    metadata = reader.metadata
+    leaves = [reader.schema.column(i) for i in range(metadata.num_columns)]
+    rows = sum(metadata.row_group(g).num_rows for g in groups)
     _refuse_values(rows * len(leaves))
-    asked = [i for i, leaf in enumerate(leaves) if leaf.max_repetition_level or leaf.physical_type == "BYTE_ARRAY"]
-    if not asked or not rows:
+    nested = [i for i, leaf in enumerate(leaves) if leaf.max_repetition_level or leaf.physical_type == "BYTE_ARRAY"]
+    if not nested or not rows:
         return [], ROWS_AT_ONCE
-    # To ask after a column that is damaged ends the process (pyarrow 26: std::terminate); scanning it raises instead.
-    reader.reader.scan_contents(asked, _SCANNED)
-    chunks = [(i, told.row_group(g).column(i)) for g in groups for i in asked]
-    _refuse_values(sum(c.num_values for _, c in chunks) + rows * (len(leaves) - len(asked)))
+    # Statistics of a damaged column end the process (pyarrow 26: std::terminate); scanning it raises instead.
+    reader.reader.scan_contents(nested, _SCANNED)
+    chunks = [(i, metadata.row_group(g).column(i)) for g in groups for i in nested]
+    _refuse_values(sum(c.num_values for _, c in chunks) + rows * (len(leaves) - len(nested)))
     shared = {i for i, c in chunks if "DELTA_BYTE_ARRAY" in c.encodings}  # of which pyarrow makes no dictionary
-    texts = [leaves[i].path for i in asked if i not in shared and leaves[i].physical_type == "BYTE_ARRAY"]
+    texts = [leaves[i].path for i in nested if i not in shared and leaves[i].physical_type == "BYTE_ARRAY"]
     return texts, FEW_ROWS if shared else ROWS_AT_ONCE
 
 
@@ -68,10 +68,10 @@ def _refuse_values(values: int) -> None:
         raise ValueError(f"it holds {values:,} values; at most {MAX_VALUES:,} are read")
 
 
-def refuse_large(found: pa.Table, columns: int = 0) -> None:
-    """Raise `ValueError` where `found`, once nothing in it is shared, is too large; `columns` may be added to it."""
-    _refuse_values(found.num_rows * max(found.num_columns, columns))
-    if sum(decoded_bytes(batch) for batch in found.to_batches()) > MAX_BYTES:
+def refuse_large(table: pa.Table, columns: int = 0) -> None:
+    """Raise `ValueError` where `table`, once nothing in it is shared, is too large; `columns` may be added to it."""
+    _refuse_values(table.num_rows * max(table.num_columns, columns))
+    if sum(decoded_bytes(batch) for batch in table.to_batches()) > MAX_BYTES:
         raise ValueError(f"it decodes to more than {MAX_BYTES / 2**30:.3g} GiB")
 
 
@@ -136,8 +136,8 @@ def refuse_compressed(message: pa.Message) -> None:
         for i in range(count):
             start, length = struct.unpack_from("<qq", data, buffers + 4 + 16 * i)
             if length:
-                (told,) = struct.unpack_from("<q", body, start)
-                size += max(int(told), length)
+                (decompressed,) = struct.unpack_from("<q", body, start)
+                size += max(int(decompressed), length)
     except struct.error:
         raise ValueError("a message's metadata is damaged") from None
     if size > MAX_BYTES:

@@ -1,16 +1,15 @@
-"""A stranger's segments are read by a process of its own before this one reads them, so that none can take it down.
+"""A process that decodes segments of untrusted runs, so that none can take this one down.
 
-    >>> taster = Taster()
-    >>> run = open_extract("shared/runs/a", taster=taster)
-    >>> run.table("steps")              # refused with a sentence where its taster died of it
+    >>> sandbox = Sandbox()
+    >>> sandbox.convert("shared/runs/a", file, "steps", path, Path("private/0.parquet"))
+    Converted(decoded_bytes=46080, end=0, schema=None)
 
-Damaged Parquet files end the process that reads them (pyarrow 26), and small ones may say that they are huge. So the
-taster decodes each segment as this process will, in bounded memory and time (see `_taster`). It is asked once for each
-sealed file of one size and time, and for what is new in a growing stream. Runs that were written on this machine since
-it booted are trusted: they are read at once, and a live one costs nothing more. The taster ends when nobody has asked
-it for a while.
+Damaged Parquet files end the process that reads them (pyarrow 26), and small ones may claim to be huge. So the sandbox
+process decodes each segment, in bounded memory and time, and writes it anew (see `sandbox_process`). The process ends
+when nobody has asked for a while.
 """
 
+import base64
 import json
 import os
 import subprocess
@@ -18,83 +17,93 @@ import sys
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from amp_core.hardware.child_environment import python_path
-from amp_core.hardware.host import this_machine
-from amp_core.schema import Head, RunError
-from amp_core.store.segment_reader import File, Segment
-from amp_core.store.urls import Address
+from amp_core.schema import RunError
+from amp_core.store.segment_reader import File
 
-LONGEST_S = 60.0
+SEGMENT_TIMEOUT_S = 60.0
 """A segment of 16 MB takes a fraction of a second; what takes longer was made to."""
-MAX_HELD = 2**30
-"""Bytes that a stranger's run may take here, all tables together; of `tensors` in folders only parts are read."""
-MAX_KNOWN = 20_000
-"""Files whose verdicts are remembered."""
+MAX_REFUSALS = 20_000
+"""Refused files that are remembered, so that none is tried at each tick."""
 
 
-def written_here(head: Head) -> bool:
-    """Whether a process of this machine wrote the run, since it booted: who does not know its boot id cannot say so."""
-    return head.process.get("machine") == this_machine()
+class Converted(NamedTuple):
+    """What became of a segment."""
+
+    decoded_bytes: int
+    """Bytes of its rows in memory."""
+    end: int
+    """Of a stream: how many of the given bytes whole messages took."""
+    schema: pa.Schema | None
+    """Of a stream: what to read on with."""
 
 
 class Sandbox:
-    """The process that tastes, for any number of threads; begun when it is first needed."""
+    """The process, for any number of threads; started when it is first needed."""
 
-    def __init__(self, longest_s: float = LONGEST_S) -> None:
-        self._longest_s = longest_s
+    def __init__(self, timeout_s: float = SEGMENT_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._known: OrderedDict[tuple[str, File], int | str] = OrderedDict()
+        self._refused: OrderedDict[tuple[str, File], str] = OrderedDict()
 
-    def sealed(self, where: str, file: File, table: str, data: bytes | None = None) -> int:
-        """Bytes that a Parquet file decodes to; `data` is its content where `where` is no folder. Raises `RunError`."""
+    def convert(
+        self, run: str, file: File, table: str, content: bytes | Path, out: Path, schema: pa.Schema | None = None
+    ) -> Converted:
+        """Write the rows of a segment of `run` to `out`, in the promised columns.
+
+        `content` is its bytes, or its path where it is Parquet; with `schema`, the bytes follow in a stream of that
+        schema. Raises `RunError`, and `FileNotFoundError` where the file has vanished.
+        """
+        start = bytes(schema.serialize()) if schema is not None else b""
+        data, path = (content, "") if isinstance(content, bytes) else (b"", str(content.absolute()))
+        request = {"path": path, "name": file.name, "table": table, "out": str(out)}
+        line = json.dumps(request | {"schema": len(start), "data": len(data)}).encode() + b"\n" + start + data
+        sealed = file.name.endswith(".parquet")
         with self._lock:
-            if (where, file) not in self._known:
-                said = self._asked(where, file, table, data or b"", b"")
-                if said is None:
+            sentence = self._refused.get((run, file)) if sealed else None
+            if sentence is None:
+                reply = self._ask(line)
+                if reply.get("vanished"):
                     raise FileNotFoundError(file.name)
-                self._known[where, file] = said
-                while len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
-            self._known.move_to_end((where, file))
-            return _sound(self._known[where, file])
-
-    def stream(self, file: File, table: str, data: bytes, before: Segment | None) -> int:
-        """Bytes that whole messages in `data` decode to, which follow what was read `before`. Raises `RunError`."""
-        schema = before.schema if before is not None else None
-        with self._lock:
-            said = self._asked("", file, table, data, bytes(schema.serialize()) if schema is not None else b"")
-            return _sound(said or 0)
+                if "decoded_bytes" in reply:
+                    encoded = reply["schema"]
+                    known = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded))) if encoded else None
+                    return Converted(reply["decoded_bytes"], reply["end"], known)
+                sentence = str(reply.get("refused") or f"{file.name} is damaged in a way that stopped its reader")
+            if sealed:
+                self._refused[run, file] = sentence
+                while len(self._refused) > MAX_REFUSALS:
+                    self._refused.popitem(last=False)
+            raise RunError(sentence)
 
     def close(self) -> None:
         """End the process, if there is one."""
         with self._lock:
             self._end()
 
-    # inside
-
-    def _asked(self, where: str, file: File, table: str, data: bytes, schema: bytes) -> int | str | None:
-        """What the segment decodes to, or the sentence that refuses it; None where its file has vanished."""
-        asked = {"folder": where, "name": file.name, "table": table, "schema": len(schema), "data": len(data)}
-        line = json.dumps(asked).encode() + b"\n" + schema + data
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        """The reply of the process; empty where it died or took too long."""
         answer = self._answer(line) if self._child is not None else None
-        if answer is None:  # none was there, or it has ended for want of work: a fresh one tells that from a death
+        if answer is None:  # no process, or one that was idle and ended: a fresh one tells that from a death
             self._end()
-            self._child = _begun()
+            self._child = _start()
             answer = self._answer(line)
         if answer is None:
             self._end()
-            return f"{file.name} is damaged in a way that stopped its reader"
-        said: int | str | None = json.loads(answer)
-        return said
+            return {}
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
 
     def _answer(self, line: bytes) -> bytes | None:
-        """What the process says to it; None where it died, or was ended because it took too long."""
         child = self._child
         assert child is not None and child.stdin is not None and child.stdout is not None
-        clock = threading.Timer(self._longest_s, child.kill)
-        clock.start()
+        timer = threading.Timer(self._timeout_s, child.kill)
+        timer.start()
         try:
             child.stdin.write(line)
             child.stdin.flush()
@@ -102,7 +111,7 @@ class Sandbox:
         except OSError:
             return None
         finally:
-            clock.cancel()
+            timer.cancel()
 
     def _end(self) -> None:
         if self._child is not None:
@@ -111,42 +120,11 @@ class Sandbox:
             self._child = None
 
 
-class SandboxedReads:
-    """What is read of one run, tasted."""
-
-    def __init__(self, sandbox: Sandbox, where: Path | Address) -> None:
-        self._taster = sandbox
-        self._where = where
-        self._held: dict[str, int] = {}
-
-    def sealed(self, file: File, table: str, data: bytes | None = None) -> None:
-        """Raise `RunError` where a Parquet file, of a folder or with this content, is not to be read."""
-        where = str(self._where.absolute()) if isinstance(self._where, Path) else str(self._where)
-        size = self._taster.sealed(where, file, table, data)
-        self._hold(file, 0 if table == "tensors" and data is None else size)
-
-    def stream(self, file: File, table: str, data: bytes, before: Segment | None) -> None:
-        """The same for what is new in a stream."""
-        size = self._taster.stream(file, table, data, before)
-        self._hold(file, size + (self._held.get(file.name, 0) if before is not None else 0))
-
-    def _hold(self, file: File, size: int) -> None:
-        self._held[file.name] = size
-        if sum(self._held.values()) > MAX_HELD:
-            raise RunError(f"{self._where} holds more than {MAX_HELD / 2**30:.3g} GiB of rows; open it in Python")
-
-
-def _sound(said: int | str) -> int:
-    if isinstance(said, str):
-        raise RunError(said)
-    return said
-
-
-def _begun() -> "subprocess.Popen[bytes]":
+def _start() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", "amp_core.store.untrusted.sandbox_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # what is said to die of a damaged file is said in a sentence
+        stderr=subprocess.DEVNULL,  # a death is reported in a sentence
         env=os.environ | python_path(),
     )

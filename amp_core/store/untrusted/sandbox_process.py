@@ -1,17 +1,17 @@
-"""The process that reads strangers' segments first: see `sandboxed`.
+"""The process that converts segments of untrusted runs: see `sandbox`.
 
     python -m amp_core.store.untrusted.sandbox_process
 
-Asked on standard input by a line of JSON, a schema where a stream goes on, and the bytes themselves where they lie in
-no folder. It answers with a line of JSON: the bytes that the segment decodes to, the sentence that refuses it, or null
-where its file has vanished. Where it dies instead, that is the answer.
+Each request on standard input is a line of JSON, followed by the schema of a stream that is read on with, and by the
+bytes of the segment where it lies in no folder. Each reply is a line of JSON: what was written, the sentence that
+refuses the segment, or that its file has vanished. No reply, because the process died, is one too.
 """
 
+import base64
 import json
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
@@ -19,71 +19,89 @@ import pyarrow.parquet as pq
 
 from amp_core.hardware.host import bounded_memory
 from amp_core.schema import TABLES, RunError, Table
-from amp_core.store.long_runs.sealed_tensors import Reading, SealedTensors
-from amp_core.store.segment_reader import File, Segment, conform, read_parquet, read_stream
+from amp_core.store.segment_reader import (
+    DamageAsRunError,
+    File,
+    Segment,
+    conform,
+    first_line,
+    read_parquet,
+    read_stream,
+)
 from amp_core.store.untrusted.limits import read_bounded, refuse_large
 
 MAX_MEMORY_GIB = 6
-"""Of address space: what a segment may decode to (see `_bounds`), twice, and the libraries."""
-IDLE_S = 30.0
-"""It ends when nobody has asked for so long: another is begun in half a second."""
+"""Of address space: what a segment may decode to (see `limits`), twice, and the libraries."""
+IDLE_TIMEOUT_S = 30.0
+"""The process ends when nobody has asked for so long: another is started in half a second."""
 
 
-def decode(asked: dict[str, Any], schema: bytes, data: bytes) -> int:
-    """Bytes that the segment decodes to. Raises `RunError`, or dies."""
-    file, table = File(asked["name"], len(data), 0), TABLES[asked["table"]]
+def convert(request: dict[str, Any], schema: bytes, data: bytes) -> dict[str, Any]:
+    """Write the segment to `request["out"]`. Raises `RunError`, or dies."""
+    file, table, out = File(request["name"], len(data), 0), TABLES[request["table"]], request["out"]
     if not file.name.endswith(".parquet"):
         before = Segment(file, None, 0, pa.ipc.read_schema(pa.py_buffer(schema))) if schema else None
-        return _size(read_stream(file, data, table, before, bounded=True).table)
-    if data:
-        return _size(read_parquet(file, pa.BufferReader(data), table, None, bounded=True).table)
-    if table.name == "tensors":
-        return _in_parts(Path(asked["folder"]), file, table)
-    return _size(read_parquet(file, str(Path(asked["folder"]) / file.name), table, None, bounded=True).table)
+        segment = read_stream(file, data, table, before, bounded=True)
+        known = base64.b64encode(segment.schema.serialize()).decode() if segment.schema is not None else None
+        return {"decoded_bytes": _write(out, segment.table, table), "end": segment.offset, "schema": known}
+    if table.name == "tensors" and request["path"]:
+        size = _convert_row_groups(request["path"], file, table, out)
+    else:
+        source = request["path"] or pa.BufferReader(data)
+        size = _write(out, read_parquet(file, source, table, None, bounded=True).table, table)
+    return {"decoded_bytes": size, "end": 0, "schema": None}
 
 
-def _in_parts(folder: Path, file: File, table: Table) -> int:
-    """As `SealedTensors` reads it: the statistics, and each row group, its texts as a dictionary and as themselves."""
-    sealed = SealedTensors(folder, file)
-    path = str(folder / file.name)
-    size = 0
-    with Reading(file):
-        for group in sealed.groups:
-            reader = pq.ParquetFile(path)
-            found = read_bounded(reader, path, [group.index])
-            refuse_large(found, len(table.columns))
-            plain = reader.read_row_group(group.index, use_threads=False)
-            plain.validate(full=True)
-            size += _size(conform(plain, table, file.name))
-    return size
+def _convert_row_groups(path: str, file: File, table: Table, out: str) -> int:
+    """Convert a file of any length, of which an extract reads parts: the limits hold for each row group."""
+    size, writer = 0, None
+    try:
+        with DamageAsRunError(file.name):
+            groups = pq.ParquetFile(path).metadata.num_row_groups
+        for group in range(groups):
+            with DamageAsRunError(file.name):
+                decoded = read_bounded(pq.ParquetFile(path), path, [group])
+                refuse_large(decoded, len(table.columns))
+                decoded.validate(full=True)
+            rows = conform(decoded, table, file.name)
+            writer = writer or pq.ParquetWriter(out, rows.schema, compression="lz4")
+            writer.write_table(rows)
+            size += int(rows.nbytes)
+    finally:
+        if writer is not None:
+            writer.close()
+    return size if writer is not None else _write(out, None, table)
 
 
-def _size(table: pa.Table | None) -> int:
-    return int(table.nbytes) if table is not None else 0
+def _write(out: str, rows: pa.Table | None, table: Table) -> int:
+    rows = rows if rows is not None else table.schema.empty_table()
+    pq.write_table(rows, out, compression="lz4")
+    return int(rows.nbytes)
 
 
 def answer(stdin: IO[bytes], stdout: IO[bytes]) -> None:
-    """Answer what is asked until nobody does any more."""
+    """Reply to requests until no more come."""
     while True:
-        idle = threading.Timer(IDLE_S, os._exit, (0,))
+        idle = threading.Timer(IDLE_TIMEOUT_S, os._exit, (0,))
         idle.daemon = True
         idle.start()
         line = stdin.readline()
         idle.cancel()
         if not line:
             return
-        asked = json.loads(line)
-        schema, data = stdin.read(asked["schema"]), stdin.read(asked["data"])
-        said: int | str | None
+        request = json.loads(line)
+        schema, data = stdin.read(request["schema"]), stdin.read(request["data"])
         try:
-            said = decode(asked, schema, data)
+            reply = convert(request, schema, data)
         except RunError as error:
-            said = str(error)
-        except MemoryError:
-            said = f"{asked['name']} needs more than {MAX_MEMORY_GIB} GiB to read; no segment of a run does"
+            reply = {"refused": str(error)}
         except FileNotFoundError:
-            said = None
-        stdout.write(json.dumps(said).encode() + b"\n")
+            reply = {"vanished": True}
+        except (OSError, pa.ArrowException) as error:  # a full disk, a type that Parquet has not
+            reply = {"refused": f"{request['name']} cannot be converted: {first_line(error)}"}
+        except MemoryError:
+            reply = {"refused": f"{request['name']} needs more than {MAX_MEMORY_GIB} GiB to read; no segment does"}
+        stdout.write(json.dumps(reply).encode() + b"\n")
         stdout.flush()
 
 

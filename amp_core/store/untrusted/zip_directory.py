@@ -1,4 +1,4 @@
-"""Zip files of strangers, opened only where their directory is not too large to be read.
+"""Untrusted zip files, opened only where their directory is not too large to be read.
 
 `zipfile` makes an object for each entry as it opens a file: a million of them, in 47 MB, take it seven seconds.
 """
@@ -13,7 +13,7 @@ MAX_DIRECTORY_BYTES = 4 * 2**20
 """20,000 entries of 200 bytes; one has 46 besides its name."""
 _END, _LOCATOR_64, _END_64 = b"PK\5\6", b"PK\6\7", b"PK\6\6"
 _TAIL = 22 + 65_535 + 20 + 56
-"""Bytes at the end of a file in which all that is said of its directory stands, with the longest comment."""
+"""Bytes at the end of a file that hold the records of its directory, with the longest comment."""
 
 
 def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
@@ -31,7 +31,7 @@ def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
 
 def _directory_bytes(file: IO[bytes]) -> int:
     """What the end of the file says of it: the end record, or that of zip64 where there is one, which stands before it
-    (APPNOTE.TXT 6.3.10, 4.3.14 to 4.3.16). 0 where nothing is said: then it is no zip, and `zipfile` says so."""
+    (APPNOTE.TXT 6.3.10, 4.3.14 to 4.3.16). 0 without such a record: then it is no zip, and `zipfile` reports that."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
     tail = file.read(_TAIL)
     at = tail.rfind(_END, 0, max(0, len(tail) - 18))

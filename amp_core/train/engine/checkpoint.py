@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from amp_core.record.backends import BACKENDS, accelerators
+from amp_core.record.backends.cpu import Cpu
 from amp_core.schema import RunError
 from amp_core.store.atomic import aside
 from amp_core.store.run import load_run
@@ -34,7 +36,7 @@ def save(
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
         "random": torch.get_rng_state(),
-        "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **{f"{b.type}_random": b.random_states() if b.available() else [] for b in BACKENDS.values() if b is not Cpu},
     }
     with aside(folder / f".{FILE}.tmp") as unfinished:
         torch.save(state, unfinished)
@@ -64,8 +66,10 @@ def restore(
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["random"])
-        if len(state["cuda_random"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(state["cuda_random"])
+        for backend in accelerators():
+            states = state.get(f"{backend.type}_random", [])
+            if len(states) == backend.count():
+                backend.set_random_states(states)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise RunError(f"{FILE} does not fit this training: {_first_line(error)}") from error
 

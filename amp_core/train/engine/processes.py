@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from amp_core.record.backends import backend_named
+from amp_core.record.backends.cpu import Cpu
 from amp_core.record.ranks import place
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
@@ -35,7 +37,7 @@ class Team:
         """`model` with gradients averaged over all processes, in backward."""
         if self.size == 1:
             return model
-        return torch.nn.parallel.DistributedDataParallel(model, [device.index] if device.type == "cuda" else None)
+        return torch.nn.parallel.DistributedDataParallel(model, None if device.type == "cpu" else [device.index])
 
     def part(self, batches: Iterable[Any]) -> Iterable[Any]:
         """Every `size`-th batch, another for each process."""
@@ -54,7 +56,7 @@ class Team:
 def joined(config: TrainConfig) -> Iterator[Team]:
     """Meet the other processes that torchrun started, if it did, and part from them at the end.
 
-    On CUDA each process takes the device of its local rank. Raises `RunError` where there are fewer devices, and for
+    On GPUs each process takes the device of its local rank. Raises `RunError` where there are fewer devices, and for
     `nproc` without processes.
     """
     rank, size = place()
@@ -64,17 +66,18 @@ def joined(config: TrainConfig) -> Iterator[Team]:
             raise RunError(f"nproc={config.nproc} needs processes, and this is one; {how}")
         yield Team()
         return
-    backend = "gloo"
-    if config.device != "cpu" and torch.cuda.is_available():
+    collectives = "gloo"
+    backend = backend_named(config.device)
+    if backend is not Cpu and backend.available():
         local = int(os.environ.get("LOCAL_RANK", rank))
-        if local >= torch.cuda.device_count():
+        if local >= backend.count():
             raise RunError(
-                f"nproc={config.nproc} needs a GPU for each process, and this machine has {torch.cuda.device_count()}; "
+                f"nproc={config.nproc} needs a GPU for each process, and this machine has {backend.count()}; "
                 "start fewer, or choose device cpu"
             )
-        torch.cuda.set_device(local)
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
+        backend.select(local)
+        collectives = f"cpu:gloo,{backend.type}:{backend.collectives}"
+    dist.init_process_group(collectives)
     torch.manual_seed(config.seed)
     try:
         yield Team(rank, size)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from amp_core.record.backends import BACKENDS
 from amp_core.settings.training import TrainConfig
 
 
@@ -57,13 +58,16 @@ def backend_flags(config: TrainConfig) -> Iterator[None]:
 
     fp32 must turn TF32 off by hand: cuDNN allows it in convolutions and LSTMs unless told otherwise.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cudnn = torch.backends.cudnn
     tf32 = config.recipe.tf32 if config.tf32 is None else config.tf32
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    switches = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
+    tf32_before = [(owner, name, getattr(owner, name)) for owner, name in switches]
+    before = (cudnn.benchmark, cudnn.deterministic)
     deterministic_before = torch.are_deterministic_algorithms_enabled()
     warn_only_before = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+        for owner, name in switches:
+            setattr(owner, name, tf32)
         cudnn.benchmark = config.cudnn_benchmark
         if config.deterministic:
             # cuBLAS reads it when its first handle is made; without it torch refuses to multiply deterministically
@@ -72,5 +76,7 @@ def backend_flags(config: TrainConfig) -> Iterator[None]:
             torch.use_deterministic_algorithms(True)
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        for owner, name, value in tf32_before:
+            setattr(owner, name, value)
+        cudnn.benchmark, cudnn.deterministic = before
         torch.use_deterministic_algorithms(deterministic_before, warn_only=warn_only_before)

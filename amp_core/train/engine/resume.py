@@ -13,6 +13,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.schema import RunError
 from amp_core.settings.setting import settings_of
 from amp_core.settings.training import TrainConfig
@@ -29,10 +30,10 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     config = load_run(folder).head.config
     if config.get("source") != "train":
         return {}
-    found = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
-    if found.get("nproc", 1) != 1 and str(found.get("device")).startswith("cuda"):
-        found["device"] = "cuda"  # what is recorded is that of the first process
-    return found
+    values = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
+    if values.get("nproc", 1) != 1 and is_accelerator(values.get("device")):
+        values["device"] = type_of(values["device"])  # what is recorded is that of the first process
+    return values
 
 
 def check_same(config: TrainConfig, folder: Path) -> None:

@@ -52,10 +52,10 @@ def launch(processes: int, command: Sequence[str], folder: str | os.PathLike[str
         run(parse_args([*given, *command]))
     except ChildFailedError as error:
         first, failure = error.get_first_failure()
-        told = failure.error_file_data.get("message")
-        said = str(told.get("message") if isinstance(told, dict) else told)
-        if failure.exitcode == 2 and said.startswith("RunError: "):
-            raise RunError(re.sub("^into=", "out=", said.removeprefix("RunError: "))) from None
+        payload = failure.error_file_data.get("message")
+        message = str(payload.get("message") if isinstance(payload, dict) else payload)
+        if failure.exitcode == 2 and message.startswith("RunError: "):
+            raise RunError(re.sub("^into=", "out=", message.removeprefix("RunError: "))) from None
         if failure.exitcode == 130:
             return 130, None
         killed = {rank: f.signal_name() for rank, f in error.failures.items() if f.exitcode < 0}

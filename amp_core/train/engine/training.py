@@ -20,6 +20,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from amp_core.record import Recorder, watch
+from amp_core.record.backends import backend_named
+from amp_core.record.backends.cpu import Cpu
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.store.run import load_run
@@ -248,17 +250,18 @@ def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batc
 
 def choose_device(asked: str) -> torch.device:
     """The torch device for `asked`. Raises `RunError` where this machine does not have it."""
-    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+    backend = backend_named(asked)
+    if backend is Cpu:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        why = "torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
-        raise RunError(f"device={asked!r} is not there: {why}; choose cpu or auto")
-    device = torch.device("cuda", torch.cuda.current_device()) if asked in ("auto", "cuda") else torch.device(asked)
-    if device.index >= torch.cuda.device_count():
-        present = ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    if not backend.available():
+        raise RunError(f"device={asked!r} is not there: {backend.why_unavailable()}; choose cpu or auto")
+    named = asked.partition(":")[2]
+    index = int(named) if named else backend.current()
+    if index >= backend.count():
+        present = ", ".join(f"{backend.type}:{i}" for i in range(backend.count()))
         raise RunError(f"device={asked!r} is not there; this machine has {present}")
-    torch.cuda.set_device(device)
-    return device
+    backend.select(index)
+    return torch.device(backend.type, index)
 
 
 def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

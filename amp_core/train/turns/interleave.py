@@ -1,7 +1,7 @@
-"""Trainings that take turns, a block of steps each, so that whatever slows the machine down slows all of them alike.
+"""Trainings that take turns, a block of steps each, so that whatever slows the machine slows all of them alike.
 
 >>> members = [Member(config, out / config.precision) for config in configs]
->>> interleave(members, block_steps=10, told=print)
+>>> interleave(members, block_steps=10, on_progress=print)
 [0, 0, 0]
 
 Each recipe trains in a process of its own (`amp_core.train.turns.participant`): none inherits another's memory peak,
@@ -52,17 +52,17 @@ def order_of(count: int, rounds: int, seed: int) -> list[list[int]]:
 def interleave(
     members: Sequence[Member],
     block_steps: int,
-    told: Callable[[int], None],
+    on_progress: Callable[[int], None],
     keep: Callable[[int], Collection[int]] | None = None,
     crew: WorkerPool | None = None,
 ) -> list[int]:
-    """Train all members in turns; the exit code of each, 130 alone where it was asked to stop.
+    """Train all members in turns. Returns the exit code of each, or 130 alone if a signal stopped them.
 
-    All have the same number of steps and the same seed. Each gets a process of its own, or that of `crew` which trained
-    its recipe before. `told` gets the number of steps made after each round; `keep`, where given, then says which of
-    the members (their places) go on: the others end as stopped. A member that fails leaves the others to go on; one
-    that refuses its settings (2) ends them all before their first step. SIGTERM and Ctrl-C are passed on to all of
-    them, and end all of them in order.
+    All have the same number of steps and the same seed. Each trains in a process of its own, or in the process of
+    `crew` that trained its recipe before. After each round, `on_progress` gets the number of steps made, and `keep`, if
+    given, returns the indices of the members that continue; the others end as stopped. If a member fails, the others
+    continue; if one refuses its settings (2), all end before their first step. SIGTERM and Ctrl-C are passed on to all
+    members, and each ends its run in order.
     """
     first = members[0].config
     about = {
@@ -99,7 +99,7 @@ def interleave(
             if asked:
                 break
             done += steps
-            told(done)
+            on_progress(done)
             if keep is not None:
                 kept = going & set(keep(done))
                 for place in going - kept:

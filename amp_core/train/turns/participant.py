@@ -26,29 +26,29 @@ from amp_core.train.engine.stopping import stop_on_signals
 
 
 class Turns:
-    """What `train` asks before each step: it answers when the step may be made."""
+    """The `stop` callback of a training that takes turns: it blocks until the next step may begin."""
 
     def __init__(
-        self, asked: Callable[[], str | None], given: TextIO, said: TextIO, settle: Callable[[], None]
+        self, stop: Callable[[], str | None], commands: TextIO, replies: TextIO, synchronize: Callable[[], None]
     ) -> None:
-        self._asked = asked
-        self._given = given
-        self._said = said
-        self._settle = settle
+        self._stop = stop
+        self._commands = commands
+        self._replies = replies
+        self._synchronize = synchronize
         self._left = 0
         self._began = False
 
     def __call__(self) -> str | None:
-        """None once the step may be made; a reason where the run is to end."""
-        if reason := self._asked():
+        """None once the step may begin; a reason if the run must end."""
+        if reason := self._stop():
             return reason
         if self._left == 0:
-            self._settle()
-            self._said.write("done\n" if self._began else "ready\n")
-            self._said.flush()
+            self._synchronize()
+            self._replies.write("done\n" if self._began else "ready\n")
+            self._replies.flush()
             self._began = True
-            line = self._given.readline()
-            if reason := self._asked():
+            line = self._commands.readline()
+            if reason := self._stop():
                 return reason
             if not line.strip().isdecimal() or int(line) == 0:
                 return "stopped: the comparison that it was part of ended"
@@ -60,35 +60,36 @@ class Turns:
 def main() -> int:
     """Train in turns, once for each order; the last training's exit code: 130 where stopped, 2 for bad input."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the others' cores
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a workload of one's own may print
     code = 130
     with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds
         while line := sys.stdin.readline():
-            code = _train(json.loads(line), stop, said)
+            code = _train(json.loads(line), stop, replies)
             if code == 2 or stop():
                 break
-            said.write(f"ended {code}\n")
-            said.flush()
+            replies.write(f"ended {code}\n")
+            replies.flush()
     return code
 
 
-def _train(order: Mapping[str, Any], stop: Callable[[], str | None], said: TextIO) -> int:
+def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: TextIO) -> int:
     import torch
 
-    from amp_core.record.stats.process_memory import forget_peaks
+    from amp_core.record.backends import BACKENDS, forget_peaks
     from amp_core.train.engine.training import train
 
-    def settle() -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    def synchronize() -> None:
+        for backend in BACKENDS.values():
+            if backend.in_use():
+                backend.synchronize()
 
     config = TrainConfig.from_dict(order["config"])
     try:
         summary = train(
             config,
             order["folder"],
-            stop=Turns(stop, sys.stdin, said, settle),
+            stop=Turns(stop, sys.stdin, replies, synchronize),
             also={"comparison": order["comparison"]},
             level=order.get("level", "standard"),
         )
@@ -96,9 +97,9 @@ def _train(order: Mapping[str, Any], stop: Callable[[], str | None], said: TextI
         sys.stderr.write(f"ampscope: {' '.join(str(error).split())}\n")
         return 2
     gc.collect()  # the model and what watched it refer to each other
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    for backend in BACKENDS.values():
+        if backend.in_use():
+            backend.release_memory()
     forget_peaks()
     if config.compile:
         torch._dynamo.reset()  # a few models more, and it would compile no further one

@@ -1,15 +1,15 @@
 """Processes that train by turns, kept from one training to the next.
 
     with Crew() as crew:
-        interleave(first_seed, block_steps, told, crew=crew)       # starts a process for each recipe
-        interleave(second_seed, block_steps, told, crew=crew)      # the same recipes: the same processes
+        interleave(first_seed, block_steps, on_progress, crew=crew)       # starts a process for each recipe
+        interleave(second_seed, block_steps, on_progress, crew=crew)      # the same recipes: the same processes
 
 A process belongs to one recipe, so that none meets another's memory peak, backend flags, cuDNN choices or allocator. It
 trains that recipe's next seed, which saves the seconds that importing torch takes. What a process adds to a recipe's
 speed by where its memory happened to lie is therefore the same for all those seeds, and an interval over them does not
 hold it (Kalibera and Jones, "Rigorous benchmarking in reasonable time", 2013):
-`amp_core.analysis.comparison.ratios.MARGIN` is for that. Where intervals must hold it, as in `ampscope compare`,
-`interleave` is used without a crew. No torch.
+`amp_core.analysis.comparison.ratios.SAME_SPEED_FRAC` is for that. Where intervals must hold it, as in `ampscope
+compare`, `interleave` is used without a crew. No torch.
 """
 
 import dataclasses
@@ -58,11 +58,11 @@ class Worker:
     def waits(self) -> bool:
         """Whether it stands before its next turn; False once its training has ended."""
         assert self.process.stdout is not None
-        said = self.process.stdout.readline().split()
-        if not said:  # the process is gone, or about to be
+        words = self.process.stdout.readline().split()
+        if not words:  # the process is gone, or about to be
             self.code = self.process.wait()
-        elif said[0] == "ended":
-            self.code = int(said[1])
+        elif words[0] == "ended":
+            self.code = int(words[1])
         return self.code is None
 
     def end(self) -> int:

@@ -13,7 +13,7 @@ from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import Workload
 from amp_core.train.workloads.digits import digits_workload
 
-HELD_OUT_MOST = 128
+MAX_HELD_OUT = 128
 """Held-out images at most: at 224×224 pixels more would take longer than the training they judge."""
 STAGES = {10: ("basic", (1, 1, 1, 1)), 18: ("basic", (2, 2, 2, 2)), 50: ("bottleneck", (3, 4, 6, 3))}
 """Kind and number of blocks in the four stages, by depth (He et al. 2015, table 1; 10 is the same idea, smaller)."""
@@ -95,6 +95,6 @@ def build(config: TrainConfig) -> Workload:
         name=f"scikit-learn handwritten digits, enlarged to {pixels}×{pixels} pixels",
         scaled=lambda grey: grey / 8 - 1,
         seen=lambda grey: enlarged(grey, pixels),
-        held_out_most=HELD_OUT_MOST,
+        held_out_most=MAX_HELD_OUT,
         held_out_batch=32,
     )

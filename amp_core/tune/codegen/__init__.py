@@ -1,4 +1,4 @@
-"""The code for a recipe: plain PyTorch, Accelerate, Transformers, Lightning (`loops` writes one loop each)."""
+"""The code for a recipe: plain PyTorch, Accelerate, Transformers, Lightning (`templates/` has one template each)."""
 
 from amp_core.tune.codegen.programs import FRAMEWORKS, LABELS, WRITTEN, code_for
 

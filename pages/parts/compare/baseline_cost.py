@@ -40,11 +40,11 @@ def show(run: Run) -> None:
     own = changes[changes["run"] == changes["run"].iloc[-1]]
     grew = own[own["verdict"].isin(["grew", "new"])].nlargest(3, "change_us")
     shrank = own[own["verdict"].isin(["shrank", "gone"])].nsmallest(3, "change_us")
-    told = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
+    lines = [f"{what}: {', '.join(part['label'])}" for what, part in (("Shrank", shrank), ("Grew", grew)) if len(part)]
     times = f"{words.number(own['us'].sum() / 1e3, 'ms')} against {words.number(own['first_us'].sum() / 1e3, 'ms')}"
     profiled = changes["source"].iloc[0] == "profile"
     kernels = "" if profiled else " Not both have a profiled window, so phases stand here."
-    st.markdown(f"{times}. {'. '.join(told) or 'No part changed by more than 2 % of the step'}.{kernels}")
+    st.markdown(f"{times}. {'. '.join(lines) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
     alt = "What each part takes in both runs, and the change."
     tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)

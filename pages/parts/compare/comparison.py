@@ -64,10 +64,10 @@ LONG = 28
 """Letters of a name from which on its column, which does not move, would leave no room for the numbers."""
 
 
-def verdict(found: Comparison) -> None:
+def headline(comparison: Comparison) -> None:
     """The answer, one line per recipe, and against what."""
-    first = found.recipes.iloc[0]
-    answers = {name: answer.partition(": ")[2] for name, answer in found.answers.items()}
+    first = comparison.recipes.iloc[0]
+    answers = {name: answer.partition(": ")[2] for name, answer in comparison.answers.items()}
     lines = [f"**{words.escape(name)}**: {words.escape(answer)}" for name, answer in answers.items()]
     # One answer is the page's headline; several are a list, which is read faster than so many headlines.
     st.markdown(f"## {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
@@ -76,30 +76,30 @@ def verdict(found: Comparison) -> None:
     st.markdown(f"{against}{repeated}.")
 
 
-def settings(found: Comparison) -> None:
+def settings(comparison: Comparison) -> None:
     """What differs between the runs, first of all."""
-    if not len(found.differences):
+    if not len(comparison.differences):
         st.caption("No recorded setting differs between these runs.")
         return
-    few = len(found.differences) <= 5
-    with st.expander(f"What differs: {some(found.differences['setting'])}", expanded=few):
-        show_table(found.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
+    few = len(comparison.differences) <= 5
+    with st.expander(f"What differs: {some(comparison.differences['setting'])}", expanded=few):
+        show_table(comparison.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
 
 
-def tables(found: Comparison) -> None:
+def tables(comparison: Comparison) -> None:
     """The recipes, to be read and copied; the runs behind them, where a recipe has several."""
-    shown = recipes(found.recipes)
+    shown = recipes(comparison.recipes)
     alt = "One row per recipe, beside the first."
     config = NUMBERS | {RECIPES["recipe"]: _pinned(shown[RECIPES["recipe"]])}
     show_table(shown, column_config=config, hide_index=True, alt=alt)
     with st.expander("Copy as Markdown, and every run"):
         st.code(markdown(shown), language="markdown")
-        each = runs(found.table)
+        each = runs(comparison.table)
         config = NUMBERS | {RUNS["run"]: _pinned(each[RUNS["run"]])}
         alt = "One row per run, beside the first."
         show_table(each, column_config=config, hide_index=True, alt=alt)
-    if found.notes:
-        st.caption(" ".join(words.escape(note) for note in found.notes))
+    if comparison.notes:
+        st.caption(" ".join(words.escape(note) for note in comparison.notes))
 
 
 def _pinned(names: "pd.Series[str]") -> Any:
@@ -107,17 +107,17 @@ def _pinned(names: "pd.Series[str]") -> Any:
     return st.column_config.TextColumn(pinned=True, width=220 if names.str.len().max() > LONG else None)
 
 
-def recipes(found: pd.DataFrame) -> pd.DataFrame:
+def recipes(frame: pd.DataFrame) -> pd.DataFrame:
     """The recipes as people read them."""
-    shown = found.assign(
-        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
-        memory_mib=found["memory_peak_bytes"] / 2**20,
-        tensor=[words.percent(v) for v in found["tensor_frac"]],
-        skipped=[words.percent(v) for v in found["skip_frac"]],
-        loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in found.itertuples()],
+    shown = frame.assign(
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
+        memory_mib=frame["memory_peak_bytes"] / 2**20,
+        tensor=[words.percent(v) for v in frame["tensor_frac"]],
+        skipped=[words.percent(v) for v in frame["skip_frac"]],
+        loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in frame.itertuples()],
     )
-    shown["tensor"] = shown["tensor"].where(found["tensor_frac"].notna())
-    if found["loss_change_frac"].isna().all():  # of runs that train different tasks
+    shown["tensor"] = shown["tensor"].where(frame["tensor_frac"].notna())
+    if frame["loss_change_frac"].isna().all():  # of runs that train different tasks
         shown["loss_change"] = None
     return shown[[name for name in RECIPES if shown[name].notna().any()]].rename(columns=RECIPES)
 
@@ -134,14 +134,14 @@ def _signed(fraction: float) -> str:
     return f"{'+' if fraction >= 0 else ''}{words.number(100 * fraction, digits=2)}"
 
 
-def runs(found: pd.DataFrame) -> pd.DataFrame:
+def runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs as people read them."""
-    shown = found.assign(
-        spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in found.itertuples()],
-        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in found.itertuples()],
-        memory_mib=found["memory_peak_bytes"] / 2**20,
-        skipped=[words.percent(v) for v in found["skip_frac"]],
-        scale=[words.scale(v) for v in found["scale_last"]],
+    shown = frame.assign(
+        spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in frame.itertuples()],
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
+        memory_mib=frame["memory_peak_bytes"] / 2**20,
+        skipped=[words.percent(v) for v in frame["skip_frac"]],
+        scale=[words.scale(v) for v in frame["scale_last"]],
     )
     return shown[[name for name in RUNS if shown[name].notna().any()]].rename(columns=RUNS)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import streamlit as st
 
 from amp_core import Run
-from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, listed
+from amp_core.hardware.gpus import Advice, Gpu, cpu_abilities, first_recipe, first_recipe_on_cpu, gpu_of, join_words
 from amp_core.hardware.host import cpu_flags, cpu_name
 from amp_core.hardware.nvml import NvmlError
 from amp_core.settings.training import RECIPES
@@ -27,8 +27,8 @@ def _gpus() -> list[Gpu]:
 
 def here() -> None:
     """This machine's card."""
-    found, why_no_gpu = devices.available()
-    usable = any(name != "cpu" for name, _ in found)
+    available, why_no_gpu = devices.available()
+    usable = any(name != "cpu" for name, _ in available)
     with st.container(border=True):
         st.markdown("**What this machine can do**")
         if usable:
@@ -41,8 +41,8 @@ def here() -> None:
 def of(run: Run) -> None:
     """The card of the machine on which `run` was recorded; nothing where its head does not say."""
     environment = run.head.environment
-    told = environment.get("gpus")  # other programs write heads too
-    dicts = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    recorded = environment.get("gpus")  # other programs write heads too
+    dicts = [gpu for gpu in recorded if isinstance(gpu, dict)] if isinstance(recorded, list) else []
     gpus = [gpu_of(gpu.get("name"), gpu.get("capability")) for gpu in dicts]
     cpu = environment.get("cpu")
     if not gpus and not isinstance(cpu, str):
@@ -66,12 +66,12 @@ def _gpu_lines(gpus: list[Gpu]) -> None:
 
 
 def _cpu_lines(name: str, flags: Collection[str] | None, *, advise: bool) -> None:
-    said = "its instructions are not known."
+    text = "its instructions are not known."
     if flags is not None:
         has = {p.upper(): names for p, names in cpu_abilities(flags).items() if names}
-        known = listed([f"{p} by {listed(names)}" for p, names in has.items()]) if has else ""
-        said = f"{known}." if known else "no 16-bit matrix instructions: FP16 and BF16 run, but slowly."
-    st.markdown(f"**{words.escape(name)}**: {words.escape(said)}")
+        known = join_words([f"{p} by {join_words(names)}" for p, names in has.items()]) if has else ""
+        text = f"{known}." if known else "no 16-bit matrix instructions: FP16 and BF16 run, but slowly."
+    st.markdown(f"**{words.escape(name)}**: {words.escape(text)}")
     if advise:
         _advice(first_recipe_on_cpu(flags))
 

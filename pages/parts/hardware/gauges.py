@@ -3,8 +3,9 @@
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded, sparkline
+from amp_core.analysis import DeviceNow, device_now, device_samples, not_recorded_reasons, sparkline
 from amp_core.analysis.performance.devices import SHARES
+from amp_core.hardware.device_types import is_accelerator
 from pages.parts import cards, words
 
 UTILISATION = "Share of time in which any kernel ran. It says nothing of tensor cores."
@@ -45,10 +46,9 @@ def _clocks(now: DeviceNow) -> str:
 
 def _why_none(run: Run) -> str:
     """Why there are no gauges, in one sentence."""
-    said = [reason for reason in not_recorded(run) if reason.startswith("device samples")]
-    if said:
-        return f"No device gauges: {words.escape(words.sentence(said[0].partition(': ')[2] or said[0]))}"
-    device = str(run.head.config.get("device") or "")
-    if device.startswith("cuda"):
+    reasons = [reason for reason in not_recorded_reasons(run) if reason.startswith("device samples")]
+    if reasons:
+        return f"No device gauges: {words.escape(words.sentence(reasons[0].partition(': ')[2] or reasons[0]))}"
+    if is_accelerator(run.head.config.get("device")):
         return "No device gauges yet: the GPU has not been sampled."
     return "No device gauges: this run is on a CPU, and they are an NVIDIA GPU's."

@@ -61,19 +61,21 @@ def counter(use: TensorCoreUse) -> str:
         none = "this GPU has none (NVML has it for Hopper and newer)"
         without = none if gpu.counts_tensor_use is False else words.escape(use.counter_why) or "none was recorded"
         return f"No hardware counter stands beside these shares: {words.sentence(without)}"
-    of = "of these steps" if use.counter_where == "window" else "of the whole run, since too few fell into the window"
+    basis = (
+        "of these steps" if use.counter_where == "window" else "of the whole run, since too few fell into the window"
+    )
     samples = words.plural(use.counter_samples, "sample")
-    said = (
+    sentence = (
         f"The hardware counter says that the tensor pipe was busy {words.percent(use.counter_frac)} of the time (mean "
-        f"of {samples} {of}). The table says that kernels which use it ran {words.percent(use.tensor_wall_frac)} of "
+        f"of {samples} {basis}). The table says that kernels which use it ran {words.percent(use.tensor_wall_frac)} of "
         "the time. Such a kernel also loads, waits and writes, so the counter is the lower number; well below half of "
         "the table, the products are too small or badly shaped."
     )
     if use.tensor_wall_frac is not None and use.counter_frac > use.tensor_wall_frac + 0.05:
-        said += (
+        sentence += (
             " Here it is the higher one: kernels unknown by name use tensor cores, or the samples are of other work."
         )
-    return said
+    return sentence
 
 
 def shares(use: TensorCoreUse) -> None:

@@ -10,7 +10,7 @@ from amp_core.analysis import (
     memory_moments,
     memory_phases,
     memory_steps,
-    not_recorded,
+    not_recorded_reasons,
 )
 from amp_core.settings.training import WORKLOADS
 from pages.parts import loaders, picker, tables, words
@@ -46,15 +46,15 @@ def prepare(run: Run) -> None:
     for step in loaders.analysed(memory_steps, run)[-1:]:
         for function in (memory_breakdown, memory_phases, memory_moments):
             loaders.analysed(function, run, step)
-        loaders.analysed(not_recorded, run)
+        loaders.analysed(not_recorded_reasons, run)
 
 
-def table(found: MemoryBreakdown) -> pd.DataFrame:
+def table(breakdown: MemoryBreakdown) -> pd.DataFrame:
     """The categories at the peak in words. On a CPU shares are of what tensors hold: the process would hide them."""
-    tensors = found.named["bytes"].sum()
+    tensors = breakdown.named["bytes"].sum()
 
     def share(category: str, size: float, frac: float) -> float | None:
-        if not found.on_cpu:
+        if not breakdown.on_cpu:
             return frac
         return size / tensors if category != "other" and tensors else None
 
@@ -65,13 +65,13 @@ def table(found: MemoryBreakdown) -> pd.DataFrame:
             "Share": share(part.category, part.bytes, part.frac),
             "What it is": part.about,
         }
-        for part in found.parts.itertuples()
+        for part in breakdown.parts.itertuples()
         if part.bytes != 0
     ]
     return pd.DataFrame(rows, columns=list(TABLE))
 
 
-def changes(found: pd.DataFrame) -> pd.DataFrame:
+def changes(frame: pd.DataFrame) -> pd.DataFrame:
     """`memory_difference` in words."""
     rows = [
         {
@@ -81,7 +81,7 @@ def changes(found: pd.DataFrame) -> pd.DataFrame:
             "Difference": signed(part.difference_bytes),
             "Why": part.why,
         }
-        for part in found.itertuples()
+        for part in frame.itertuples()
         if part.first_bytes or part.bytes
     ]
     return pd.DataFrame(rows, columns=list(CHANGES))

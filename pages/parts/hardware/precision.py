@@ -34,8 +34,8 @@ CAUSES = {
 def not_recorded(run: Run) -> None:
     """A run without a trace: why, where the run says so, and how to get one. Ends the page."""
     events = run.events
-    said = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
-    reason = str(said.iloc[-1]).removeprefix("operators: ") if len(said) else ""
+    reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
+    reason = str(reasons.iloc[-1]).removeprefix("operators: ") if len(reasons) else ""
     lead = "No operators of this run were traced"
     empty.nothing(f"{lead}: {words.escape(words.sentence(reason))} {HOW}" if reason else f"{lead}. {HOW}", sample=True)
 
@@ -45,7 +45,7 @@ def pick_step(steps: list[int]) -> int | None:
     if len(steps) < 2:
         return None
     key = f"precision.step.{len(steps)}"
-    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, steps[0])
+    address.take("step", key, address.whole(steps), steps[0])
     choice = st.selectbox("Traced step", steps, format_func=lambda s: f"{s:,}", key=key)
     address.keep("step", key, str(choice) if choice != steps[0] else "")
     return int(choice) if choice is not None else None
@@ -71,7 +71,7 @@ def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
     return phase, {"alike as one": True, "each": False}.get(shown)
 
 
-def verdict(view: PrecisionMap) -> str:
+def headline(view: PrecisionMap) -> str:
     """The page's answer."""
     if not view.matrix_frac and view.unknown_calls:
         return (
@@ -88,17 +88,17 @@ def verdict(view: PrecisionMap) -> str:
             return f"There was no autocast in this step: the model itself is in {_formats(narrow)}, {share} of its "\
                    f"matrix work ran in it{where}."  # fmt: skip
         return f"There was no autocast in this step: all matrix work ran in {_formats(view.matrix_frac)}{where}."
-    said = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
+    text = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
     count = int(view.stayed["modules"].sum())
     if not count:
-        return f"{said}; no operator that autocast has in 16 bits stayed in FP32."
+        return f"{text}; no operator that autocast has in 16 bits stayed in FP32."
     ops = ", ".join(words.escape(op) for op in view.stayed["op"].unique()[:3])
     if not view.has_policies:
-        return f"{said}; {words.plural(count, 'operator')} ({ops}) ran in FP32, which autocast would have in 16 bits."
+        return f"{text}; {words.plural(count, 'operator')} ({ops}) ran in FP32, which autocast would have in 16 bits."
     one = view.stayed["why"].nunique() == 1
     why = f": {words.escape(words.sentence(view.stayed['why'].iloc[0]))}" if one else "."
     return (
-        f"{said}; {words.plural(count, 'operator')} ({ops}) stayed in FP32 although autocast has a 16-bit version{why}"
+        f"{text}; {words.plural(count, 'operator')} ({ops}) stayed in FP32 although autocast has a 16-bit version{why}"
     )
 
 

@@ -63,7 +63,7 @@ def milliseconds(table: pd.DataFrame) -> pd.DataFrame:
     """A table with `total_us` in milliseconds as `total_ms`; formats are written as in the sentences, and what is not
     known of a name is an en dash."""
     texts = table.select_dtypes(include=["object", "string"]).columns
-    told = table.assign(total_ms=table["total_us"] / 1e3)
-    if "precision" in told:
-        told["precision"] = [FORMATS[name].label if name in FORMATS else name for name in told["precision"]]
-    return told.assign(**{name: told[name].where(told[name] != "", words.NONE) for name in texts})
+    shown = table.assign(total_ms=table["total_us"] / 1e3)
+    if "precision" in shown:
+        shown["precision"] = [FORMATS[name].label if name in FORMATS else name for name in shown["precision"]]
+    return shown.assign(**{name: shown[name].where(shown[name] != "", words.NONE) for name in texts})

@@ -59,8 +59,8 @@ def agreement(run: Run) -> None:
         return
     apart = loaders.analysed(rank_scales, run)
     if apart.empty:
-        if said := scales(run):
-            st.caption(f"{run.head.world_size} ranks. {said}")
+        if sentence := scales(run):
+            st.caption(f"{run.head.world_size} ranks. {sentence}")
         return
     st.error(
         f"{scales(run)} Gradients are averaged over ranks while they are multiplied by the scale: from there on they "
@@ -95,11 +95,11 @@ def scales(run: Run) -> str:
     apart: pd.DataFrame = loaders.analysed(rank_scales, run)
     if len(apart):
         first = apart[apart["step"] == apart["step"].iloc[0]]
-        told = "; ".join(
+        text = "; ".join(
             f"rank {r.rank} {words.scale(r.loss_scale)}{' (skipped)' if r.skipped else ''}"
             for r in first.head(8).itertuples()
         )
         steps = words.plural(apart["step"].nunique(), "step")
         at = f"{first['step'].iloc[0]:,}"
-        return f"**They disagree on the loss scale or on skipping at {steps}**, first at step {at}: {told}."
+        return f"**They disagree on the loss scale or on skipping at {steps}**, first at step {at}: {text}."
     return "All agree on loss scale and skips." if run.head.config.get("scaler") else ""

@@ -16,14 +16,14 @@ from amp_core.store.remote import Listed, runs_below
 from amp_core.store.urls import Address
 
 FRESH_S = 30.0
-PATIENCE_S = 4.0
+LISTING_TIMEOUT_S = 4.0
 
 
 @dataclass
 class _Look:
     """What is known of one address."""
 
-    found: list[Listed] | None = None
+    listed: list[Listed] | None = None
     error: str = ""
     ended_s: float = 0.0
     at_work: bool = False
@@ -42,12 +42,12 @@ def runs_at(root: Address) -> list[Listed]:
         if not look.at_work and time.monotonic() - look.ended_s > FRESH_S:
             look.at_work = True
             threading.Thread(target=_ask, args=(root, look), name="ampscope-elsewhere", daemon=True).start()
-    look.answered.wait(PATIENCE_S)
+    look.answered.wait(LISTING_TIMEOUT_S)
     if look.error:
         raise RunError(look.error)
-    if look.found is None:
+    if look.listed is None:
         raise RunError(f"{root} has not answered yet; it is still being asked, come back in a moment")
-    return look.found
+    return look.listed
 
 
 def forget() -> None:
@@ -57,12 +57,12 @@ def forget() -> None:
 
 
 def _ask(root: Address, look: _Look) -> None:
-    found, error = None, ""
+    listed, error = None, ""
     try:
-        found = runs_below(root)
+        listed = runs_below(root)
     except RunError as refused:
         error = str(refused)
     finally:
-        look.found, look.error, look.ended_s = found, error, time.monotonic()
+        look.listed, look.error, look.ended_s = listed, error, time.monotonic()
         look.at_work = False
         look.answered.set()

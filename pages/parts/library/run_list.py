@@ -33,7 +33,7 @@ UPLOADS = "uploads"
 SEARCH_DEPTH = 2
 """Levels of folders between the folder of a search and those that hold its runs: stage and recipe."""
 
-MOST = 20_000
+MAX_ENTRIES = 20_000
 """So many folders are looked at; a runs directory pointed at something else must not hang the app."""
 
 
@@ -86,14 +86,14 @@ def runs_dir() -> Path:
 
 def other_roots() -> dict[str, Path | Address]:
     """The other places that AMPSCOPE_RUNS lists, by what their runs' keys begin with: the place's name."""
-    own, found = runs_dir(), {}
+    own, listed = runs_dir(), {}
     for root in _listed_roots():
-        if root == own or root in found.values():
+        if root == own or root in listed.values():
             continue
         name = re.sub(r"[^\w.\-]+", "-", root.name).strip("-.") or "root"
-        taken = {"sample", "run", *found}
-        found[next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)] = root
-    return found
+        taken = {"sample", "run", *listed}
+        listed[next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)] = root
+    return listed
 
 
 def _listed_roots() -> list[Path | Address]:
@@ -134,11 +134,11 @@ def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
     if isinstance(root, Path):
         return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
     try:
-        found = remote_runs.runs_at(root)
+        listed = remote_runs.runs_at(root)
     except RunError as error:
         return [Entry(name, root, "elsewhere", str(root), "damaged", sentence=str(error))]
     entries = []
-    for run in found:
+    for run in listed:
         key = f"{name}/{str(run.path).removeprefix(str(root)).lstrip('/')}"
         if run.head is None:
             entries.append(Entry(key, run.path, "elsewhere", run.path.name, "damaged", sentence=run.sentence))
@@ -182,18 +182,18 @@ def is_search(path: Path) -> bool:
 def _subfolders(path: Path) -> tuple[list[str], set[str]]:
     """Names of the folders in `path`, and all names in it that begin with a dot."""
     try:
-        with os.scandir(path) as found:
-            every = list(found)
+        with os.scandir(path) as listed:
+            every = list(listed)
     except OSError:  # no such folder yet, or not ours to read: then it holds no runs
         return [], set()
     dotted = {e.name for e in every if e.name.startswith(".")}
-    return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MOST], dotted
+    return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MAX_ENTRIES], dotted
 
 
 def _is_run(path: Path) -> bool:
     try:
-        with os.scandir(path) as found:
-            names = {e.name for e in found}
+        with os.scandir(path) as listed:
+            names = {e.name for e in listed}
     except OSError:
         return False
     if "run.json" in names:
@@ -220,7 +220,7 @@ def _damaged(path: Path, key: str, origin: str, sentence: str) -> Entry:
     return Entry(key, path, origin, path.name, "damaged", sentence=sentence)
 
 
-@lru_cache(maxsize=MOST)
+@lru_cache(maxsize=MAX_ENTRIES)
 def _head(path: str, _mtime_ns: int, _size: int) -> Head:
     return load_run(path).head
 

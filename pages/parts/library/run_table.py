@@ -23,7 +23,7 @@ from pages.parts import loaders, picker, tables, words
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry, runs_dir
 
-PATIENCE_S = 0.25
+READING_TIMEOUT_S = 0.25
 """So long one pass looks into runs that it has not looked into yet."""
 TICK_S = 0.5
 UNREAD = "…"
@@ -70,16 +70,16 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
     known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("rows.known", {})
     began, waiting, rows = time.monotonic(), 0, []
     for entry in entries:
-        found = _about(entry)
+        row = _about(entry)
         if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
             stamp = _stamp(entry)
             kept = known.get(entry.key)
-            if (kept is None or kept[0] != stamp) and time.monotonic() - began < PATIENCE_S:
+            if (kept is None or kept[0] != stamp) and time.monotonic() - began < READING_TIMEOUT_S:
                 kept = known[entry.key] = (stamp, look_into(entry))
             if kept is None:
                 waiting += 1
-            found |= kept[1] if kept is not None else {"Verdict": UNREAD}
-        rows.append(found)
+            row |= kept[1] if kept is not None else {"Verdict": UNREAD}
+        rows.append(row)
     return pd.DataFrame(rows), waiting
 
 
@@ -134,17 +134,17 @@ def look_into(entry: Entry) -> dict[str, Any]:
     try:
         run = loaders.open_run(entry)
         view = loaders.analysed(overview, run)
-        found = loaders.analysed(diagnose, run)
+        findings = loaders.analysed(diagnose, run)
     except RunError as error:
         return {"Verdict": "damaged", "Status": "damaged", "Sentence": str(error)}
-    said = verdict(found, muted(run.path))
+    said = verdict(findings, muted(run.path))
     little = entry.status in ("failed", "lost") or (entry.status == "stopped" and not view.steps_done)
     if said == HEALTHY and little:  # nothing was found in what little there is
         said = entry.status
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {
         "Verdict": said,
-        "Loss": sparkline(run.steps["loss"].astype(float), weights=run.steps.get("stands_for")) or None,
+        "Loss": sparkline(run.steps["loss"].astype(float)) or None,
         "Last loss": view.loss_last,
         "Samples/s": view.speed.samples_per_s,
         "Skipped": words.percent(view.scale.skip_frac),
@@ -152,9 +152,9 @@ def look_into(entry: Entry) -> dict[str, Any]:
     }
 
 
-def verdict(found: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
+def verdict(findings: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
     """How many errors and warnings, in words."""
-    grave = [f.severity for f in found if f.severity != "info" and f.code not in silent]
+    grave = [f.severity for f in findings if f.severity != "info" and f.code not in silent]
     parts = [words.plural(n, kind) for kind in ("error", "warning") if (n := grave.count(kind))]
     return ", ".join(parts) or HEALTHY
 

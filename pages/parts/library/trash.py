@@ -46,11 +46,11 @@ def discard(entry: Entry) -> Kept:
 def kept() -> list[Kept]:
     """What lies in the bin, the latest first."""
     root = run_list.runs_dir() / BIN
-    found = []
+    deleted = []
     for stamp in sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True) if root.is_dir() else []:
         runs = run_list.folders(stamp, "run", 1 + run_list.SEARCH_DEPTH)
-        found += [Kept(stamp.name, key, run) for run, key, _ in runs]
-    return found
+        deleted += [Kept(stamp.name, key, run) for run, key, _ in runs]
+    return deleted
 
 
 def restore(run: Kept) -> str:

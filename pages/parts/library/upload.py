@@ -123,9 +123,9 @@ def _said(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
     lines = [line.removeprefix("ampscope: ") for line in stderr.strip().splitlines() if line.strip()]
     if not lines or not stderr.strip().splitlines()[-1].startswith("ampscope: "):
         return f"{next(iter(names.values()))} is damaged in a way that stopped its reader"
-    said = lines[-1]
+    reason = lines[-1]
     for stored, name in names.items():
         path = str(aside / stored)
         for written in (f"file={path!r}", f"path={path!r}", path, f"trace={stored!r}", stored):
-            said = said.replace(written, name)
-    return said
+            reason = reason.replace(written, name)
+    return reason

@@ -31,7 +31,7 @@ NEARLY = "nearly 0"
 VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
 
 
-def verdict(typed: str, table: pd.DataFrame) -> str:
+def headline(typed: str, table: pd.DataFrame) -> str:
     """Which formats hold the number exactly, and which do not at all."""
     number = words.escape(typed.strip())
     finite = table[~table["kind"].isin(["inf", "nan"])]
@@ -45,9 +45,9 @@ def verdict(typed: str, table: pd.DataFrame) -> str:
     parts.append(
         f"exactly itself in {labels(table, exact)}" if exact.any() else "exactly itself in none of the formats"
     )
-    for kind, said in (("underflow", "becomes 0 in"), ("subnormal", "subnormal in"), ("overflow", "too large for")):
+    for kind, text in (("underflow", "becomes 0 in"), ("subnormal", "subnormal in"), ("overflow", "too large for")):
         if (table["kind"] == kind).any():
-            parts.append(f"{said} {labels(table, table['kind'] == kind)}")
+            parts.append(f"{text} {labels(table, table['kind'] == kind)}")
     half = table.loc[table["format"] == "fp16"].iloc[0]
     off = f" FP16 is off by {words.percent(half['rel_error'])}." if 0 < half["rel_error"] < 1 else ""
     return f"{number} is {'; '.join(parts)}.{off}"
@@ -66,16 +66,16 @@ def bit_rows(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def table(found: pd.DataFrame) -> pd.DataFrame:
+def table(result: pd.DataFrame) -> pd.DataFrame:
     """Stored value, neighbours and errors as people read them."""
-    rows = list(found.itertuples())
+    rows = list(result.itertuples())
     return pd.DataFrame(
         {
-            "Format": found["label"],
-            "Class": [KINDS[k] for k in found["kind"]],
-            "Stored value": [words.exactly(v) for v in found["value"]],
-            "Next below": [words.exactly(v) for v in found["below"]],
-            "Next above": [words.exactly(v) for v in found["above"]],
+            "Format": result["label"],
+            "Class": [KINDS[k] for k in result["kind"]],
+            "Stored value": [words.exactly(v) for v in result["value"]],
+            "Next below": [words.exactly(v) for v in result["below"]],
+            "Next above": [words.exactly(v) for v in result["above"]],
             "Absolute error": [NEARLY if r.abs_error == 0 and not r.exact else words.number(r.abs_error) for r in rows],
             "Relative error": [
                 NEARLY if r.rel_error == 0 and not r.exact else words.percent(r.rel_error) for r in rows
@@ -84,31 +84,31 @@ def table(found: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def trip(found: Scaling, power: int) -> pd.DataFrame:
+def trip(result: Scaling, power: int) -> pd.DataFrame:
     """The stations of a gradient that is scaled, rounded and unscaled."""
     scale = words.scale(2.0**power)
     rows = [
         (
             "As it is, in FP16",
-            words.number(found.plain, digits=5),
-            f"{KINDS[found.plain_kind]}, {error(found.plain_rel_error)}",
+            words.number(result.plain, digits=5),
+            f"{KINDS[result.plain_kind]}, {error(result.plain_rel_error)}",
         ),
-        (f"Times {scale}", written(found.scaled), "exactly"),
-        ("Rounded to FP16", words.number(found.stored, digits=5), KINDS[found.stored_kind]),
-        (f"Divided by {scale} in FP32", words.number(found.unscaled, digits=5), error(found.rel_error)),
+        (f"Times {scale}", written(result.scaled), "exactly"),
+        ("Rounded to FP16", words.number(result.stored, digits=5), KINDS[result.stored_kind]),
+        (f"Divided by {scale} in FP32", words.number(result.unscaled, digits=5), error(result.rel_error)),
     ]
     return pd.DataFrame(rows, columns=["Station", "Value", "What it is"])
 
 
-def trip_verdict(found: Scaling) -> str:
+def trip_headline(result: Scaling) -> str:
     """Whether the scale helps this number."""
-    if math.isinf(found.stored):
+    if math.isinf(result.stored):
         return "Scaled, it **overflows**: the step would be skipped and the scale halved."
-    if not found.plain_rel_error > 0:
+    if not result.plain_rel_error > 0:
         return "It needs no scale: FP16 holds it as it is."
-    if found.rel_error < found.plain_rel_error:
+    if result.rel_error < result.plain_rel_error:
         return "The scale **helps**: more of the number comes back after unscaling than FP16 keeps without it."
-    if found.rel_error > found.plain_rel_error:
+    if result.rel_error > result.plain_rel_error:
         return "The scale **hurts**: less of the number comes back than without it."
     return "The scale **changes nothing** for it: a power of two moves the exponent alone."
 
@@ -143,24 +143,24 @@ def written(number: Number, exactly: bool = False) -> str:
     return words.exactly(float(number)) if exactly else words.number(float(number), digits=5)
 
 
-def operation(found: Operation, sign: str, label: str) -> str:
+def operation(result: Operation, sign: str, label: str) -> str:
     """One sum or product, and what rounding did to it."""
-    exact = written(found.exact, exactly=True)
-    said = f"{words.exactly(found.a)} {sign} {words.exactly(found.b)} = {exact}; {label} keeps "
-    said = words.escape(f"{said}{words.exactly(found.stored)}")
-    if found.without_effect:
-        return f"{said}: the second number **rounds away**, as if it had not been added."
-    if found.kind in ("underflow", "overflow"):
-        return f"{said}: **{found.kind}**."
-    return f"{said}: rounded." if found.changed else f"{said}: exact."
+    exact = written(result.exact, exactly=True)
+    text = f"{words.exactly(result.a)} {sign} {words.exactly(result.b)} = {exact}; {label} keeps "
+    text = words.escape(f"{text}{words.exactly(result.stored)}")
+    if result.without_effect:
+        return f"{text}: the second number **rounds away**, as if it had not been added."
+    if result.kind in ("underflow", "overflow"):
+        return f"{text}: **{result.kind}**."
+    return f"{text}: rounded." if result.changed else f"{text}: exact."
 
 
-def claims(found: Sequence[FormatMyth]) -> pd.DataFrame:
+def claims(myths: Sequence[FormatMyth]) -> pd.DataFrame:
     """The claims as a table."""
     return pd.DataFrame(
         {
-            "Said": [words.escape(words.raised(c.said)) for c in found],
-            "Verdict": [VERDICTS[c.verdict] for c in found],
-            "Precisely": [words.escape(words.raised(c.precisely)) for c in found],
+            "Said": [words.escape(words.raised(c.claim)) for c in myths],
+            "Verdict": [VERDICTS[c.rating] for c in myths],
+            "Precisely": [words.escape(words.raised(c.correction)) for c in myths],
         }
     )

@@ -15,8 +15,8 @@ from amp_core.analysis import (
     what_if,
     whole_model,
 )
-from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
-from amp_core.figures import lost_figure
+from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
+from amp_core.figures import underflow_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, glossary, loaders, tables, words
 from pages.parts.numbers import tensor
@@ -53,7 +53,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     address.keep("scale", key, str(power) if power != own else "")
     chosen = every[(every["log2_scale"] == power) & every["name"].isin(names)]
     st.markdown(sentence(chosen, kind, form, power))
-    if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > HEALTHY_SOURCE).sum())):
+    if kind == "weight_grad" and (rough := int((chosen["source_underflow_frac"] > MAX_SOURCE_UNDERFLOW_FRAC).sum())):
         st.caption(
             f"Rough for {words.plural(rough, 'tensor')}: so much of the output gradients behind them would underflow "
             "that what is left is noise."
@@ -61,7 +61,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
     if (safe := window(run)) is not None and safe.caveat:
         st.caption(f"Doubtful: {words.escape(words.sentence(safe.caveat))}")
     title = f"Predicted for {FORMATS[form].label} at a loss scale of {tensor.power_of_two(power)}"
-    charts.show(lost_figure(chosen, charts.dark(), title), "ranges.lost")
+    charts.show(underflow_figure(chosen, charts.dark(), title), "ranges.lost")
     audits = loaders.analysed(predicted_and_audited, run)
     if kind == "weight_grad" and len(audits):
         st.header("Prediction beside measurement", anchor=False)
@@ -118,7 +118,7 @@ def window(run: Run) -> SafeWindow | None:
         return None
 
 
-def window_verdict(found: SafeWindow, last: float | None) -> str:
+def window_headline(found: SafeWindow, last: float | None) -> str:
     """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
     if not found.exists:
         return (

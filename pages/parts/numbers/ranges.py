@@ -16,10 +16,10 @@ from amp_core.analysis import (
     step_marks,
 )
 from amp_core.analysis.numerics.layers import layer_trace, tensor_names
-from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching, readable_depth
+from amp_core.analysis.numerics.module_tree import deepest, folded_name, matching_names, readable_depth
 from amp_core.figures import step_heatmap
 from amp_core.figures.marks import with_marks
-from amp_core.figures.tensors_over_steps import CELLS
+from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
 from amp_core.views import RANGES
 from pages.parts import address, charts, clicks, empty, loaders, tables, words
 from pages.parts.numbers import prediction, tensor
@@ -53,14 +53,14 @@ def prepare(run: Run) -> None:
         loaders.analysed(sampled_steps, run, kind)
         RANGES.frame(run, loaders.analysed, kind=kind)
         classes = loaders.analysed(class_shares, run, kind, None)
-        verdict(classes, kind, functools.partial(when, run, kind))
+        headline(classes, kind, functools.partial(when, run, kind))
         names = classes["name"].tolist()
         _over_steps(run, kind, names, readable_depth(names))
         if kind in tensor.SCALED:
             prediction.at_all_scales(run, kind, "fp16")
 
 
-def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
+def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda _name: "") -> str:
     """The page's answer: non-finite values first, then the worst subnormal share, else that all is well. `when` says
     at which steps a tensor was not finite."""
     label = words.KIND_LABELS[kind].lower()
@@ -87,7 +87,7 @@ def verdict(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambda
 
 def when(run: Run, kind: str, name: str) -> str:
     """The clause of `not_finite_at` for a tensor of the run."""
-    steps = loaders.analysed(scale_trace, run)
+    steps = scale_trace(run)
     return not_finite_at(loaders.analysed(layer_trace, run, kind, name), steps.loc[steps["skipped"], "step"].tolist())
 
 
@@ -98,16 +98,16 @@ def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
     if not bad:
         return ""
     one = len(bad) == 1
-    said = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
+    where = f", at step {bad[0]:,} alone" if one else f", at {len(bad):,} of {len(trace):,} sampled steps"
     if not set(bad) <= set(skipped):
-        return said
-    return f"{said}; the scaler skipped {'it' if one else 'each of them'}"
+        return where
+    return f"{where}; the scaler skipped {'it' if one else 'each of them'}"
 
 
 def pick_step(steps: list[int]) -> int | None:
     """One sampled step, or None for all together."""
     key = f"ranges.step.{len(steps)}"
-    address.take("step", key, lambda text: int(text) if text.isdecimal() and int(text) in steps else None, -1)
+    address.take("step", key, address.whole(steps), -1)
     choice = st.select_slider(
         "Sampled step",
         [-1, *steps],
@@ -123,7 +123,7 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
     address.take("search", "ranges.search", str)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
-        found = matching(names, asked)
+        found = matching_names(names, asked)
         depths = list(range(1, deepest(found) + 1))
         at_first = readable_depth(found)
         address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
@@ -166,15 +166,15 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     for point in clicked[:1]:
         if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, which belongs to no tensor
             continue
-        of = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
-        last = int(of["until"].iloc[0]) if len(of) else int(float(point["x"]))
+        cell = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
+        last = int(cell["until"].iloc[0]) if len(cell) else int(float(point["x"]))
         go(kind, point["y"], (int(float(point["x"])), last))
 
 
 def _over_steps(run: Run, kind: str, names: list[str], depth: int) -> pd.DataFrame:
     rows = len({folded_name(name, depth) for name in names})
     chosen = frozenset(names) if len(names) < len(loaders.analysed(tensor_names, run, kind)) else None
-    return loaders.analysed(shares_over_steps, run, kind, depth, chosen, most_steps=max(8, CELLS // rows))
+    return loaders.analysed(shares_over_steps, run, kind, depth, chosen, max_steps=max(8, MAX_CLICKABLE_CELLS // rows))
 
 
 def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:

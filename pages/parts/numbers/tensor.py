@@ -7,7 +7,13 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import kinds_present, what_if
-from amp_core.analysis.numerics.layers import SUBNORMAL_LIMIT, LayerHealth, layer_exponents, layer_trace, tensor_names
+from amp_core.analysis.numerics.layers import (
+    MAX_SUBNORMAL_FRAC,
+    LayerHealth,
+    layer_exponents,
+    layer_trace,
+    tensor_names,
+)
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
 
@@ -37,7 +43,7 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
     order = [k for k in words.KIND_LABELS if k in kinds]
     if new and kind and kind not in order:
         address.refuse("kind", kind)
-    address.settle("layer.kind", kind if kind in order else order[0])
+    address.set_value("layer.kind", kind if kind in order else order[0])
     with st.container(horizontal=True, vertical_alignment="bottom"):
         kind = st.segmented_control(
             "Values of",
@@ -50,7 +56,7 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
         names = loaders.analysed(tensor_names, run, kind)
         if new and name and not near(name, names):
             address.refuse("layer", name)
-        address.settle("layer.name", same(name, names))
+        address.set_value("layer.name", same(name, names))
         name = st.selectbox("Tensor", names, key="layer.name", persist_state="session")
     st.query_params["kind"], st.query_params["layer"] = st.session_state["layer.address"] = (kind, name)
     return kind, name
@@ -90,12 +96,12 @@ def near(name: str, names: Sequence[str]) -> list[str]:
 
 def where(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> dict[str, str]:
     """The address of this tensor, and of the steps around those that are asked for."""
-    found = {"run": run_key, "kind": kind, "layer": name}
+    query = {"run": run_key, "kind": kind, "layer": name}
     if steps is not None:
         first, last = steps
         room = max(AROUND, last - first)
-        found["steps"] = f"{max(0, first - room)}-{last + room}"
-    return found
+        query["steps"] = f"{max(0, first - room)}-{last + room}"
+    return query
 
 
 def link(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
@@ -114,28 +120,28 @@ def jump(kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
     st.switch_page(PAGE, query_params=where(st.session_state["run"], kind, name, steps) | same_limits)
 
 
-def verdict(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
+def headline(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
     """What first went wrong with it, and at which step."""
     what = f"{words.escape(name)} ({words.KIND_LABELS[kind].lower()}, {words.escape(dtype)})"
     sampled = words.plural(health.samples, "sampled step")
-    said = []
+    sentence = []
     if health.first_nonfinite is not None:
-        said.append(
+        sentence.append(
             f"held infinities or NaN first at step {health.first_nonfinite:,}, in all at {health.nonfinite_samples:,} "
             f"of {sampled}"
         )
     if health.first_subnormal is not None:
-        said.append(
-            f"had more than {words.number(100 * SUBNORMAL_LIMIT, '%', 1)} subnormal values first at step "
+        sentence.append(
+            f"had more than {words.number(100 * MAX_SUBNORMAL_FRAC, '%', 1)} subnormal values first at step "
             f"{health.first_subnormal:,}, {words.percent(health.worst_subnormal_frac)} at worst"
         )
     if health.first_all_zero is not None:
-        said.append(f"was all zeros first at step {health.first_all_zero:,}")
-    if not said:
+        sentence.append(f"was all zeros first at step {health.first_all_zero:,}")
+    if not sentence:
         worst = health.worst_subnormal_frac
         few = f"at most {words.percent(worst)} of its values subnormal" if worst > 0 else "none of its values subnormal"
         return f"{what} was finite at all {sampled}, {few}."
-    return f"{what} {'; it '.join(said)}."
+    return f"{what} {'; it '.join(sentence)}."
 
 
 def predicted(run: Run, kind: str) -> list[pd.DataFrame]:
@@ -162,9 +168,9 @@ def prepare(run: Run) -> None:
         predicted(run, kind)
 
 
-def predictions(found: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
+def predictions(frames: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
     """The rows of `what_if` for this tensor, as people read them."""
-    rows = pd.concat([frame[frame["name"] == name] for frame in found], ignore_index=True)
+    rows = pd.concat([frame[frame["name"] == name] for frame in frames], ignore_index=True)
     scales = zip(rows["format"], rows["log2_scale"], rows["own_log2_scale"], strict=True)
     own = [
         f"its own, {power_of_two(shift)}" if FORMATS[form].scaling.by == "tensor" else power_of_two(power)
@@ -179,15 +185,17 @@ def power_of_two(exponent: int) -> str:
     return words.raised(f"2^{exponent}")
 
 
-def about_predictions(found: Sequence[pd.DataFrame], name: str, kind: str, health: LayerHealth) -> str:
+def about_predictions(frames: Sequence[pd.DataFrame], name: str, kind: str, health: LayerHealth) -> str:
     """What kind of statement the table is, and what makes it doubtful."""
-    said = "Predicted from the recorded histograms, all sampled steps together; FP8 with a scale for each tensor."
+    sentence = "Predicted from the recorded histograms, all sampled steps together; FP8 with a scale for each tensor."
     if kind not in SCALED:
-        said += " A loss scale does not multiply these values."
-    rows = pd.concat([frame[frame["name"] == name] for frame in found])
+        sentence += " A loss scale does not multiply these values."
+    rows = pd.concat([frame[frame["name"] == name] for frame in frames])
     if not rows["rounded"].all():
-        said += " Autocast leaves this one in FP32, so nothing of it is lost."
+        sentence += " Autocast leaves this one in FP32, so nothing of it is lost."
     if health.first_subnormal is not None:
         worst = words.percent(health.worst_subnormal_frac)
-        said += f" Up to {worst} of it was subnormal when recorded: what lay below was lost before it could be counted."
-    return said
+        sentence += (
+            f" Up to {worst} of it was subnormal when recorded: what lay below was lost before it could be counted."
+        )
+    return sentence

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from amp_core import Finding, Run, RunError
-from amp_core.analysis import Comparison, Overview, compare, lost_gradient, reference
+from amp_core.analysis import Comparison, Overview, baseline_index, compare, lost_gradient
 from amp_core.library.permissions import current
 from pages.parts import loaders, picker, words
 from pages.parts.library.run_list import Entry
@@ -19,13 +19,13 @@ TITLE = 130
 """Pixels of the longest title."""
 
 
-def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
+def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
     """Draw the three answers, one under the other."""
     with st.container(border=True, key="glance"):
         for title, answer in (
             ("What it costs", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
             ("What it buys", lambda: gain(run, view)),
-            ("What to change", lambda: advise(found)),
+            ("What to change", lambda: advise(findings)),
         ):
             row = st.container(horizontal=True, gap="small")
             row.markdown(f"**{title}**", width=TITLE)  # a share of the width would be two lines on a narrow page
@@ -35,21 +35,21 @@ def show(run: Run, view: Overview, found: Sequence[Finding]) -> None:
 
 def cost(run: Run, view: Overview) -> list[str]:
     """Steps thrown away, gradient lost, time for watching."""
-    said = []
+    sentences = []
     if not view.scale.skips_recorded:
-        said.append("Skipped steps were not recorded.")
+        sentences.append("Skipped steps were not recorded.")
     elif view.scale.has_scaler:
-        said.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
+        sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
     else:
-        said.append("No step can be skipped: there is no scaler.")
+        sentences.append("No step can be skipped: there is no scaler.")
     lost = loaders.analysed(lost_gradient, run)
     if lost is not None:
-        said.append(f"{words.percent(lost)} of gradient elements lost, by audit.")
+        sentences.append(f"{words.percent(lost)} of gradient elements lost, by audit.")
     elif view.recipe and view.recipe != "fp32":
-        said.append("Gradient lost: not audited.")
+        sentences.append("Gradient lost: not audited.")
     if view.speed.watch_frac is not None:
-        said.append(f"{words.percent(view.speed.watch_frac)} of the time for watching.")
-    return said
+        sentences.append(f"{words.percent(view.speed.watch_frac)} of the time for watching.")
+    return sentences
 
 
 def gain(run: Run, view: Overview) -> None:
@@ -81,7 +81,7 @@ def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
     """The FP32 run of the same task and place as the run `key`."""
     own = entries[key]
     near = [own, *(e for e in entries.values() if e is not own and e.origin == own.origin and e.status == "finished")]
-    place = reference([e.config or {} for e in near], 0)
+    place = baseline_index([e.config or {} for e in near], 0)
     return near[place] if place is not None else None
 
 
@@ -99,9 +99,9 @@ def on_cpu(run: Run) -> bool:
     return str(run.head.config.get("device", "")).startswith("cpu")
 
 
-def advise(found: Sequence[Finding]) -> None:
+def advise(findings: Sequence[Finding]) -> None:
     """What to write for the gravest of the errors and warnings found and why, or its advice; the rest stands below."""
-    grave = [f for f in found if not f.follows]
+    grave = [f for f in findings if not f.follows]
     if not grave:
         st.markdown("Nothing has to change.")
         return

@@ -35,7 +35,7 @@ PAGES = {
     "compare": ("pages/compare_runs.py", "Compare"),
 }
 """By the address that the guide gives: the page, and what it is called."""
-PATIENCE = 30
+RECHECK_RATIO = 30
 """While a run trains, findings are looked for again after so many times as long as that took: a few seconds."""
 
 
@@ -53,7 +53,7 @@ def banner(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run
     elif not grave:
         st.success(f"Nothing wrong was found. {words.unbroken(words.escape(summary))}", icon=":material/check_circle:")
     else:
-        _verdict(grave, summary)
+        _headline(grave, summary)
 
 
 def causes(found: Sequence[Finding], run: Run | None = None) -> None:
@@ -67,7 +67,7 @@ def causes(found: Sequence[Finding], run: Run | None = None) -> None:
         _muted(run, hidden)
 
 
-def _verdict(grave: Sequence[Finding], summary: str) -> None:
+def _headline(grave: Sequence[Finding], summary: str) -> None:
     codes = {f.code for f in grave}
     causes = [f for f in grave if f.follows not in codes]
     errors = sum(f.severity == "error" for f in causes)
@@ -95,7 +95,7 @@ def live(run: Run) -> None:
         began = time.monotonic()
         found = loaders.analysed(diagnose, run)
         now = time.monotonic()
-        kept[key] = (now + PATIENCE * (now - began), found)
+        kept[key] = (now + RECHECK_RATIO * (now - began), found)
     grave = [finding for finding in to_tell(found, run) if not finding.follows]
     for finding in grave:
         say = st.error if finding.severity == "error" else st.warning
@@ -111,13 +111,13 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(finding.severity, icon=icon, color=color)
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
-        st.caption(" · ".join(words.escape(said) for said in finding.evidence()))
+        st.caption(" · ".join(words.escape(text) for text in finding.evidence()))
         own = finding.advice == GUIDE[finding.code].advice  # else it holds words of the run
         advice = words.raised(finding.advice)
         st.markdown(advice if own else words.escape(advice))
         if following:
-            said = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
-            st.markdown(f"Follows from it: {said}.")
+            text = "; ".join(words.escape(f"{f.title[0].lower()}{f.title[1:]}") for f in following)
+            st.markdown(f"Follows from it: {text}.")
         with st.expander("Fix and proof" if finding.snippet else "Proof"):
             fix(finding)
             with st.container(horizontal=True, vertical_alignment="center"):

@@ -16,7 +16,7 @@ from amp_core.analysis import (
     step_cost,
     traced_steps,
 )
-from amp_core.analysis.numerics.myths_in_run import METHOD, VANISHING, in_band
+from amp_core.analysis.numerics.myths_in_run import MYTHS, VANISHING_BAND, gradients_in_band
 from amp_core.hardware.gpus import gpu_of
 from pages.parts import glossary, loaders, picker, words
 from pages.parts.hardware import precision
@@ -28,10 +28,10 @@ def show() -> None:
     """A card for each statement: the verdict, what is so, what the chosen run shows, and the page with its chart."""
     run = _chosen()
     with st.container(horizontal=True):
-        for taught in METHOD:
+        for taught in MYTHS:
             with st.container(border=True, width=glossary.WIDTH, height="stretch"):
-                st.markdown(f"{formats.VERDICTS[taught.verdict]} “{taught.said}”")
-                st.markdown(taught.precisely)
+                st.markdown(f"{formats.VERDICTS[taught.rating]} “{taught.claim}”")
+                st.markdown(taught.correction)
                 seen = _SEEN[taught.key](run) if run is not None and taught.key in _SEEN else ""
                 if seen and run is not None:
                     st.markdown(f"**{words.escape(run.name)}:** {seen}")
@@ -65,7 +65,7 @@ def _weights(run: Run) -> str:
 def _operators(run: Run) -> str:
     if not loaders.analysed(traced_steps, run):
         return ""
-    return precision.verdict(loaders.analysed(precision_map, run, None))
+    return precision.headline(loaders.analysed(precision_map, run, None))
 
 
 def _scaling(run: Run) -> str:
@@ -101,23 +101,25 @@ def _frameworks(run: Run) -> str:
 
 
 def _flags(run: Run) -> str:
-    told = run.head.environment.get("flags")
+    recorded = run.head.environment.get("flags")
     names = {"matmul_precision": "FP32 products", "tf32_matmul": "TF32 in products", "tf32_cudnn": "TF32 in cuDNN"}
     names |= {"cudnn_benchmark": "cuDNN's benchmark"}
-    flags = told if isinstance(told, dict) else {}  # other programs write heads too
-    said = {True: "on", False: "off", "highest": "in full", "high": "TF32 allowed", "medium": "BF16 allowed"}
+    flags = recorded if isinstance(recorded, dict) else {}  # other programs write heads too
+    meanings = {True: "on", False: "off", "highest": "in full", "high": "TF32 allowed", "medium": "BF16 allowed"}
     known = [(label, flags[name]) for name, label in names.items() if isinstance(flags.get(name), bool | str)]
-    return ", ".join(f"{label} {words.escape(said.get(value, value))}" for label, value in known) + "." * bool(known)
+    return ", ".join(f"{label} {words.escape(meanings.get(value, value))}" for label, value in known) + "." * bool(
+        known
+    )
 
 
 def _band(run: Run) -> str:
-    found = loaders.analysed(in_band, run)
-    if found is None:
+    answer = loaders.analysed(gradients_in_band, run)
+    if answer is None:
         return ""
-    low, high = (words.raised(f"2^{end}") for end in VANISHING)
+    low, high = (words.raised(f"2^{end}") for end in VANISHING_BAND)
     return (
-        f"{words.percent(found.elements_frac)} of its {words.KIND_LABELS[found.kind].lower()} lie between {low} and "
-        f"{high} and carry {words.percent(found.mass_frac)} of the mass."
+        f"{words.percent(answer.elements_frac)} of its {words.KIND_LABELS[answer.kind].lower()} lie between {low} and "
+        f"{high} and carry {words.percent(answer.mass_frac)} of the mass."
     )
 
 
@@ -127,8 +129,8 @@ def _speed(run: Run) -> str:
 
 
 def _memory(run: Run) -> str:
-    found = loaders.analysed(memory_breakdown, run)
-    held = found.named
+    answer = loaders.analysed(memory_breakdown, run)
+    held = answer.named
     total = held["bytes"].sum()
     if not total:
         return ""
@@ -144,10 +146,10 @@ def _always(run: Run) -> str:
 
 
 def _hardware(run: Run) -> str:
-    told = run.head.environment.get("gpus")
+    recorded = run.head.environment.get("gpus")
     gpus = [
         gpu_of(gpu.get("name"), gpu.get("capability"))
-        for gpu in (told if isinstance(told, list) else [])
+        for gpu in (recorded if isinstance(recorded, list) else [])
         if isinstance(gpu, dict)
     ]
     if not gpus:

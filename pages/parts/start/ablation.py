@@ -53,8 +53,8 @@ def begin() -> None:
     if time.monotonic() < st.session_state.get("ablation.began", -TWICE_S) + TWICE_S:
         return
     st.session_state["start.refused"] = None
-    found, _ = devices.available()
-    device = st.session_state.get("start.device", found[0][0])
+    available, _ = devices.available()
+    device = st.session_state.get("start.device", available[0][0])
     seed = st.session_state.get("start.seed", TrainConfig().seed)
     started: list[str] = []
     try:

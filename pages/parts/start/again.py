@@ -53,11 +53,11 @@ def left_out(config: Mapping[str, Any]) -> list[str]:
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The form's fields for a recorded configuration; what it does not say is as the form has it at first."""
     default = TrainConfig()
-    found = {name: fields.typed(name, config.get(name, getattr(default, name))) for name in fields.FORMS}
+    values = {name: fields.typed(name, config.get(name, getattr(default, name))) for name in fields.FORMS}
     device = str(config.get("device") or "")
     static = isinstance(config.get("loss_scale"), int | float)
     script = own(config)
-    return found | {
+    return values | {
         "own": script,
         "what": (default.workload, default.resolved().size) if script else (config["workload"], config["size"]),
         "precisions": [config["precision"]],

@@ -13,6 +13,7 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.cli.settings import flags
+from amp_core.hardware.device_types import is_accelerator, type_of
 from amp_core.library.labels import Label, write_label
 from amp_core.library.permissions import current
 from amp_core.settings.training import RECIPES, WORKLOADS, Size, TrainConfig
@@ -30,19 +31,19 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         settings["batch_size"] = None
     else:
         _check_fits(WORKLOADS[workload].sizes[size], state["device"])
-    if settings["nproc"] != 1 and str(state["device"]).startswith("cuda"):
-        settings["device"] = "cuda"  # each process takes the GPU of its own number
+    if settings["nproc"] != 1 and is_accelerator(state["device"]):
+        settings["device"] = type_of(state["device"])  # each process takes the GPU of its own number
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
     chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
-    found = []
+    names = []
     for precision in chosen:
         # One form serves several recipes: a fixed scale is for those that have a scaler.
         loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
-        found.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
+        names.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
         if state["profile"] != fields.initial("profile"):  # of a training that ends sooner nothing is profiled
-            found[-1].check_profile()
-    return found
+            names[-1].check_profile()
+    return names
 
 
 def begin(in_turns: bool = False) -> None:

@@ -31,8 +31,8 @@ def begin(config: TrainConfig) -> str:
     """Queue the search for the settings of `config`; gives the folder's name. Raises `RunError` as `jobs.start`."""
     if config.own is not None:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
-    settled = config.resolved()
-    name = f"{_PREFIX}{settled.workload}-{settled.size}-{settled.precision}"
+    resolved_config = config.resolved()
+    name = f"{_PREFIX}{resolved_config.workload}-{resolved_config.size}-{resolved_config.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
     job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs")
     st.session_state[_STARTED] = job.name
@@ -58,28 +58,28 @@ def show_latest() -> None:
     if job.alive:
         return  # the queue shows it
     try:
-        found = _answer(job.folder)
+        record = _answer(job.folder)
     except OSError:
         st.warning(f"The search for a batch ended without an answer: {words.escape(_last_words(job))}")
         return
-    if found is None:
+    if record is None:
         st.warning(f"What the search for a batch found cannot be read: its {FILE} is damaged.")
         return
     with st.container(horizontal=True, vertical_alignment="center", border=True, key="batch.answer"):
-        what = f"{found['workload']} {found['size']} in {found['precision']} on {found['device']}"
-        st.markdown(f"**{words.escape(what)}**: {words.escape(words.sentence(found['answer']))}", width="stretch")
-        if found["largest_batch"] is not None:
-            st.button("Use it", key="batch.use", on_click=_use, args=(found["largest_batch"],))
+        what = f"{record['workload']} {record['size']} in {record['precision']} on {record['device']}"
+        st.markdown(f"**{words.escape(what)}**: {words.escape(words.sentence(record['answer']))}", width="stretch")
+        if record["largest_batch"] is not None:
+            st.button("Use it", key="batch.use", on_click=_use, args=(record["largest_batch"],))
 
 
 def _answer(folder: Path) -> dict[str, Any] | None:
     """What a search wrote at its end; None where that is damaged. Raises `OSError` where there is none."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        record = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # neither JSON nor UTF-8, or brackets without end
         return None
-    whole = isinstance(found, dict) and all(isinstance(found.get(name), str) for name in _SAID)
-    return found if whole and isinstance(found.get("largest_batch", ""), int | None) else None
+    whole = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in _SAID)
+    return record if whole and isinstance(record.get("largest_batch", ""), int | None) else None
 
 
 def _folder_name(text: str) -> str | None:

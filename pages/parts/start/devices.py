@@ -50,10 +50,10 @@ def memory_bytes(device: str) -> int | None:
         return int(psutil.virtual_memory().total)
     number = int(device.removeprefix("cuda:") or 0)
     try:
-        found = gpus()
+        usable = gpus()
     except NvmlError:  # `available` says why
         return None
-    return found[number].memory_bytes if number < len(found) else None
+    return usable[number].memory_bytes if number < len(usable) else None
 
 
 def no_compiler() -> str | None:
@@ -68,10 +68,10 @@ def no_tf32(device: str | None) -> str | None:
     chosen = device or available()[0][0][0]
     if chosen.startswith("cuda"):
         try:
-            found = gpus()
+            usable = gpus()
         except NvmlError:  # `available` says why
             return None
-        capability = next((gpu.capability for gpu in found[int(chosen.partition(":")[2] or 0) :]), None)
+        capability = next((gpu.capability for gpu in usable[int(chosen.partition(":")[2] or 0) :]), None)
         if capability is None or capability >= AMPERE:
             return None
     name = words.escape(dict(available()[0])[chosen])

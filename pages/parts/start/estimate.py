@@ -24,10 +24,10 @@ def show(state: Mapping[str, Any]) -> None:
     if not isinstance(batch, int) or batch < 1 or not state["precisions"]:
         return  # Start says what is wrong with it
     needed, there = size.memory_bytes(batch), devices.memory_bytes(state["device"])
-    said = f"Memory: about {words.size(needed)} of tensors in FP32 with Adam, less in 16 bits"
+    sentence = f"Memory: about {words.size(needed)} of tensors in FP32 with Adam, less in 16 bits"
     if there is not None:
         device = "the machine" if state["device"] == "cpu" else state["device"]
-        said += f"; {device} has {words.size(there)}" + (", which is **too little**" if needed > there else "")
+        sentence += f"; {device} has {words.size(there)}" + (", which is **too little**" if needed > there else "")
     times, unknown = [], []
     peaks: dict[str, list[str]] = {}
     for precision in state["precisions"]:
@@ -39,11 +39,11 @@ def show(state: Mapping[str, Any]) -> None:
         times.append(f"{label} {took}, at {words.number(alike.speed.step_ms, 'ms')} a step")
         if alike.memory.peak_bytes is not None:
             peaks.setdefault(alike.memory.what, []).append(f"{label} {words.size(alike.memory.peak_bytes)}")
-    for of, measured_here in peaks.items():
-        said += f". At the peak, as measured here: {', '.join(measured_here)} ({of})"
+    for basis, measured_here in peaks.items():
+        sentence += f". At the peak, as measured here: {', '.join(measured_here)} ({basis})"
     known = f"{'; '.join(times)}, as measured here. " if times else ""
     rest = f"{', '.join(unknown)}: not known, nothing like it was trained here yet." if unknown else ""
-    st.caption(f"{said}.  \nTime: {known}{rest}")
+    st.caption(f"{sentence}.  \nTime: {known}{rest}")
 
 
 def measured(workload: str, size: str, batch: int, precision: str, device: str) -> Overview | None:

@@ -86,7 +86,7 @@ def _precisions() -> None:
     no_tf32 = devices.no_tf32(st.session_state.get("start.device"))
     offered = [name for name in RECIPES if name != "tf32" or no_tf32 is None]
     if kept := st.session_state.get("start.precisions"):
-        address.settle("start.precisions", [name for name in kept if name in offered])
+        address.set_value("start.precisions", [name for name in kept if name in offered])
     st.pills(
         "Precision: a run for each that you choose",
         offered,
@@ -103,8 +103,8 @@ def _precisions() -> None:
 
 
 def _sizes_and_scale() -> None:
-    found, why_no_gpu = devices.available()
-    names = dict(found)
+    available, why_no_gpu = devices.available()
+    names = dict(available)
     own, no_scaler = fields.own(), fields.no_scaler()
     workload, size = st.session_state["start.what"]
     static = st.session_state.get("start.scaling") == "static"

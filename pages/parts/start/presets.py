@@ -59,8 +59,8 @@ def show() -> None:
     if again := st.session_state.pop("start.again", None):
         name, left_out = again
         lost = f" The form has no {', '.join(left_out)}: the run's are left out." if left_out else ""
-        said = f"Filled with the settings of {name}: change what you like.{lost}"
-        st.info(words.escape(said), icon=":material/replay:")
+        note = f"Filled with the settings of {name}: change what you like.{lost}"
+        st.info(words.escape(note), icon=":material/replay:")
 
 
 def _fill(label: str, filled: Mapping[str, Any]) -> None:

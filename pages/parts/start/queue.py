@@ -25,8 +25,8 @@ def job_of(folder: Path | Address) -> Job | None:
 
 def alive() -> list[Job]:
     """Jobs that run or wait, in the order in which they will run."""
-    found = [job for job in jobs.listing(run_list.runs_dir()) if job.alive]
-    return sorted(found, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
+    running = [job for job in jobs.listing(run_list.runs_dir()) if job.alive]
+    return sorted(running, key=lambda job: (job.device, job.queue_position or 0, job.created_ns))
 
 
 def waiting_for(job: Job) -> str:
@@ -49,17 +49,17 @@ def stop_button(job: Job, where: str) -> None:
     )
 
 
-def show(found: Sequence[Job], watched: Path | Address | None) -> None:
+def show(running: Sequence[Job], watched: Path | Address | None) -> None:
     """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment.
 
     Runs that wait or train together can be followed on one page.
     """
-    under_way = [f"run/{job.name}" for job in found if not jobs.makes_runs(job.folder)]
+    under_way = [f"run/{job.name}" for job in running if not jobs.makes_runs(job.folder)]
     started: list[str] = st.session_state.get("start.followed", [])
     if set(started) & set(under_way):  # what was started with them belongs beside them, also where it has ended
         under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
     beside(under_way)
-    for job in found:
+    for job in running:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
         color, icon = words.STATUS_LOOK[job.state]

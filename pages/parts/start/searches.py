@@ -37,30 +37,30 @@ STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same
 def listing() -> dict[str, Path]:
     """Folders of searches by name, newest first."""
     try:
-        found = [file.parent for file in run_list.runs_dir().glob(f"*/{FILE}")]
-        found.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
+        folders = [file.parent for file in run_list.runs_dir().glob(f"*/{FILE}")]
+        folders.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
     except OSError:  # removed since it was listed
         return {}
-    return {folder.name: folder for folder in found}
+    return {folder.name: folder for folder in folders}
 
 
-def choose(found: Mapping[str, Path]) -> Path:
+def choose(searches: Mapping[str, Path]) -> Path:
     """The search to look at; kept in the address."""
     asked = st.query_params.get("search")
-    names = list(found)
+    names = list(searches)
     if asked in names and asked != st.session_state.get("tune.address"):
         st.session_state["tune.search"] = asked
     elif st.session_state.get("tune.search") not in names:
         st.session_state["tune.search"] = names[0]
     name = st.selectbox("Search", names, key="tune.search")
     st.query_params["search"] = st.session_state["tune.address"] = name
-    return found[name]
+    return searches[name]
 
 
-def status(folder: Path, found: Tuned) -> str:
+def status(folder: Path, tuned: Tuned) -> str:
     """How it stands: a search that was killed could not say so itself."""
     job = queue.job_of(folder)
-    return job.state if found.status == "running" and job is not None else found.present_status
+    return job.state if tuned.status == "running" and job is not None else tuned.present_status
 
 
 def follow(folder: Path) -> None:
@@ -68,44 +68,44 @@ def follow(folder: Path) -> None:
 
     @st.fragment(run_every=2.0)
     def part() -> None:
-        found = load_tuned(folder)
-        state = status(folder, found)
+        tuned = load_tuned(folder)
+        state = status(folder, tuned)
         if state not in ("queued", "starting", "running"):
             st.rerun()
         job = queue.job_of(folder)
         with st.container(horizontal=True, vertical_alignment="center"):
-            share = min(1.0, found.seconds / found.budget_s)
-            took = f"{words.duration(found.seconds)} when the last stage ended, budget {words.duration(found.budget_s)}"
+            share = min(1.0, tuned.seconds / tuned.budget_s)
+            took = f"{words.duration(tuned.seconds)} when the last stage ended, budget {words.duration(tuned.budget_s)}"
             st.progress(share, text=took)
             if job is not None:
                 queue.stop_button(job, "tune")
         lines = job.console(8) if job is not None else []
         if lines:
             st.code("\n".join(lines), language=None, wrap_lines=True)
-        evidence(found)
+        evidence(tuned)
 
     part()
 
 
-def evidence(found: Tuned) -> None:
+def evidence(tuned: Tuned) -> None:
     """What was tried, stage by stage, and what was not."""
     for stage, title in STAGES.items():
-        rows = [row for row in found.tried if row.stage == stage]
+        rows = [row for row in tuned.tried if row.stage == stage]
         if rows:
             st.header(f"{title[0].upper()}{title[1:]}", anchor=False)
             frame = pd.DataFrame([_shown(row) for row in rows])
             tables.show(frame, column_config=COLUMNS, hide_index=True, alt=f"Search: {title}.")
-    if found.left_out:
+    if tuned.left_out:
         st.header("Not tried", anchor=False)
-        st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in found.left_out))
+        st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in tuned.left_out))
 
 
-def code(found: Tuned) -> None:
+def code(tuned: Tuned) -> None:
     """The code for the recipe, one tab for each framework."""
     st.header("The code for it", anchor=False)
     for tab, framework in zip(st.tabs([LABELS[name] for name in FRAMEWORKS]), FRAMEWORKS, strict=True):
         with tab:
-            text = code_for(found.config, framework, found.answer)
+            text = code_for(tuned.config, framework, tuned.answer)
             file = f"train_{framework}.py"
             st.download_button(f"Download {file}", text, file, icon=":material/download:", on_click="ignore")
             st.code(text, language="python", height=420)
@@ -133,8 +133,8 @@ def form() -> None:
             st.selectbox("Workload and size", *offered, help=workloads.HELP, width=400, key="tune.what")
             if current().scripts:
                 st.text_input("Or your own", placeholder="FILE.py:FUNCTION", width=260, key="tune.own")
-            found, _ = devices.available()
-            labels = dict(found)
+            tuned, _ = devices.available()
+            labels = dict(tuned)
             st.selectbox("Device", list(labels), format_func=labels.__getitem__, width=170, key="tune.device")
             st.number_input("Budget (seconds)", 10, value=300, step=60, width=150, help=BUDGET_HELP, key="tune.budget")
             st.number_input("Steps of a training", 20, value=200, step=20, width=175, help=STEPS_HELP, key="tune.steps")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from amp_core import Run, RunError, load_run
-from amp_core.analysis import compare, labelled, loss_curves
+from amp_core.analysis import compare, loss_curves, unique_labels
 from tests.synthetic import write, write_rows
 
 
@@ -44,7 +44,7 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says(tmp_path: 
     assert 30 <= covered <= 40  # 95 % of 40, less what a bootstrap of ten blocks misses
 
 
-def test_no_difference_is_said_only_where_one_would_show(tmp_path: Path) -> None:
+def test_no_difference_is_reported_only_if_one_would_show(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     a = timed(tmp_path / "a", 20 + 0.2 * random.standard_normal(200))
     b = timed(tmp_path / "b", 20 + 0.2 * random.standard_normal(200))
@@ -64,11 +64,11 @@ def test_speed_is_per_sample(tmp_path: Path) -> None:
 def test_one_pair_of_runs_cannot_tell_parity(tmp_path: Path) -> None:
     a = timed(tmp_path / "a", np.full(200, 10.0), falling(200, 0))
     b = timed(tmp_path / "b", np.full(200, 10.0), falling(200, 1))
-    found = compare([a, b])
-    assert found.parity["a"] == "reference"
-    assert found.parity["b"].startswith("cannot tell: run more seeds (final loss ")
-    assert "over 200 common steps" in found.parity["b"]
-    assert found.table["loss_ratio"].iloc[1] == pytest.approx(1.0, abs=0.01)
+    comparison = compare([a, b])
+    assert comparison.parity["a"] == "reference"
+    assert comparison.parity["b"].startswith("cannot tell: run more seeds (final loss ")
+    assert "over 200 common steps" in comparison.parity["b"]
+    assert comparison.table["loss_ratio"].iloc[1] == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_gross_deviation_is_worse_whatever_the_seed(tmp_path: Path) -> None:
@@ -92,14 +92,14 @@ def test_a_deviation_within_the_noise_of_the_steps_is_not_called_worse(tmp_path:
     assert compare([a, b]).parity["b"].startswith("cannot tell")
 
 
-def test_runs_of_unequal_length_are_compared_over_common_steps_and_it_is_said(tmp_path: Path) -> None:
+def test_runs_of_unequal_length_are_compared_over_common_steps_with_a_note(tmp_path: Path) -> None:
     long = timed(tmp_path / "long", np.full(300, 10.0), falling(300, 0))
     short = timed(tmp_path / "short", np.full(60, 10.0), falling(60, 1))
-    found = compare([long, short])
-    assert "over 60 common steps" in found.parity["short"]
-    assert found.table["common_steps"].tolist() == [300, 60]
-    assert any("unequal length" in note for note in found.notes)
-    assert any("first 10 steps" in note for note in found.notes)
+    comparison = compare([long, short])
+    assert "over 60 common steps" in comparison.parity["short"]
+    assert comparison.table["common_steps"].tolist() == [300, 60]
+    assert any("unequal length" in note for note in comparison.notes)
+    assert any("first 10 steps" in note for note in comparison.notes)
 
 
 def test_runs_of_different_tasks_are_not_comparable(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_differences_are_what_differs_and_nothing_else(runs: dict[str, Run]) -> 
     assert "seed" not in frame.index and "workload" not in frame.index
 
 
-def test_memory_and_scale_stand_beside_each_other(runs: dict[str, Run]) -> None:
+def test_memory_and_scale_are_compared(runs: dict[str, Run]) -> None:
     table = compare([runs["fp32"], runs["healthy"]]).table
     assert table["memory_ratio"].tolist() == pytest.approx([1.0, 0.6], rel=1e-3)
     assert table["scale_last"].tolist() == [1.0, 2.0**18]
@@ -127,7 +127,7 @@ def test_memory_and_scale_stand_beside_each_other(runs: dict[str, Run]) -> None:
 
 def test_runs_of_one_name_get_labels_of_their_own(tmp_path: Path) -> None:
     same = [load_run(write(tmp_path / d / "run", "one-step")) for d in ("x", "y", "z")]
-    assert labelled(same) == ["run", "run (2)", "run (3)"]
+    assert unique_labels(same) == ["run", "run (2)", "run (3)"]
     assert compare(same).table["run"].tolist() == ["run", "run (2)", "run (3)"]
 
 

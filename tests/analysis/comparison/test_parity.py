@@ -1,4 +1,4 @@
-"""What is said of learning: by simulated seeds with a known truth, and over real run folders."""
+"""Parity of learning: from simulated seeds with a known truth, and from real run folders."""
 
 from pathlib import Path
 
@@ -21,63 +21,63 @@ def simulated(repeat: int, bias: float = 0.0, chaos: float = 0.3, seeds: range =
     random = np.random.default_rng(repeat)
     first = {seed: 2.0 + 0.02 * random.standard_normal() for seed in seeds}
     this = {seed: value + 0.02 * (bias + chaos * random.standard_normal()) for seed, value in first.items()}
-    return judge(first, this).verdict
+    return judge(first, this).parity
 
 
 def test_no_bias_is_within_noise() -> None:
-    said = [simulated(repeat) for repeat in range(200)]
-    assert said.count("within noise") >= 190 and said.count("worse") + said.count("better") <= 2
+    text = [simulated(repeat) for repeat in range(200)]
+    assert text.count("within noise") >= 190 and text.count("worse") + text.count("better") <= 2
 
 
-@pytest.mark.parametrize(("bias", "verdict"), [(3.0, "worse"), (-3.0, "better")])
-def test_a_planted_bias_is_found(bias: float, verdict: str) -> None:
-    said = [simulated(repeat, bias) for repeat in range(200)]
-    assert said.count(verdict) >= 190
+@pytest.mark.parametrize(("bias", "outcome"), [(3.0, "worse"), (-3.0, "better")])
+def test_a_planted_bias_is_found(bias: float, outcome: str) -> None:
+    text = [simulated(repeat, bias) for repeat in range(200)]
+    assert text.count(outcome) >= 190
 
 
 def test_a_recipe_that_strays_as_far_as_another_seed_is_not_called_worse() -> None:
-    said = [simulated(repeat, chaos=1.4) for repeat in range(400)]
-    assert said.count("worse") <= 0.05 * 400 and said.count("better") <= 0.05 * 400
+    text = [simulated(repeat, chaos=1.4) for repeat in range(400)]
+    assert text.count("worse") <= 0.05 * 400 and text.count("better") <= 0.05 * 400
 
 
 def searched(repeat: int, bias: float, alike: float) -> str:
-    """The verdict of a search that adds seeds until it falls. `bias` is in standard deviations from seed to seed,
+    """The parity of a search that adds seeds until there is a decision. `bias` is in standard deviations over seeds,
     `alike` the correlation of a seed's two trainings."""
     random = np.random.default_rng([repeat, round(100 * alike)])
     ours, own = random.standard_normal((2, LOOKS[-1]))
     theirs = bias + alike * ours + np.sqrt(1 - alike**2) * own
     for seeds in LOOKS:
         first, this = (dict(enumerate(2.0 + 0.02 * values[:seeds])) for values in (ours, theirs))
-        verdict = judge(first, this, repeatedly=True).verdict
-        if verdict != "cannot tell":
+        outcome = judge(first, this, repeatedly=True).parity
+        if outcome != "cannot tell":
             break
-    return verdict
+    return outcome
 
 
 @pytest.mark.parametrize("alike", [0.0, 0.5, 0.9, 0.99])
 def test_looking_again_after_each_seed_passes_few_that_are_worse(alike: float) -> None:
-    said = [searched(repeat, 2.0, alike) for repeat in range(1000)]
-    assert said.count("within noise") + said.count("better") <= 0.05 * 1000
+    text = [searched(repeat, 2.0, alike) for repeat in range(1000)]
+    assert text.count("within noise") + text.count("better") <= 0.05 * 1000
 
 
 @pytest.mark.parametrize(("alike", "passes"), [(0.0, 0.85), (0.5, 0.93), (0.9, 0.97), (0.99, 0.99)])
 def test_looking_again_comes_to_the_right_verdict(alike: float, passes: float) -> None:
-    said = [searched(repeat, 0.0, alike) for repeat in range(1000)]
-    assert said.count("within noise") + said.count("better") >= passes * 1000
-    assert said.count("worse") <= (0.065 if alike == 0 else 0.04 if alike == 0.5 else 0.01) * 1000
+    text = [searched(repeat, 0.0, alike) for repeat in range(1000)]
+    assert text.count("within noise") + text.count("better") >= passes * 1000
+    assert text.count("worse") <= (0.065 if alike == 0 else 0.04 if alike == 0.5 else 0.01) * 1000
 
 
 def test_few_seeds_cannot_tell() -> None:
     assert {simulated(repeat, 3.0, seeds=range(2)) for repeat in range(20)} == {"cannot tell"}
     first = {seed: 2.0 + 0.01 * seed for seed in range(3)}
-    assert judge(first, {0: 2.0}).verdict == "cannot tell"
-    assert judge(first, {0: 2.5}).verdict == "worse"  # far beyond what a fourth seed of the reference would give
+    assert judge(first, {0: 2.0}).parity == "cannot tell"
+    assert judge(first, {0: 2.5}).parity == "worse"  # far beyond what a fourth seed of the reference would give
 
 
 def test_seeds_that_no_pair_shares_are_compared_by_their_means() -> None:
     first = {seed: 2.0 + 0.01 * seed for seed in range(4)}
-    assert judge(first, {9: 2.51, 10: 2.52, 11: 2.5}).verdict == "worse"
-    assert judge(first, {9: 2.01, 10: 2.02}).verdict in ("cannot tell", "within noise")
+    assert judge(first, {9: 2.51, 10: 2.52, 11: 2.5}).parity == "worse"
+    assert judge(first, {9: 2.01, 10: 2.02}).parity in ("cannot tell", "within noise")
 
 
 def test_quantiles_of_student() -> None:
@@ -103,12 +103,12 @@ def both(folder: Path, bias: float = 0.0, seeds: range = SEEDS, **options: int) 
 
 
 def test_runs_over_seeds_get_one_verdict_per_recipe(tmp_path: Path) -> None:
-    found = compare(both(tmp_path / "same"))
-    assert found.recipes["recipe"].tolist() == ["fp32", "bf16"] and found.recipes["seeds"].tolist() == [6, 6]
-    assert found.recipes["parity"].iloc[1].startswith("within noise (final loss ")
-    assert found.answers["bf16"].endswith("same loss within noise")
-    assert set(list(found.parity.values())[6:]) == {found.recipes["parity"].iloc[1]}
-    row = found.recipes.iloc[1]
+    comparison = compare(both(tmp_path / "same"))
+    assert comparison.recipes["recipe"].tolist() == ["fp32", "bf16"] and comparison.recipes["seeds"].tolist() == [6, 6]
+    assert comparison.recipes["parity"].iloc[1].startswith("within noise (final loss ")
+    assert comparison.answers["bf16"].endswith("same loss within noise")
+    assert set(list(comparison.parity.values())[6:]) == {comparison.recipes["parity"].iloc[1]}
+    row = comparison.recipes.iloc[1]
     assert row["loss_change_low"] < row["loss_change_frac"] < row["loss_change_high"] < 2 * row["noise_frac"]
     worse = compare(both(tmp_path / "worse", bias=0.1))
     assert worse.recipes["parity"].iloc[1].startswith("worse (final loss +")
@@ -124,9 +124,9 @@ def test_a_loss_that_is_the_same_at_each_step_needs_no_seeds(tmp_path: Path) -> 
 
 
 def test_batches_of_other_size_are_compared_over_samples(tmp_path: Path) -> None:
-    found = compare(both(tmp_path, seeds=range(3), steps=100, batch=64))
-    assert "3,200 common samples" in found.recipes["parity"].iloc[1]
-    assert any("not of one size" in note for note in found.notes)
+    comparison = compare(both(tmp_path, seeds=range(3), steps=100, batch=64))
+    assert "3,200 common samples" in comparison.recipes["parity"].iloc[1]
+    assert any("not of one size" in note for note in comparison.notes)
 
 
 def test_a_worse_held_out_loss_decides(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_worse_held_out_loss_decides(tmp_path: Path) -> None:
     for run in runs:
         seed = run.head.config["seed"]
         run.head.results["eval_loss"] = 2.0 + 0.01 * seed + (0.5 if run.head.config["precision"] == "bf16" else 0.0)
-    verdict = compare(runs).recipes["parity"].iloc[1]
-    assert verdict.startswith("worse (") and "held-out loss +24" in verdict
+    comparison = compare(runs).recipes["parity"].iloc[1]
+    assert comparison.startswith("worse (") and "held-out loss +24" in comparison
 
 
 def test_the_band_of_noise_needs_three_seeds(tmp_path: Path) -> None:
@@ -159,6 +159,8 @@ def test_agreement_is_that_of_the_runs_own_recipe_and_loss_scale(tmp_path: Path)
     }
     steps = {"step": [0, 1, 10, 11], "loss_scale": [1024.0, 1024.0, 1024.0, 512.0]}  # step 10: after the update
     run = load_run(write_rows(tmp_path / "run", steps=steps, audits=audits, config={"precision": "fp16"}))
-    found = gradient_agreement([run])
-    assert found[["run", "name", "rel_error", "cosine", "audits"]].to_numpy().tolist() == [["run", "w", 0.2, 0.98, 2]]
+    agreement = gradient_agreement([run])
+    assert agreement[["run", "name", "rel_error", "cosine", "audits"]].to_numpy().tolist() == [
+        ["run", "w", 0.2, 0.98, 2]
+    ]
     assert gradient_agreement([]).empty

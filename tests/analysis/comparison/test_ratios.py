@@ -1,4 +1,4 @@
-"""What is said of speed: right in at least nineteen of twenty repeats, by simulated timings with a known truth."""
+"""Speed verdicts are right in at least nineteen of twenty repeats of simulated timings with a known truth."""
 
 from pathlib import Path
 
@@ -48,14 +48,14 @@ def pair(folder: Path, seed: int, slowdown: float = 1.0, turns: bool = True) -> 
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_a_recipe_against_itself_shows_no_difference(turns: bool, tmp_path: Path) -> None:
-    said = [compare(pair(tmp_path, seed, turns=turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
-    assert said.count("no difference seen") >= 38, said
+    text = [compare(pair(tmp_path, seed, turns=turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
+    assert text.count("no difference seen") >= 38, text
 
 
 @pytest.mark.parametrize("turns", [True, False])
 def test_a_slowdown_of_five_percent_is_seen(turns: bool, tmp_path: Path) -> None:
-    said = [compare(pair(tmp_path, seed, 1.05, turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
-    assert said.count("slower") >= 38, said
+    text = [compare(pair(tmp_path, seed, 1.05, turns)).table["speed_verdict"].iloc[1] for seed in range(40)]
+    assert text.count("slower") >= 38, text
 
 
 def test_the_interval_of_paired_blocks_covers_the_truth(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_drift_that_both_meet_cancels_only_where_blocks_are_paired(tmp_path: P
     alone = [run(tmp_path / f"u{i}", t, precision=p) for i, (t, p) in enumerate(zip(times, ("x", "y"), strict=True))]
     by_pairs, by_runs = (ratios.speed_ratio([(a, b)]) for a, b in (paired, alone))
     assert by_pairs.paired and not by_runs.paired
-    assert by_pairs.verdict == "no difference seen" and by_pairs.high - by_pairs.low < 0.02
+    assert by_pairs.speed_verdict == "no difference seen" and by_pairs.high - by_pairs.low < 0.02
     assert by_runs.high - by_runs.low > 10 * (by_pairs.high - by_pairs.low)
 
 
@@ -95,9 +95,9 @@ def test_the_first_step_of_a_turn_is_left_out(tmp_path: Path) -> None:
     cold = np.full(STEPS, 20.0)
     cold[::BLOCK] = 500.0
     about: dict[str, object] = {"id": "one", "block_steps": BLOCK}
-    found = ratios.speed_ratio([(run(tmp_path / "a", np.full(STEPS, 20.0), about), run(tmp_path / "b", cold, about))])
-    assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0, 1.0))
-    assert found.blocks == STEPS // BLOCK - 1  # the warm-up is a block
+    ratio = ratios.speed_ratio([(run(tmp_path / "a", np.full(STEPS, 20.0), about), run(tmp_path / "b", cold, about))])
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert ratio.blocks == STEPS // BLOCK - 1  # the warm-up is a block
 
 
 def test_seeds_are_pooled_and_few_blocks_say_nothing(tmp_path: Path) -> None:
@@ -107,36 +107,36 @@ def test_seeds_are_pooled_and_few_blocks_say_nothing(tmp_path: Path) -> None:
         a = run(tmp_path / f"a{seed}", np.full(STEPS, 20.0), about, seed=seed, precision="fp32")
         b = run(tmp_path / f"b{seed}", np.full(STEPS, 10.0 + seed), about, seed=seed, precision="bf16")
         pairs.append((a, b))
-    found = compare([run_ for both in pairs for run_ in both]).recipes.set_index("recipe")
-    row = found.loc["bf16"]
+    comparison = compare([run_ for both in pairs for run_ in both]).recipes.set_index("recipe")
+    row = comparison.loc["bf16"]
     assert (row["seeds"], row["blocks"], row["paired"]) == (3, 57, True)
     assert row["speed_ratio"] == pytest.approx((2 * 20 / 11 * 20 / 12) ** (1 / 3))
     assert row["speed_ratio_low"] < row["speed_ratio"] < row["speed_ratio_high"]
     short: dict[str, object] = {"id": "short", "block_steps": BLOCK}
     few = [run(tmp_path / f"f{i}", np.full(50, 20.0 + i), short) for i in range(2)]
-    assert ratios.speed_ratio([(few[0], few[1])]).verdict == "cannot tell: run more steps"
+    assert ratios.speed_ratio([(few[0], few[1])]).speed_verdict == "cannot tell: run more steps"
 
 
 def test_one_block_has_a_ratio_and_no_interval(tmp_path: Path) -> None:
     turns: dict[str, object] = {"id": "short", "block_steps": 20}
     for about in (turns, None):
         one, other = (run(tmp_path / f"{about is None}{i}", np.full(12, 20.0 + i), about) for i in range(2))
-        found = ratios.speed_ratio([(one, other)])
-        assert found.value == pytest.approx(20 / 21) and np.isnan([found.low, found.high]).all()
+        ratio = ratios.speed_ratio([(one, other)])
+        assert ratio.value == pytest.approx(20 / 21) and np.isnan([ratio.low, ratio.high]).all()
 
 
-def test_repeats_are_told_from_runs_to_be_compared(tmp_path: Path) -> None:
+def test_repeats_are_distinguished_from_runs_to_compare(tmp_path: Path) -> None:
     flat = np.full(60, 20.0)
     runs = [run(tmp_path / f"fp32-{i}", flat, seed=i, precision="fp32") for i in range(2)]
     again = run(tmp_path / "again", flat, seed=0, precision="fp32")
     faster = run(tmp_path / "faster", flat / 2, seed=0, precision="fp32", fused=True)
-    found = compare([*runs, again, faster]).recipes
-    assert found["recipe"].tolist() == ["fp32-0", "again", "faster"]
-    assert found["seeds"].tolist() == [2, 1, 1]
-    assert found["speed_verdict"].tolist() == ["reference", "no difference seen", "faster"]
+    comparison = compare([*runs, again, faster]).recipes
+    assert comparison["recipe"].tolist() == ["fp32-0", "again", "faster"]
+    assert comparison["seeds"].tolist() == [2, 1, 1]
+    assert comparison["speed_verdict"].tolist() == ["reference", "no difference seen", "faster"]
 
 
 def test_nothing_timed_is_not_measured(tmp_path: Path) -> None:
     bare = load_run(write_rows(tmp_path / "bare", steps={"step": range(5), "loss": [1.0] * 5}))
-    found = ratios.speed_ratio([(bare, bare)])
-    assert found.verdict == "not measured" and np.isnan(found.value)
+    ratio = ratios.speed_ratio([(bare, bare)])
+    assert ratio.speed_verdict == "not measured" and np.isnan(ratio.value)

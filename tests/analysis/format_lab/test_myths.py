@@ -5,17 +5,17 @@ import pytest
 
 from amp_core.analysis.format_lab.myths import format_myths
 
-CLAIMS = {claim.said: claim for claim in format_myths()}
+CLAIMS = {claim.claim: claim for claim in format_myths()}
 
 
 def precisely(start: str) -> str:
-    return next(c.precisely for said, c in CLAIMS.items() if said.startswith(start))
+    return next(c.correction for text, c in CLAIMS.items() if text.startswith(start))
 
 
-def test_each_claim_has_a_verdict_and_a_sentence() -> None:
+def test_each_myth_has_a_rating_and_a_correction() -> None:
     assert len(CLAIMS) >= 10
-    assert {c.verdict for c in CLAIMS.values()} == {"true", "imprecise", "false"}
-    assert all(c.precisely.endswith(".") for c in CLAIMS.values())
+    assert {c.rating for c in CLAIMS.values()} == {"true", "imprecise", "false"}
+    assert all(c.correction.endswith(".") for c in CLAIMS.values())
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import torch
 from amp_core.analysis.format_lab.rounding import (
     accumulated,
     bits,
-    combined,
     element_formats,
     format_ranges,
-    held,
-    kind_of,
     neighbours,
     parse_number,
     rounded,
+    rounded_operation,
     scaling,
+    stored_values,
+    value_class,
 )
 from amp_core.formats import FORMATS, Format
 from amp_core.schema import RunError
@@ -85,9 +85,9 @@ def test_random_numbers_round_as_in_torch(name: str) -> None:
     numbers = np.concatenate([codes.view(np.float32), near.astype(np.float32)])
     numbers = numbers[np.isfinite(numbers) & comparable(numbers, form)]
     expected = torch.from_numpy(numbers).to(dtype(form)).double().numpy()
-    found = np.array([rounded(float(x), form) for x in numbers])
-    np.testing.assert_array_equal(found, expected)
-    assert (np.signbit(found) == np.signbit(expected)).all()
+    result = np.array([rounded(float(x), form) for x in numbers])
+    np.testing.assert_array_equal(result, expected)
+    assert (np.signbit(result) == np.signbit(expected)).all()
 
 
 def test_fp64_numbers_round_to_fp32_as_in_numpy() -> None:
@@ -143,7 +143,7 @@ def test_anything_else_is_refused_at_once_in_a_sentence(text: str) -> None:
 def test_classes_of_numbers() -> None:
     def kind(text: str, name: str) -> str:
         number = parse_number(text)
-        return kind_of(number, rounded(number, FORMATS[name]), FORMATS[name])
+        return value_class(number, rounded(number, FORMATS[name]), FORMATS[name])
 
     assert [kind("2^-25", "fp16"), kind("2^-24", "fp16"), kind("2^-14", "fp16")] == ["underflow", "subnormal", "normal"]
     assert [kind("65519", "fp16"), kind("65520", "fp16"), kind("inf", "fp16")] == ["normal", "overflow", "inf"]
@@ -152,7 +152,7 @@ def test_classes_of_numbers() -> None:
 
 
 def test_one_number_in_every_format() -> None:
-    table = held(parse_number("0.1")).set_index("format")
+    table = stored_values(parse_number("0.1")).set_index("format")
     assert list(table.index) == [f.name for f in element_formats()]
     assert table.loc["fp16", "value"] == float(np.float16(0.1)) and table.loc["fp32", "value"] == float(np.float32(0.1))
     assert table.loc["fp16", ["sign", "exponent", "mantissa"]].tolist() == ["0", "01011", "1001100110"]
@@ -181,18 +181,18 @@ def test_a_loss_scale_lifts_a_gradient_out_of_underflow() -> None:
     ],
 )
 def test_small_addends_round_away(a: str, b: str, name: str, stored: float) -> None:
-    found = combined(parse_number(a), parse_number(b), "+", FORMATS[name])
-    assert found.stored == stored and found.without_effect and found.changed
-    half = combined(parse_number(a) / 2, parse_number(b), "+", FORMATS[name])
+    operation = rounded_operation(parse_number(a), parse_number(b), "+", FORMATS[name])
+    assert operation.stored == stored and operation.without_effect and operation.changed
+    half = rounded_operation(parse_number(a) / 2, parse_number(b), "+", FORMATS[name])
     assert not half.without_effect
 
 
 def test_products_leave_the_range() -> None:
-    assert combined(parse_number("2^-13"), parse_number("2^-13"), "×", FP16).kind == "underflow"
-    assert combined(parse_number("256"), parse_number("256"), "×", FP16).kind == "overflow"
-    assert math.isnan(combined(math.inf, 0.0, "×", FP16).stored)
+    assert rounded_operation(parse_number("2^-13"), parse_number("2^-13"), "×", FP16).kind == "underflow"
+    assert rounded_operation(parse_number("256"), parse_number("256"), "×", FP16).kind == "overflow"
+    assert math.isnan(rounded_operation(math.inf, 0.0, "×", FP16).stored)
     with pytest.raises(RunError, match="operation='-'"):
-        combined(1.0, 1.0, "-", FP16)
+        rounded_operation(1.0, 1.0, "-", FP16)
 
 
 def test_a_sum_stops_growing_where_the_addend_is_half_a_step() -> None:
@@ -220,7 +220,7 @@ FAR = ["1e999", "-1e999", "2^1024", "1e308*10", "1e4000", "1e-330", "-1e-400", "
 @pytest.mark.parametrize("text", FAR)
 def test_numbers_beyond_the_range_of_a_float_are_held_as_each_format_says(text: str) -> None:
     number = parse_number(text)
-    table = held(number)
+    table = stored_values(number)
     huge, sign = number != 0 and not -1 < number < 1, 1 if number > 0 else -1
     for row in table.itertuples():
         form = FORMATS[row.format]
@@ -229,16 +229,16 @@ def test_numbers_beyond_the_range_of_a_float_are_held_as_each_format_says(text: 
         assert row.kind in (("overflow", "inf") if huge else ("underflow",))
         assert row.exact == (math.isinf(number) and form.has_inf if isinstance(number, float) else False)
     for form in element_formats():
-        assert combined(number, number, "+", form).stored == table.set_index("format").loc[form.name, "value"]
+        assert rounded_operation(number, number, "+", form).stored == table.set_index("format").loc[form.name, "value"]
         assert len(accumulated(number, number, 3, form)) == 4
     assert scaling(number, 16, FP16).stored == sign * (math.inf if huge else 0)
 
 
 def test_an_error_below_the_range_of_a_float_is_no_equality() -> None:
-    table = held(parse_number("1e-400"))
+    table = stored_values(parse_number("1e-400"))
     assert not table["exact"].any() and (table["rel_error"] == 1).all()
-    assert not held(parse_number("1 + 2^-1100"))["exact"].any()
-    assert held(parse_number("2^-1074")).set_index("format")["exact"].to_dict()["fp64"]
+    assert not stored_values(parse_number("1 + 2^-1100"))["exact"].any()
+    assert stored_values(parse_number("2^-1074")).set_index("format")["exact"].to_dict()["fp64"]
 
 
 @pytest.mark.parametrize("text", ["999999^5000", "1e5000*1e5000", "1e-5000+1e5000"])

@@ -6,7 +6,7 @@ import pytest
 
 from amp_core import Run, RunError, load_run
 from amp_core.analysis import class_shares, exponent_shares, kinds_present, sampled_steps
-from amp_core.analysis.numerics.layers import layer_exponents, layer_health, layer_trace, tensor_names, to_draw
+from amp_core.analysis.numerics.layers import downsample_trace, layer_exponents, layer_health, layer_trace, tensor_names
 from amp_core.formats import FORMATS
 from tests.synthetic import SAMPLES, SCENARIOS, write_rows
 
@@ -26,8 +26,8 @@ def test_a_tensor_over_time_is_the_tensor_of_each_step(scenario: str, runs: dict
         np.testing.assert_allclose(last[columns].astype(float), expected[columns].astype(float))
         assert trace["step"].is_monotonic_increasing and trace["step"].is_unique
         shares = exponent_shares(run, kind, step).query("name == @name").set_index("exponent")["share"]
-        found = layer_exponents(run, kind, name).query("step == @step").set_index("exponent")["share"]
-        pd.testing.assert_series_equal(found, shares)
+        histogram = layer_exponents(run, kind, name).query("step == @step").set_index("exponent")["share"]
+        pd.testing.assert_series_equal(histogram, shares)
 
 
 def test_names_come_in_the_order_of_the_run(runs: dict[str, Run]) -> None:
@@ -47,7 +47,7 @@ def test_true_exponents_take_the_loss_scale_of_each_step_out(runs: dict[str, Run
 
 def test_many_steps_are_added_up(runs: dict[str, Run]) -> None:
     run = runs["healthy"]
-    all_, few = (layer_exponents(run, "weight_grad", "head.weight", most=most) for most in (1500, 5))
+    all_, few = (layer_exponents(run, "weight_grad", "head.weight", max_steps=steps) for steps in (1500, 5))
     assert all_["step"].nunique() == 12 and few["step"].unique().tolist() == [0, 30, 60, 90]
     assert all_["count"].sum() == few["count"].sum()
     assert few.groupby("step")["share"].sum().tolist() == pytest.approx([1.0] * 4)
@@ -56,7 +56,7 @@ def test_many_steps_are_added_up(runs: dict[str, Run]) -> None:
 def test_of_some_steps_the_histograms_are_those_of_these_steps(runs: dict[str, Run]) -> None:
     run = runs["healthy"]
     all_ = layer_exponents(run, "weight_grad", "head.weight")
-    some = layer_exponents(run, "weight_grad", "head.weight", within=(20, 40), most=3)
+    some = layer_exponents(run, "weight_grad", "head.weight", within=(20, 40), max_steps=3)
     pd.testing.assert_frame_equal(some, all_[all_["step"].between(20, 40)].reset_index(drop=True))
 
 
@@ -64,10 +64,10 @@ def test_curves_of_many_steps_keep_what_stands_out() -> None:
     steps = np.arange(20_000)
     trace = pd.DataFrame({"step": steps, "absmax": 1.0, "subnormal_frac": 0.01, "inf_frac": 0.0, "nan_frac": 0.0})
     trace.loc[5001, "absmax"], trace.loc[7003, "subnormal_frac"], trace.loc[9007, "inf_frac"] = 1e6, 0.4, 1e-6
-    drawn = to_draw(trace)
+    drawn = downsample_trace(trace)
     assert len(drawn) < 2100 and {0, 5001, 7003, 9007, 19_999} <= set(drawn["step"])
     assert drawn.merge(trace).equals(drawn)
-    assert to_draw(trace.iloc[:900]).equals(trace.iloc[:900])
+    assert downsample_trace(trace.iloc[:900]).equals(trace.iloc[:900])
 
 
 def test_the_first_bad_step_is_named(runs: dict[str, Run]) -> None:

@@ -74,7 +74,7 @@ def test_whether_a_scaler_was_at_work(scenario: str, has_scaler: bool, runs: dic
     assert scale_summary(runs[scenario]).has_scaler is has_scaler
 
 
-def test_a_run_that_says_nothing_of_its_scaler_shows_it(tmp_path: Path) -> None:
+def test_an_unrecorded_scaler_is_inferred_from_loss_scales(tmp_path: Path) -> None:
     moved = load_run(write_rows(tmp_path / "a", steps={"step": [0], "loss_scale": [4.0]}))
     still = load_run(write_rows(tmp_path / "b", steps={"step": [0], "loss_scale": [1.0]}))
     assert scale_summary(moved).has_scaler and not scale_summary(still).has_scaler

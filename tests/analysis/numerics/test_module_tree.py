@@ -10,7 +10,7 @@ from amp_core.analysis.numerics.module_tree import (
     fold_classes,
     fold_shares,
     folded_name,
-    matching,
+    matching_names,
     readable_depth,
 )
 from tests.synthetic import write
@@ -33,8 +33,8 @@ def test_a_large_model_is_folded_until_it_can_be_read():
 
 
 def test_search_takes_every_word_in_any_case():
-    assert matching(["blocks.0.attn.qkv", "blocks.1.fc"], "ATTN 0") == ["blocks.0.attn.qkv"]
-    assert matching(["a", "b"], "") == ["a", "b"]
+    assert matching_names(["blocks.0.attn.qkv", "blocks.1.fc"], "ATTN 0") == ["blocks.0.attn.qkv"]
+    assert matching_names(["a", "b"], "") == ["a", "b"]
 
 
 def test_folding_adds_counts_up(run):

@@ -3,7 +3,7 @@
 import pytest
 
 from amp_core import load_run
-from amp_core.analysis.numerics.myths_in_run import METHOD, in_band
+from amp_core.analysis.numerics.myths_in_run import MYTHS, gradients_in_band
 from amp_core.store.writer import RunWriter
 from tests.synthetic import SAMPLES, write
 
@@ -12,17 +12,17 @@ def test_the_band_is_counted_without_the_loss_scale(tmp_path):
     with RunWriter(tmp_path / "a") as writer:
         row = {"step": [0], "name": ["w"], "kind": ["weight_grad"], "loss_scale": [4.0], "numel": [16], "zero": [4]}
         writer.append("tensors", row | {"exp_min": [-24], "exp_counts": [[3, 0, 5, 4]]})  # true: -26, -24, -23
-    found = in_band(load_run(tmp_path / "a"))
-    assert (found.kind, found.elements_frac) == ("weight_grad", 3 / 12)
-    assert found.mass_frac == pytest.approx(3 * 2**-26 / (3 * 2**-26 + 5 * 2**-24 + 4 * 2**-23))
+    band = gradients_in_band(load_run(tmp_path / "a"))
+    assert (band.kind, band.elements_frac) == ("weight_grad", 3 / 12)
+    assert band.mass_frac == pytest.approx(3 * 2**-26 / (3 * 2**-26 + 5 * 2**-24 + 4 * 2**-23))
 
 
 def test_output_gradients_come_first_and_without_any_there_is_no_band(tmp_path):
-    assert in_band(load_run(SAMPLES["fp32"])).kind == "output_grad"
-    assert in_band(load_run(write(tmp_path / "b", "empty"))) is None
+    assert gradients_in_band(load_run(SAMPLES["fp32"])).kind == "output_grad"
+    assert gradients_in_band(load_run(write(tmp_path / "b", "empty"))) is None
 
 
 def test_each_statement_is_examined_once():
-    assert len({taught.key for taught in METHOD}) == len(METHOD)
-    assert {taught.verdict for taught in METHOD} <= {"true", "imprecise", "false"}
-    assert all(taught.precisely.endswith(".") and not taught.said.endswith(".") for taught in METHOD)
+    assert len({taught.key for taught in MYTHS}) == len(MYTHS)
+    assert {taught.rating for taught in MYTHS} <= {"true", "imprecise", "false"}
+    assert all(taught.correction.endswith(".") and not taught.claim.endswith(".") for taught in MYTHS)

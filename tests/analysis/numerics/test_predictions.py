@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from amp_core import Run, load_run
 from amp_core.analysis import predicted_and_audited, safe_window, what_if
-from amp_core.analysis.numerics.safe_window import COSINE
-from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
+from amp_core.analysis.numerics.safe_window import MIN_COSINE
+from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
 from amp_core.record import watch
 from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import build
@@ -153,7 +153,7 @@ def test_predictions_hold_against_audits(tmp_path, name, precision):
     source = what_if(run, ("fp16",), range(-4, 17), kinds=("weight_grad",), step=step)
     source = source.set_index(["name", "log2_scale"])["source_underflow_frac"]
     keys = pd.MultiIndex.from_arrays([beside["name"], np.log2(beside["loss_scale"]).astype(int)])
-    healthy = source.reindex(keys).to_numpy() <= HEALTHY_SOURCE
+    healthy = source.reindex(keys).to_numpy() <= MAX_SOURCE_UNDERFLOW_FRAC
     judged = matrices(run, beside["name"]) & beside["audited_frac"].notna()
     error = (beside["predicted_frac"] - beside["audited_frac"]).abs()
     assert error[judged & healthy].max() < 0.01
@@ -167,8 +167,8 @@ def test_predictions_hold_against_audits(tmp_path, name, precision):
     for scale in inside:
         rows = audits[scale]
         assert (rows["nonfinite"] == 0).all()
-        assert rows["cosine"][matrices(run, rows["name"]) & (rows["nonzero"] > 0)].min() >= COSINE
+        assert rows["cosine"][matrices(run, rows["name"]) & (rows["nonzero"] > 0)].min() >= MIN_COSINE
     below = audits[window.lowest / 16]
     below = below[matrices(run, below["name"])]
-    assert below["cosine"].min() < COSINE or (below["lost"] / below["nonzero"]).max() > 0.01
+    assert below["cosine"].min() < MIN_COSINE or (below["lost"] / below["nonzero"]).max() > 0.01
     assert (audits[window.highest * 4]["nonfinite"] > 0).any()

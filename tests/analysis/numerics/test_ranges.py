@@ -106,16 +106,16 @@ def test_a_normal_distribution_has_the_shares_that_mathematics_says(tmp_path: Pa
     values = np.random.default_rng(0).standard_normal(400_000)
     row = measure(values.astype(np.float32), "float32") | {"step": 0, "name": "n", "kind": "activation"}
     run = load_run(write_rows(tmp_path / "run", tensors={k: [v] for k, v in row.items()}))
-    found = exponent_shares(run, "activation").set_index("exponent")["share"]
+    shares = exponent_shares(run, "activation").set_index("exponent")["share"]
     for exponent in range(-5, 3):
         expected = math.erf(2.0 ** (exponent + 1) / math.sqrt(2)) - math.erf(2.0**exponent / math.sqrt(2))
-        assert found[exponent] == pytest.approx(expected, abs=0.003)
+        assert shares[exponent] == pytest.approx(expected, abs=0.003)
     assert class_shares(run, "activation")["rms"].iloc[0] == pytest.approx(1.0, abs=0.01)
 
 
 def test_large_tables_are_expanded_in_parts(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = exponent_shares(runs["overflowing"], "output_grad", true_exponents=True)
-    monkeypatch.setattr(ranges, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(ranges, "_CHUNK_ROWS", 7)
     parts = exponent_shares(runs["overflowing"], "output_grad", true_exponents=True)
     assert whole.equals(parts) and len(whole) > 50
 

@@ -5,8 +5,8 @@ import pytest
 
 from amp_core import Run, RunError
 from amp_core.analysis import safe_window, safe_window_over_time
-from amp_core.analysis.numerics.safe_window import COSINE, ERROR_LIMIT, FASTEST_GROWTH
-from amp_core.analysis.numerics.scale_limits import _first_of_each
+from amp_core.analysis.numerics.safe_window import MAX_ERROR, MIN_COSINE, MIN_GROWTH_INTERVAL
+from amp_core.analysis.numerics.scale_limits import _first_smallest
 from tests.analysis.numerics.test_what_if import row, run_of
 
 MODEL = {
@@ -24,19 +24,19 @@ def window(tmp_path, rows, model=None, **config):
     return safe_window(run_of(tmp_path / "run", rows, model or MODEL, **config))
 
 
-def test_the_limit_leaves_room_below_the_cosine():
-    assert 1 / np.sqrt(1 + (5 * ERROR_LIMIT) ** 2) == pytest.approx(COSINE, abs=1e-4)
+def test_the_error_limit_has_a_margin_to_the_cosine():
+    assert 1 / np.sqrt(1 + (5 * MAX_ERROR) ** 2) == pytest.approx(MIN_COSINE, abs=1e-4)
 
 
 def test_both_ends_in_closed_form(tmp_path):
     # All values in one octave, 2^e … 2^(e+1), rounded to multiples of u = 2^-24: error² = u²/12 / (7/3 · 4^(e+k)).
-    found = window(tmp_path, [SEEN, row("fc.weight", [1000], -20, absmax=1.9 * 2.0**-20)])
-    error = 2.0 ** (-24 - (-20 + np.log2(found.lowest))) / np.sqrt(28)
-    assert error <= ERROR_LIMIT < 2 * error
-    assert found.highest == 2.0 ** np.floor(np.log2(65520 / (1.9 * 2.0**-20)) - 0.5)
-    assert found.recommended == found.highest / 4
-    assert found.exists and (found.lowest_by, found.highest_by) == ("fc.weight", "fc.weight")
-    assert (found.first_step, found.last_step) == (0, 0)
+    result = window(tmp_path, [SEEN, row("fc.weight", [1000], -20, absmax=1.9 * 2.0**-20)])
+    error = 2.0 ** (-24 - (-20 + np.log2(result.lowest))) / np.sqrt(28)
+    assert error <= MAX_ERROR < 2 * error
+    assert result.highest == 2.0 ** np.floor(np.log2(65520 / (1.9 * 2.0**-20)) - 0.5)
+    assert result.recommended == result.highest / 4
+    assert result.exists and (result.lowest_by, result.highest_by) == ("fc.weight", "fc.weight")
+    assert (result.first_step, result.last_step) == (0, 0)
 
 
 @pytest.mark.parametrize("lowest_exponent", [-40, -25, -10])
@@ -46,23 +46,23 @@ def test_rounding_real_values_errs_as_much_as_the_lower_end_says(tmp_path, lowes
     exponents = np.frexp(values)[1] - 1
     low = int(exponents.min())
     counts = np.bincount(exponents - low).tolist()
-    found = window(tmp_path, [SEEN, row("fc.weight", counts, low, absmax=values.max())])
+    result = window(tmp_path, [SEEN, row("fc.weight", counts, low, absmax=values.max())])
 
     def error(scale):
         stored = (values * scale).astype(np.float16).astype(np.float64) / scale
         return np.linalg.norm(stored - values) / np.linalg.norm(values)
 
-    assert error(found.lowest) < 1.1 * ERROR_LIMIT < 2.4 * error(found.lowest)
-    assert error(found.lowest / 16) > 7 * ERROR_LIMIT
-    assert values.max() * found.highest < 65504 < values.max() * found.highest * 4
+    assert error(result.lowest) < 1.1 * MAX_ERROR < 2.4 * error(result.lowest)
+    assert error(result.lowest / 16) > 7 * MAX_ERROR
+    assert values.max() * result.highest < 65504 < values.max() * result.highest * 4
 
 
 def test_errors_of_output_gradients_add_up_on_the_way_back(tmp_path):
     def lowest(modules):
         rows = [row("fc.weight", [10], 0)]
         rows += [row(f"m{i}", [100], -20, kind="output_grad") for i in range(modules)]
-        found = safe_window(run_of(tmp_path / str(modules), rows))
-        return np.log2(found.lowest)
+        window = safe_window(run_of(tmp_path / str(modules), rows))
+        return np.log2(window.lowest)
 
     assert lowest(16) == lowest(1) + 2  # sixteen times the square, four times the error
 
@@ -71,8 +71,8 @@ def test_what_stays_in_fp32_does_not_count(tmp_path):
     rows = [row("fc.weight", [10], -10), row("fc", [10], -10, kind="output_grad")]
     plain = window(tmp_path / "a", rows)
     wide = [row("emb.weight", [10], 12), row("norm.weight", [10], -60), row("norm", [10], 14, kind="output_grad")]
-    found = window(tmp_path / "b", rows + wide)
-    assert (found.lowest, found.highest) == (plain.lowest, plain.highest)
+    result = window(tmp_path / "b", rows + wide)
+    assert (result.lowest, result.highest) == (plain.lowest, plain.highest)
 
 
 def test_biases_and_noise_count_upwards_only(tmp_path):
@@ -100,10 +100,10 @@ def test_the_window_follows_the_steps(tmp_path):
     assert frame["step"].tolist() == [100 * i for i in range(8)]
     assert np.log2(frame["lowest"]).diff().iloc[1:].tolist() == [1.0] * 7
     assert np.log2(frame["highest"]).diff().iloc[1:].tolist() == [1.0] * 7
-    found = safe_window(run)
-    assert (found.first_step, found.last_step) == (400, 700)
-    assert found.highest == frame["highest"][4] and found.lowest == frame["lowest"][7]
-    assert found.growth_interval == FASTEST_GROWTH and "rises by an octave in 100 steps" in found.why
+    window = safe_window(run)
+    assert (window.first_step, window.last_step) == (400, 700)
+    assert window.highest == frame["highest"][4] and window.lowest == frame["lowest"][7]
+    assert window.growth_interval == MIN_GROWTH_INTERVAL and "rises by an octave in 100 steps" in window.why
     early = safe_window(run, step=150)
     assert (early.first_step, early.lowest) == (100, frame["lowest"][1]) and early.growth_interval == 2000
 
@@ -111,8 +111,8 @@ def test_the_window_follows_the_steps(tmp_path):
 def test_an_audited_run_is_judged_from_its_first_audit_on(tmp_path):
     rows = [row("fc.weight", [10], -10 - i, step=10 * i) for i in range(8)]
     audit = {"step": 25, "name": "fc.weight", "loss_scale": 1.0, "precision": "fp16"}
-    found = safe_window(run_of(tmp_path / "run", rows, audits=[audit]))
-    assert (found.first_step, found.last_step) == (20, 70)
+    window = safe_window(run_of(tmp_path / "run", rows, audits=[audit]))
+    assert (window.first_step, window.last_step) == (20, 70)
 
 
 def test_one_worst_step_of_many_does_not_decide_the_lower_end(tmp_path):
@@ -133,20 +133,20 @@ def test_an_overflow_tells_that_the_scale_was_too_high(tmp_path):
 
 def test_no_scale_serves_all_where_the_range_is_too_wide(tmp_path):
     rows = [row("fc.weight", [10], 10), row("fc", [10], -40, kind="output_grad")]
-    found = window(tmp_path, rows)
-    assert not found.exists and found.recommended == found.highest
-    assert "No scale serves all" in found.why
+    result = window(tmp_path, rows)
+    assert not result.exists and result.recommended == result.highest
+    assert "No scale serves all" in result.why
 
 
 def test_wide_formats_need_no_scale(tmp_path):
     run = run_of(tmp_path / "run", [row("fc.weight", [10], -30)], MODEL)
-    found = safe_window(run, "bf16")
-    assert found.recommended == 1.0 and "needs no loss scale" in found.why
+    window = safe_window(run, "bf16")
+    assert window.recommended == 1.0 and "needs no loss scale" in window.why
     narrow = safe_window(run, "fp8-e5m2")
     assert narrow.lowest > safe_window(run).lowest and narrow.highest <= safe_window(run).highest
 
 
-def test_a_recording_that_had_lost_values_says_so(tmp_path):
+def test_a_recording_with_underflow_has_a_caveat(tmp_path):
     fine = [row("fc", [1, 5, 100, 100], -20, kind="output_grad", dtype="float16")]
     assert window(tmp_path / "a", fine).caveat is None
     bottom = [row("fc", [10, 10, 100], -24, kind="output_grad", dtype="float16")]
@@ -155,7 +155,7 @@ def test_a_recording_that_had_lost_values_says_so(tmp_path):
     assert window(tmp_path / "c", wide).caveat is None
 
 
-def test_without_output_gradients_the_lower_end_is_a_guess_that_says_so(tmp_path):
+def test_without_output_gradients_the_window_has_a_caveat(tmp_path):
     weights = [row("fc.weight", [10], -10)]
     guessed = window(tmp_path / "a", weights)
     seen = window(tmp_path / "b", [*weights, row("fc", [10], -10, kind="output_grad")])
@@ -175,4 +175,4 @@ def test_a_run_without_gradients_is_refused_in_a_sentence(tmp_path):
 def test_where_the_smallest_of_each_step_stands_whatever_is_no_number() -> None:
     nan, inf = float("nan"), float("inf")
     values = np.array([3.0, 1.0, 1.0, nan, 2.0, nan, nan, -inf, inf])
-    assert _first_of_each(values, np.array([0, 3, 5, 7])).tolist() == [1, 4, 5, 7]
+    assert _first_smallest(values, np.array([0, 3, 5, 7])).tolist() == [1, 4, 5, 7]

@@ -33,30 +33,30 @@ def few(folder):
 
 
 def test_each_cell_is_one_tensor_at_one_step(tmp_path):
-    found = shares_over_steps(few(tmp_path / "a"), "weight_grad").set_index(["name", "step"])
-    assert found.index.tolist() == [(n, s) for n in ("a.x", "a.y") for s in (0, 10, 20, 30)]
-    assert found.loc[("a.x", 10), ["subnormal_frac", "zero_frac", "absmax"]].tolist() == [0.2, 0.5, 11.0]
-    assert found["nonfinite_frac"].tolist() == [0.0] * 7 + [pytest.approx(1 / 300)]
-    assert (found["until"] == found.index.get_level_values("step")).all()
+    cells = shares_over_steps(few(tmp_path / "a"), "weight_grad").set_index(["name", "step"])
+    assert cells.index.tolist() == [(n, s) for n in ("a.x", "a.y") for s in (0, 10, 20, 30)]
+    assert cells.loc[("a.x", 10), ["subnormal_frac", "zero_frac", "absmax"]].tolist() == [0.2, 0.5, 11.0]
+    assert cells["nonfinite_frac"].tolist() == [0.0] * 7 + [pytest.approx(1 / 300)]
+    assert (cells["until"] == cells.index.get_level_values("step")).all()
 
 
 def test_pooled_steps_keep_their_largest_value(tmp_path):
-    found = shares_over_steps(few(tmp_path / "a"), "weight_grad", names=["a.x"], most_steps=2)
-    assert found[["step", "until", "subnormal_frac", "absmax"]].values.tolist() == [[0, 10, 0.2, 11], [20, 30, 0, 31]]
+    cells = shares_over_steps(few(tmp_path / "a"), "weight_grad", names=["a.x"], max_steps=2)
+    assert cells[["step", "until", "subnormal_frac", "absmax"]].values.tolist() == [[0, 10, 0.2, 11], [20, 30, 0, 31]]
 
 
 def test_folded_modules_are_added_up(tmp_path):
-    found = shares_over_steps(few(tmp_path / "a"), "weight_grad", depth=1)
-    assert set(found["name"]) == {"a.*"} and found["zero_frac"].tolist() == [50 / 400] * 4
+    cells = shares_over_steps(few(tmp_path / "a"), "weight_grad", depth=1)
+    assert set(cells["name"]) == {"a.*"} and cells["zero_frac"].tolist() == [50 / 400] * 4
 
 
 @pytest.mark.parametrize("name", ["fp16-overflow", "fp16-underflow"])
 def test_it_agrees_with_the_trace_of_each_tensor(name):
     run = load_run(SAMPLES[name])
-    found = shares_over_steps(run, "output_grad")
-    assert list(dict.fromkeys(found["name"])) == class_shares(run, "output_grad")["name"].tolist()
+    cells = shares_over_steps(run, "output_grad")
+    assert list(dict.fromkeys(cells["name"])) == class_shares(run, "output_grad")["name"].tolist()
     trace = layer_trace(run, "output_grad", "head")
-    mine = found[found["name"] == "head"]
+    mine = cells[cells["name"] == "head"]
     assert np.allclose(mine["subnormal_frac"], trace["subnormal_nonzero_frac"], equal_nan=True)
     assert np.allclose(mine["absmax"], trace["absmax"], equal_nan=True)
 

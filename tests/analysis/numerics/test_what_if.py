@@ -15,7 +15,7 @@ from amp_core.analysis import (
     what_if,
     whole_model,
 )
-from amp_core.analysis.numerics.what_if import HEALTHY_SOURCE
+from amp_core.analysis.numerics.what_if import MAX_SOURCE_UNDERFLOW_FRAC
 from amp_core.store.writer import RunWriter
 
 
@@ -50,13 +50,13 @@ def at(frame, **wanted):
 def test_each_exponent_falls_where_the_format_puts_it(tmp_path):
     # One value per octave, at the exponents around the edges of FP16: 2^-25 is the last that rounds up to 2^-24.
     run = run_of(tmp_path / "run", [row("w", [1] * 43, -26)])
-    found = at(what_if(run, ("fp16",), (0,)), name="w")
-    assert found.underflow_frac == pytest.approx(1 / 43)
-    assert found.subnormal_frac == pytest.approx(11 / 43)  # -25 … -15
+    prediction = at(what_if(run, ("fp16",), (0,)), name="w")
+    assert prediction.underflow_frac == pytest.approx(1 / 43)
+    assert prediction.subnormal_frac == pytest.approx(11 / 43)  # -25 … -15
     mass = 1.5 * 2.0 ** np.arange(-26, 17)
-    assert found.underflow_mass_frac == pytest.approx(mass[0] / mass.sum())
+    assert prediction.underflow_mass_frac == pytest.approx(mass[0] / mass.sum())
     # 16 overflows whole; of octave 15 the part from 65520 on, 16 of 32768 values spread evenly.
-    assert found.overflow_frac == pytest.approx((1 + 16 / 32768) / 43)
+    assert prediction.overflow_frac == pytest.approx((1 + 16 / 32768) / 43)
 
 
 def test_a_scale_moves_the_histogram(tmp_path):
@@ -77,8 +77,8 @@ def test_what_was_recorded_at_a_loss_scale_is_divided_by_it(tmp_path):
 def test_a_scale_that_is_no_power_of_two_splits_octaves(tmp_path):
     # Divided by 1.25 · 2^16, values m · 2^-9 come to lie in octave -25 where m >= 1.25, else in -26: a quarter.
     run = run_of(tmp_path / "run", [row("w", [400], -9, scale=1.25 * 2.0**16)])
-    found = at(what_if(run, ("fp16",), (0,)), name="w")
-    assert found.underflow_frac == pytest.approx(0.25)
+    prediction = at(what_if(run, ("fp16",), (0,)), name="w")
+    assert prediction.underflow_frac == pytest.approx(0.25)
     values = np.linspace(1, 2, 4001)[:-1] * 2.0**-9 / (1.25 * 2.0**16)
     assert (values.astype(np.float16) == 0).mean() == pytest.approx(0.25, abs=0.001)
 
@@ -91,14 +91,14 @@ def test_predictions_agree_with_rounding_real_values(tmp_path, scale):
     low = int(exponents.min())
     run = run_of(tmp_path / "run", [row("w", np.bincount(exponents - low).tolist(), low, scale=scale)])
     frame = what_if(run, ("fp16",), range(-6, 20, 3))
-    for found in frame.itertuples():
+    for result in frame.itertuples():
         with np.errstate(over="ignore"):
-            stored = (values.astype(np.float64) * 2.0**found.log2_scale).astype(np.float16)
-        assert found.underflow_frac == pytest.approx((stored == 0).mean(), abs=0.004)
-        assert found.underflow_mass_frac == pytest.approx(values[stored == 0].sum() / values.sum(), abs=0.001)
+            stored = (values.astype(np.float64) * 2.0**result.log2_scale).astype(np.float16)
+        assert result.underflow_frac == pytest.approx((stored == 0).mean(), abs=0.004)
+        assert result.underflow_mass_frac == pytest.approx(values[stored == 0].sum() / values.sum(), abs=0.001)
         subnormal = (stored > 0) & (stored < 2.0**-14)
-        assert found.subnormal_frac == pytest.approx(subnormal.mean(), abs=0.006)
-        assert found.overflow_frac == pytest.approx(np.isinf(stored).mean(), abs=0.004)
+        assert result.subnormal_frac == pytest.approx(subnormal.mean(), abs=0.006)
+        assert result.overflow_frac == pytest.approx(np.isinf(stored).mean(), abs=0.004)
 
 
 def test_nothing_overflows_below_the_largest_value(tmp_path):
@@ -112,11 +112,11 @@ def test_a_weight_gradient_goes_with_the_output_gradients_of_its_channel(tmp_pat
         row("fc.weight", [50, 50], -20, capped=(-27, [25, 0, 0, 0, 0, 0, 0, 25, 50])),
         row("fc", [1, 3], -26, kind="output_grad"),
     ]
-    found = at(what_if(run_of(tmp_path / "run", rows), ("fp16",), (0,)), name="fc.weight")
-    assert found.underflow_frac == 0.25
+    prediction = at(what_if(run_of(tmp_path / "run", rows), ("fp16",), (0,)), name="fc.weight")
+    assert prediction.underflow_frac == 0.25
     # The least that 25 of the 100 values can carry: half of the lower bin.
-    assert found.underflow_mass_frac == pytest.approx(25 * 1.5 * 2.0**-20 / (50 * 1.5 * (2.0**-20 + 2.0**-19)))
-    assert found.source_underflow_frac == 0.25 > HEALTHY_SOURCE
+    assert prediction.underflow_mass_frac == pytest.approx(25 * 1.5 * 2.0**-20 / (50 * 1.5 * (2.0**-20 + 2.0**-19)))
+    assert prediction.source_underflow_frac == 0.25 > MAX_SOURCE_UNDERFLOW_FRAC
 
 
 def test_what_autocast_leaves_in_fp32_loses_nothing_but_in_a_pure_model(tmp_path):
@@ -166,17 +166,17 @@ def test_fp8_takes_a_scale_per_tensor(tmp_path):
 
 def test_the_whole_model_weighs_tensors_by_what_they_hold(tmp_path):
     run = run_of(tmp_path / "run", [row("a", [10], -30), row("b", [30], 0)])
-    found = whole_model(what_if(run, ("fp16",), (0,)))
-    assert len(found) == 1 and found["underflow_frac"].item() == pytest.approx(0.25)
-    assert found["underflow_mass_frac"].item() == pytest.approx(10 * 2.0**-30 / (30 + 10 * 2.0**-30))
-    assert found["nonzero"].item() == 40
+    totals = whole_model(what_if(run, ("fp16",), (0,)))
+    assert len(totals) == 1 and totals["underflow_frac"].item() == pytest.approx(0.25)
+    assert totals["underflow_mass_frac"].item() == pytest.approx(10 * 2.0**-30 / (30 + 10 * 2.0**-30))
+    assert totals["nonzero"].item() == 40
 
 
 def test_steps_are_taken_together_or_one_by_one(tmp_path):
     rows = [row("w", [10], -30, step=0), row("w", [30], 0, step=10)]
     run = run_of(tmp_path / "run", rows)
-    found = [what_if(run, ("fp16",), (0,), step=s)["underflow_frac"].item() for s in (None, 0, 9, 10, 50)]
-    assert found == [0.25, 1.0, 1.0, 0.0, 0.0]
+    result = [what_if(run, ("fp16",), (0,), step=s)["underflow_frac"].item() for s in (None, 0, 9, 10, 50)]
+    assert result == [0.25, 1.0, 1.0, 0.0, 0.0]
     assert what_if(run, ("fp16",), (0,), step=-1).empty
 
 
@@ -235,7 +235,7 @@ def test_fp8_wants_more_range_where_a_tensor_is_wide(tmp_path):
     assert layer_advice(run_of(tmp_path / "wide", rows))["fp8_format"].tolist() == ["fp8-e5m2"]
 
 
-def test_audits_stand_beside_what_was_predicted_for_their_step(tmp_path):
+def test_audits_are_paired_with_predictions_for_their_step(tmp_path):
     rows = [row("w", [25, 75], -26), row("w", [100], -5, step=10)]
     audit = {"name": "w", "precision": "fp16", "numel": 100, "nonzero": 100, "lost": 24, "nonfinite": 0}
     audit |= {"lost_mass_frac": 0.15, "rel_error": 0.2, "cosine": 0.98}
@@ -275,8 +275,8 @@ def test_strange_rows_give_numbers_or_a_sentence(tmp_path, case, analysis):
             with pytest.raises(RunError, match="no recorded gradients"):
                 analysis(run)
             return
-        found = analysis(run)
-    if isinstance(found, pd.DataFrame):
-        for column in found.columns[found.columns.str.contains("frac") & (found.columns != "source_underflow_frac")]:
-            known = found[column].dropna()
+        result = analysis(run)
+    if isinstance(result, pd.DataFrame):
+        for column in result.columns[result.columns.str.contains("frac") & (result.columns != "source_underflow_frac")]:
+            known = result[column].dropna()
             assert known.between(0, 1).all(), column

@@ -1,13 +1,13 @@
-"""Device samples: one device's, in order, the newest value of each, and what was not told stays unknown."""
+"""Device samples: those of one device, in order; the last known values; missing values stay unknown."""
 
 import numpy as np
 
 from amp_core import load_run
-from amp_core.analysis import device_now, device_samples, not_recorded
+from amp_core.analysis import device_now, device_samples, not_recorded_reasons
 from tests.synthetic import write_rows
 
 
-def test_the_newest_value_of_each_is_taken_from_where_it_was_last_told(tmp_path):
+def test_device_now_has_the_last_known_value_of_each_column(tmp_path):
     rows = {
         "time_s": [0.5, 1.0, 1.5],
         "gpu_util_frac": [0.5, 0.9, None],
@@ -35,9 +35,9 @@ def test_of_several_devices_the_first_is_shown(tmp_path):
 
 
 def test_without_samples_there_is_nothing_but_the_reasons(tmp_path):
-    said = {"kind": "warning", "name": "not recorded", "detail": "device samples: there is no NVIDIA driver here"}
+    text = {"kind": "warning", "name": "not recorded", "detail": "device samples: there is no NVIDIA driver here"}
     run = load_run(
-        write_rows(tmp_path / "run", events=[said, said, {"kind": "warning", "name": "other", "detail": "x"}])
+        write_rows(tmp_path / "run", events=[text, text, {"kind": "warning", "name": "other", "detail": "x"}])
     )
     assert device_now(run).samples == 0 and not len(device_samples(run))
-    assert not_recorded(run) == ["device samples: there is no NVIDIA driver here"]
+    assert not_recorded_reasons(run) == ["device samples: there is no NVIDIA driver here"]

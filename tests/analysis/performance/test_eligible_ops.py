@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from amp_core.analysis import at_stake, matrix_ops
+from amp_core.analysis import matrix_ops, missed_tensor_core_time
 from amp_core.analysis.performance.eligible_ops import REASONS
-from amp_core.analysis.performance.gemm_shapes import added_by_padding, product, unaligned
+from amp_core.analysis.performance.gemm_shapes import padding_frac, product, unaligned
 from amp_core.hardware.data_sheets import dense_rates
 from tests.analysis.performance.test_tensor_cores import made
 from tests.counted import calls_of
@@ -48,8 +48,8 @@ def one(folder: Path, about: dict[str, Any], dtype: str = FLOAT, answer: str = "
     ],
 )
 def test_why_a_product_is_not_on_tensor_cores(capability: str, dtype: str, reason: str, tmp_path: Path) -> None:
-    found = one(tmp_path / "r", gpu(capability), dtype)
-    assert (found["reason"], found["could"], found["why"]) == (reason, *REASONS[reason])
+    op = one(tmp_path / "r", gpu(capability), dtype)
+    assert (op["reason"], op["could"], op["why"]) == (reason, *REASONS[reason])
 
 
 def test_a_turing_part_without_tensor_cores_is_not_asked_for_them(tmp_path: Path) -> None:
@@ -71,12 +71,12 @@ def test_some_products_have_nothing_to_gain(op: str, shapes: Any, reason: str, t
     assert one(tmp_path / "r", gpu("8.0"), HALF, op=op, shapes=shapes)["reason"] == reason
 
 
-def test_what_is_on_tensor_cores_or_unknown_is_said_to_be(tmp_path: Path) -> None:
+def test_kernels_on_tensor_cores_or_unknown_have_that_reason(tmp_path: Path) -> None:
     assert one(tmp_path / "a", gpu("8.0"), HALF, "yes")[["reason", "could"]].tolist() == ["on", ""]
     assert one(tmp_path / "b", gpu("8.0"), HALF, "unknown")[["reason", "could"]].tolist() == ["by-name", "unknown"]
 
 
-def test_tf32_that_was_allowed_and_not_chosen_is_told_apart(tmp_path: Path) -> None:
+def test_tf32_that_was_allowed_but_not_chosen_has_its_own_reason(tmp_path: Path) -> None:
     from amp_core import load_run
     from amp_core.store.writer import RunWriter
     from tests.synthetic_kernels import columns
@@ -111,8 +111,8 @@ def test_helpers_of_an_operator_are_no_matrix_work(tmp_path: Path) -> None:
         kernel("splitKreduce_kernel", 4.0, 1, "reduction", "aten::mm", dtypes=[FLOAT] * 2),
         kernel("nchwToNhwcKernel", 3.0, 2, "layout", "aten::cudnn_convolution", dtypes=[HALF] * 2),
     ]
-    found = matrix_ops(made(tmp_path / "r", rows))
-    assert found["total_us"].tolist() == [10.0] and found["time_frac"].iloc[0] == pytest.approx(10 / 17)
+    ops = matrix_ops(made(tmp_path / "r", rows))
+    assert ops["total_us"].tolist() == [10.0] and ops["time_frac"].iloc[0] == pytest.approx(10 / 17)
 
 
 def test_time_at_stake_adds_up_by_reason(tmp_path: Path) -> None:
@@ -121,16 +121,16 @@ def test_time_at_stake_adds_up_by_reason(tmp_path: Path) -> None:
 
     rows = [of(30.0, FLOAT, "mm"), of(50.0, HALF, "bmm"), of(10.0, FLOAT, "addmm"), of(10.0, "double", "matmul")]
     ops = matrix_ops(made(tmp_path / "r", rows))
-    stake = at_stake(ops).set_index("reason")
+    stake = missed_tensor_core_time(ops).set_index("reason")
     assert stake["total_us"].to_dict() == {"simt": 60.0, "fp32": 40.0}  # an A100 multiplies FP64 there too
     assert stake["ops"].to_dict() == {"simt": 2, "fp32": 2}
-    assert at_stake(ops.iloc[:0]).empty
+    assert missed_tensor_core_time(ops.iloc[:0]).empty
 
 
 def test_unaligned_sizes_come_with_the_padded_ones(tmp_path: Path) -> None:
-    found = one(tmp_path / "a", gpu("8.0"), HALF, "yes", shapes=[[4096, 768], [768, 50257]])
-    assert (found["unaligned"], found["padded"]) == ("N 50257", "M 4096 · N 50264 · K 768")
-    assert found["padding_frac"] == pytest.approx(7 / 50257)
+    op = one(tmp_path / "a", gpu("8.0"), HALF, "yes", shapes=[[4096, 768], [768, 50257]])
+    assert (op["unaligned"], op["padded"]) == ("N 50257", "M 4096 · N 50264 · K 768")
+    assert op["padding_frac"] == pytest.approx(7 / 50257)
     even = one(tmp_path / "b", gpu("8.0"), HALF, "yes")
     assert (even["unaligned"], even["padded"]) == ("", "") and pd.isna(even["padding_frac"])
     tf32 = one(tmp_path / "c", gpu("8.0"), FLOAT, "yes", precision="tf32", shapes=[[100, 12], [12, 4]])
@@ -141,10 +141,10 @@ def test_unaligned_sizes_come_with_the_padded_ones(tmp_path: Path) -> None:
 
 def test_operations_per_second_follow_from_the_shapes(tmp_path: Path) -> None:
     row = kernel("k", 700.0, 5, "gemm", "aten::mm", "yes", shapes=[[4096, 4096], [4096, 4096]], dtypes=[HALF] * 2)
-    found = matrix_ops(made(tmp_path / "r", [row | {"total_us": 5 * 700.0}])).iloc[0]
-    assert found["count"] == 5 and found["flops"] == 5 * 2 * 4096**3
-    assert found["flops_per_s"] == pytest.approx(2 * 4096**3 / 700e-6)
-    assert found["of_peak_frac"] == pytest.approx(2 * 4096**3 / 700e-6 / 312e12)
+    ops = matrix_ops(made(tmp_path / "r", [row | {"total_us": 5 * 700.0}])).iloc[0]
+    assert ops["count"] == 5 and ops["flops"] == 5 * 2 * 4096**3
+    assert ops["flops_per_s"] == pytest.approx(2 * 4096**3 / 700e-6)
+    assert ops["of_peak_frac"] == pytest.approx(2 * 4096**3 / 700e-6 / 312e12)
 
 
 def test_a_rate_beyond_the_device_is_no_rate(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_on_a_cpu_operators_that_only_call_others_multiply_nothing(tmp_path: Pat
         kernel(f"aten::{op}", us, 2, "gemm", f"aten::{op}", None, shapes=[[64, 64], [64, 64]]) | {"device": "cpu"}
         for op, us in (("linear", 3.0), ("mm", 90.0))
     ]
-    found = matrix_ops(made(tmp_path / "r", rows))
-    assert found["op"].tolist() == ["aten::mm"] and found["flops_per_s"].iloc[0] == pytest.approx(2 * 2 * 64**3 / 90e-6)
-    assert found[["could", "why"]].values.tolist() == [["", ""]]
+    ops = matrix_ops(made(tmp_path / "r", rows))
+    assert ops["op"].tolist() == ["aten::mm"] and ops["flops_per_s"].iloc[0] == pytest.approx(2 * 2 * 64**3 / 90e-6)
+    assert ops[["could", "why"]].values.tolist() == [["", ""]]
 
 
 def test_small_helpers_count_with_the_kernel_that_does_the_work(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_small_helpers_count_with_the_kernel_that_does_the_work(tmp_path: Path) 
         kernel("sm80_xmma_fprop_implicit_gemm_tf32f32", 95.0, 6, "conv", "aten::cudnn_convolution", "yes"),
         kernel("computeOffsetsKernel", 5.0, 6, "conv", "aten::cudnn_convolution", "no"),
     ]
-    found = matrix_ops(made(tmp_path / "a", rows))
-    assert found[["tensor_core", "total_us", "count", "reason"]].values.tolist() == [["yes", 100.0, 6, "on"]]
+    ops = matrix_ops(made(tmp_path / "a", rows))
+    assert ops[["tensor_core", "total_us", "count", "reason"]].values.tolist() == [["yes", 100.0, 6, "on"]]
     rows[1] = rows[1] | {"name": "scudnn_winograd", "total_us": 40.0}
     apart = matrix_ops(made(tmp_path / "b", rows))
     assert apart["tensor_core"].tolist() == ["yes", "no"] and apart["flops"].isna().all()
@@ -202,9 +202,9 @@ def test_a_forward_convolution_learns_its_output_from_the_backward(tmp_path: Pat
         kernel("dgrad", 900.0, 2, "conv", "aten::convolution_backward", "yes", shapes=[out, given, weight],
                precision="fp16", phase="backward"),
     ]  # fmt: skip
-    found = matrix_ops(made(tmp_path / "r", rows)).set_index("op")["flops"]
+    ops = matrix_ops(made(tmp_path / "r", rows)).set_index("op")["flops"]
     once = 2 * 32 * 128 * 28 * 28 * 64 * 9
-    assert found["aten::cudnn_convolution"] == 2 * once and found["aten::convolution_backward"] == 2 * 2 * once
+    assert ops["aten::cudnn_convolution"] == 2 * once and ops["aten::convolution_backward"] == 2 * 2 * once
     alone = matrix_ops(made(tmp_path / "alone", rows[:1]))
     assert alone["flops"].isna().all() and alone["sizes"].iloc[0] == "C_in 64 · C_out 128"
 
@@ -225,9 +225,9 @@ def test_a_forward_convolution_learns_its_output_from_the_backward(tmp_path: Pat
     ],
 )
 def test_products_behind_operators(op: str, shapes: Any, sizes: dict[str, int], batch: int, flops: int) -> None:
-    found = product(op, json.dumps(shapes))
-    assert found is not None
-    assert (dict(found.sizes), found.batch, found.flops) == (sizes, batch, flops)
+    product_ = product(op, json.dumps(shapes))
+    assert product_ is not None
+    assert (dict(product_.sizes), product_.batch, product_.flops) == (sizes, batch, flops)
 
 
 def test_operations_are_those_that_torch_counts() -> None:
@@ -240,9 +240,9 @@ def test_operations_are_those_that_torch_counts() -> None:
         forward = counted.get_total_flops()
         out.backward(torch.ones_like(out))
     shapes = json.dumps([list(out.shape), list(x.shape), list(w.shape)])
-    found = product("aten::convolution_backward", shapes)
-    assert found is not None
-    assert found.flops == counted.get_total_flops() - forward == 2 * forward
+    product_ = product("aten::convolution_backward", shapes)
+    assert product_ is not None
+    assert product_.flops == counted.get_total_flops() - forward == 2 * forward
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[]", "[[2]]", "[[2, 3], [4, 5]]", "{}", '[["a"]]', "[[1e9, 2], 3]"])
@@ -253,11 +253,11 @@ def test_shapes_that_cannot_be_are_no_product(text: str) -> None:
 
 
 def test_padding_is_counted_in_operations() -> None:
-    found = product("aten::mm", "[[100, 63], [63, 64]]")
-    assert found is not None
-    padded = unaligned(found.sizes, 8)
+    product_ = product("aten::mm", "[[100, 63], [63, 64]]")
+    assert product_ is not None
+    padded = unaligned(product_.sizes, 8)
     assert padded == {"M": 104, "K": 64}
-    assert added_by_padding(found, padded) == pytest.approx(104 / 100 * 64 / 63 - 1)
+    assert padding_frac(product_, padded) == pytest.approx(104 / 100 * 64 / 63 - 1)
 
 
 @pytest.mark.parametrize(

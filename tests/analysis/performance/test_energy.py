@@ -7,17 +7,19 @@ import pytest
 
 from amp_core import Run, load_run
 from amp_core.analysis import compare, energy_per_sample
-from amp_core.store.long_runs.extract import Extract
 from tests.synthetic import write_rows
 
 
-def powered(path: Path, begins: np.ndarray, step_s: float, power: object = None, **config: object) -> Run:
-    """Steps of 16 samples that begin at `begins`; power is sampled every 0.1 s, of `power(time)` watts."""
+def powered(
+    path: Path, begins: np.ndarray, step_s: float, power: object = None, every: int = 1, **config: object
+) -> Run:
+    """Steps of 16 samples that begin at `begins`, one in `every` recorded; power is sampled every 0.1 s, of
+    `power(time)` watts."""
     steps = {
-        "step": range(len(begins)),
-        "time_s": begins + step_s,
-        "step_ms": [1e3 * step_s] * len(begins),
-        "samples": [16] * len(begins),
+        "step": np.arange(0, len(begins), every),
+        "time_s": begins[::every] + step_s,
+        "step_ms": [1e3 * step_s] * len(begins[::every]),
+        "samples": [16] * len(begins[::every]),
     }
     tables = {"steps": steps}
     if power is not None:
@@ -28,8 +30,8 @@ def powered(path: Path, begins: np.ndarray, step_s: float, power: object = None,
 
 
 def test_energy_is_power_times_time_over_samples(tmp_path: Path) -> None:
-    found = energy_per_sample(powered(tmp_path / "run", np.arange(100) * 0.2, 0.2, lambda t: 400.0))
-    assert found.joules == pytest.approx(400 * 0.2 / 16) and found.power_w == 400 and found.why == ""
+    energy = energy_per_sample(powered(tmp_path / "run", np.arange(100) * 0.2, 0.2, lambda t: 400.0))
+    assert energy.joules == pytest.approx(400 * 0.2 / 16) and energy.power_w == 400 and energy.why == ""
 
 
 def test_power_of_another_run_s_turns_does_not_count(tmp_path: Path) -> None:
@@ -40,30 +42,29 @@ def test_power_of_another_run_s_turns_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 8.0])
-def test_of_a_long_run_some_steps_stand_for_all(tmp_path: Path, wait_s: float) -> None:
+def test_steps_that_were_not_recorded_are_no_turns_of_another_run(tmp_path: Path, wait_s: float) -> None:
     begins = np.arange(4000) * 0.4 + wait_s * (np.arange(4000) // 50)
     turn_s = 20 + wait_s
-    powered(tmp_path / "run", begins, 0.4, lambda t: 200.0 if not wait_s or 1 <= t % turn_s <= 20 else 800.0)
-    part = Extract(tmp_path / "run", most_steps=(900, 900))
-    assert len(part.steps) <= 900
-    own, whole = energy_per_sample(part), energy_per_sample(load_run(tmp_path / "run"))
+    power = lambda t: 200.0 if not wait_s or 1 <= t % turn_s <= 20 else 800.0  # noqa: E731
+    whole = energy_per_sample(powered(tmp_path / "whole", begins, 0.4, power))
+    own = energy_per_sample(powered(tmp_path / "part", begins, 0.4, power, every=4))
     assert own.power_w == 200 and own.joules == pytest.approx(200 * 0.4 / 16)
     assert 0.7 * whole.samples <= own.samples <= whole.samples  # around a wait fewer are known to be the run's own
 
 
 def test_turns_too_short_for_the_average_of_power_give_no_number(tmp_path: Path) -> None:
     begins = np.array([1.0 * (n // 10) + 0.05 * (n % 10) for n in range(60)])
-    found = energy_per_sample(powered(tmp_path / "run", begins, 0.05, lambda t: 200.0))
-    assert found.joules is None and "turns too short" in found.why
+    energy = energy_per_sample(powered(tmp_path / "run", begins, 0.05, lambda t: 200.0))
+    assert energy.joules is None and "turns too short" in energy.why
 
 
 def test_without_power_there_is_no_energy_and_no_zero(tmp_path: Path) -> None:
     bare = powered(tmp_path / "bare", np.arange(100) * 0.2, 0.2)
-    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device told its power"
+    assert energy_per_sample(bare).joules is None and energy_per_sample(bare).why == "no device reported its power"
     assert np.isnan(compare([bare]).table["energy_j"]).all()
 
 
-def test_a_recipe_s_energy_stands_beside_the_first(tmp_path: Path) -> None:
+def test_energy_ratios_are_over_the_first_recipe(tmp_path: Path) -> None:
     one = powered(tmp_path / "fp32", np.arange(100) * 0.4, 0.4, lambda t: 500.0, precision="fp32", seed=0)
     two = powered(tmp_path / "bf16", np.arange(100) * 0.2, 0.2, lambda t: 400.0, precision="bf16", seed=0)
     assert compare([one, two]).recipes["energy_ratio"].tolist() == pytest.approx([1.0, 0.4])

@@ -24,34 +24,36 @@ def run_of(tmp_path, precision="fp32", device="cuda:0", name="run", **tables) ->
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_categories_add_up_to_the_peak(tmp_path, device, precision):
     run = run_of(tmp_path, precision, device)
-    found = memory_breakdown(run)
-    assert found.parts["bytes"].sum() == found.total_bytes
-    assert found.parts["frac"].sum() == pytest.approx(1.0)
+    breakdown = memory_breakdown(run)
+    assert breakdown.parts["bytes"].sum() == breakdown.total_bytes
+    assert breakdown.parts["frac"].sum() == pytest.approx(1.0)
     moments = memory_moments(run)
     assert np.allclose(moments[list(CATEGORIES)].sum(axis=1), moments["peak_bytes"])
 
 
 def test_on_cuda_the_peak_is_the_allocators(tmp_path):
     run = run_of(tmp_path)
-    found = memory_breakdown(run)
+    breakdown = memory_breakdown(run)
     rows = run.memory
-    assert found.total_bytes == rows.peak_bytes.max()
-    assert found.moment == "in backward, as the gradient of blocks.3.weight arrived" and found.phase == "backward"
-    size = found.parts.set_index("category")["bytes"]
+    assert breakdown.total_bytes == rows.peak_bytes.max()
+    assert (
+        breakdown.moment == "in backward, as the gradient of blocks.3.weight arrived" and breakdown.phase == "backward"
+    )
+    size = breakdown.parts.set_index("category")["bytes"]
     top = rows.loc[rows.peak_bytes.idxmax()]
     assert size["temporary"] == top.peak_bytes - top.allocated_bytes > 0
     assert size["other"] == 2 * MIB
     assert size["gradients"] == 2 * MIB  # those that had arrived by then
-    assert found.reserved_bytes == top.reserved_bytes and found.step == 4
+    assert breakdown.reserved_bytes == top.reserved_bytes and breakdown.step == 4
 
 
 def test_on_a_cpu_the_peak_is_where_tensors_hold_most_and_the_rest_is_the_process(tmp_path):
-    found = memory_breakdown(run_of(tmp_path, device="cpu"))
-    assert found.what == "resident set of the process" and found.reserved_bytes is None
-    size = found.parts.set_index("category")["bytes"]
+    breakdown = memory_breakdown(run_of(tmp_path, device="cpu"))
+    assert breakdown.what == "resident set of the process" and breakdown.reserved_bytes is None
+    size = breakdown.parts.set_index("category")["bytes"]
     assert size["other"] == CONTEXT and "temporary" not in size
-    assert found.moment == "in the forward of blocks.3"
-    assert found.parts.set_index("category")["about"]["other"].startswith("Python, libraries")
+    assert breakdown.moment == "in the forward of blocks.3"
+    assert breakdown.parts.set_index("category")["about"]["other"].startswith("Python, libraries")
 
 
 def test_the_highest_rank_and_the_last_step_are_taken(tmp_path):
@@ -70,9 +72,9 @@ def test_the_highest_rank_and_the_last_step_are_taken(tmp_path):
 def test_what_was_not_seen_is_missing_and_the_rest_still_adds_up(tmp_path):
     rows = memory_rows(4, "cuda:0", "fp32")
     rows["activations_bytes"] = rows["autocast_bytes"] = [None] * len(rows["step"])
-    found = memory_breakdown(run_of(tmp_path, memory=rows))
-    size = found.parts.set_index("category")["bytes"]
-    assert np.isnan(size["activations"]) and size.sum() == found.total_bytes
+    breakdown = memory_breakdown(run_of(tmp_path, memory=rows))
+    size = breakdown.parts.set_index("category")["bytes"]
+    assert np.isnan(size["activations"]) and size.sum() == breakdown.total_bytes
 
 
 def test_phases_have_their_own_peaks(tmp_path):
@@ -85,16 +87,19 @@ def test_phases_have_their_own_peaks(tmp_path):
 
 def test_amp_against_fp32_is_explained_per_category(tmp_path):
     fp32, bf16 = run_of(tmp_path, "fp32", name="a"), run_of(tmp_path, "bf16", name="b")
-    found = memory_difference([fp32, bf16]).set_index("category")
-    assert found["run"].unique().tolist() == ["b"]
-    assert found.loc["parameters", "difference_bytes"] == 0
-    assert found.loc["parameters", "why"] == "the same: autocast leaves them in FP32"
-    assert found.loc["activations", "difference_bytes"] < 0 and "norms and loss FP32" in found.loc["activations", "why"]
-    assert found.loc["activations", "why"].startswith("0.62 ×")
-    assert found.loc["autocast", "first_bytes"] == 0 < found.loc["autocast", "bytes"]
-    assert found.loc["autocast", "why"] == "16-bit copies of weights, which FP32 does without"
+    difference = memory_difference([fp32, bf16]).set_index("category")
+    assert difference["run"].unique().tolist() == ["b"]
+    assert difference.loc["parameters", "difference_bytes"] == 0
+    assert difference.loc["parameters", "why"] == "the same: autocast leaves them in FP32"
+    assert (
+        difference.loc["activations", "difference_bytes"] < 0
+        and "norms and loss FP32" in difference.loc["activations", "why"]
+    )
+    assert difference.loc["activations", "why"].startswith("0.62 ×")
+    assert difference.loc["autocast", "first_bytes"] == 0 < difference.loc["autocast", "bytes"]
+    assert difference.loc["autocast", "why"] == "16-bit copies of weights, which FP32 does without"
     total = memory_breakdown(bf16).total_bytes - memory_breakdown(fp32).total_bytes
-    assert found["difference_bytes"].sum() == total
+    assert difference["difference_bytes"].sum() == total
 
 
 def test_pure_16_bit_weights_and_unmeasured_categories_are_named_for_what_they_are(tmp_path):
@@ -129,19 +134,19 @@ def test_notes_say_what_would_help_and_what_would_not(tmp_path):
 def test_what_other_programs_write_is_taken_as_far_as_it_goes(tmp_path, rows, total):
     run = run_of(tmp_path, memory=rows)
     run.validate(full=True)
-    found = memory_breakdown(run)
-    assert found.total_bytes == total
-    assert memory_parts_figure(found.parts.assign(run="a")).layout.meta["alt"]
+    breakdown = memory_breakdown(run)
+    assert breakdown.total_bytes == total
+    assert memory_parts_figure(breakdown.parts.assign(run="a")).layout.meta["alt"]
     assert memory_moments_figure(memory_moments(run)).layout.meta["alt"]
-    assert len(memory_difference([run, run])) == len(found.parts)
+    assert len(memory_difference([run, run])) == len(breakdown.parts)
     if total is not None:
-        assert found.parts["bytes"].sum() == total
+        assert breakdown.parts["bytes"].sum() == total
 
 
 def test_a_run_without_such_rows_has_nothing(tmp_path):
     run = run_of(tmp_path, steps={"step": [0], "loss": [1.0]})
-    found = memory_breakdown(run)
-    assert (found.step, found.total_bytes, found.notes, len(found.parts)) == (None, None, (), 0)
+    breakdown = memory_breakdown(run)
+    assert (breakdown.step, breakdown.total_bytes, breakdown.notes, len(breakdown.parts)) == (None, None, (), 0)
     assert memory_steps(run) == [] and not len(memory_moments(run)) and not len(memory_phases(run))
     assert not len(memory_difference([run, run_of(tmp_path, name="other")]))
     assert isinstance(memory_difference([run]), pd.DataFrame)

@@ -106,7 +106,7 @@ def test_a_profilers_trace_has_shares_and_no_reasons(tmp_path: Path) -> None:
     assert (view.step, view.device, view.has_policies, view.weighed_by) == (None, "cuda", False, "calls")
     assert view.matrix_frac == {"fp16": 0.6, "fp32": 0.4}
     assert view.islands.empty and view.casts.empty and view.elsewhere.empty
-    assert set(view.stayed["why"]) == {"this trace does not tell of autocast"}
+    assert set(view.stayed["why"]) == {"this trace does not record autocast"}
 
 
 def test_shapes_stand_in_for_operations_that_were_not_recorded(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_cells_are_one_per_module_and_operator_in_order(tmp_path: Path) -> None:
     assert not cells.duplicated(["module", "op"]).any()
     assert cells["module"].drop_duplicates().tolist()[:3] == ["tokens", "blocks.0.norm", "blocks.0.qkv"]
     assert cells.set_index(["module", "op"]).loc[("head", "mm"), "stayed"]
-    together = precision_cells(run(tmp_path / "again"), together=True)
+    together = precision_cells(run(tmp_path / "again"), folded=True)
     assert together.set_index(["module", "op"]).loc[("blocks.*.fc", "addmm"), ["members", "count"]].tolist() == [2, 2]
     assert precision_cells(run(tmp_path / "b"), phase="backward")["op"].tolist() == ["mm"] * 3
 
@@ -195,8 +195,8 @@ def test_every_name_of_a_dtype_is_known_and_others_are_left_out() -> None:
     ],
 )
 def test_classes_of_modules_are_taken_as_the_list_takes_their_operator(layer: str, op: str) -> None:
-    lowered = any(part in layer for part in rounded_gradients.LOWERED)
-    kept = any(part in layer for part in rounded_gradients.KEPT_WIDE)
+    lowered = any(part in layer for part in rounded_gradients.LOWERED_MODULES)
+    kept = any(part in layer for part in rounded_gradients.FP32_MODULES)
     assert lowered != kept
     assert lowered == (autocast_ops.policy(op, "cuda") == "lower_precision_fp")
 

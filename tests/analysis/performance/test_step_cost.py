@@ -36,64 +36,64 @@ def test_parts_add_up_to_the_step(name: str, runs: dict[str, Run]) -> None:
 
 def test_each_kernel_goes_to_its_part(runs: dict[str, Run]) -> None:
     cost = step_cost(runs["profiled"])
-    found = us(cost)
+    parts = us(cost)
     rows = kernels("fp16")
     wall = window("fp16", rows)["wall_us"]
     assert STEPS * cost.step_us == pytest.approx(wall)
-    assert found["tensor"] == pytest.approx(sum(r["total_us"] for r in rows if r["tensor_core"] == "yes"))
-    assert found["matrix_unknown"] == pytest.approx(400.0) and found["matrix"] == pytest.approx(900.0)
-    assert found["cast"] == pytest.approx(700.0) and found["layout"] == pytest.approx(250.0)
-    assert found["memory_bound"] == pytest.approx(2200 + 900 + 500 + 200)
-    assert found["optimizer"] == pytest.approx(1300.0) and found["copy"] == pytest.approx(150.0)
-    assert found["communication"] == pytest.approx(900.0) and found["other"] == pytest.approx(0.0, abs=1e-6)
+    assert parts["tensor"] == pytest.approx(sum(r["total_us"] for r in rows if r["tensor_core"] == "yes"))
+    assert parts["matrix_unknown"] == pytest.approx(400.0) and parts["matrix"] == pytest.approx(900.0)
+    assert parts["cast"] == pytest.approx(700.0) and parts["layout"] == pytest.approx(250.0)
+    assert parts["memory_bound"] == pytest.approx(2200 + 900 + 500 + 200)
+    assert parts["optimizer"] == pytest.approx(1300.0) and parts["copy"] == pytest.approx(150.0)
+    assert parts["communication"] == pytest.approx(900.0) and parts["other"] == pytest.approx(0.0, abs=1e-6)
     idle = window("fp16", rows)["idle_us"]
-    assert found["data"] == pytest.approx(0.3 * idle) and found["watch"] == pytest.approx(180 + 0.1 * idle)
-    assert found["gaps"] == pytest.approx(0.6 * idle)
+    assert parts["data"] == pytest.approx(0.3 * idle) and parts["watch"] == pytest.approx(180 + 0.1 * idle)
+    assert parts["gaps"] == pytest.approx(0.6 * idle)
 
 
 def test_what_runs_in_the_optimizer_is_the_optimizer(tmp_path: Path) -> None:
     rows = [GEMM, GEMM | {"phase": "optimizer", "total_us": 50.0}]
-    found = us(cost_of(tmp_path / "r", rows))
-    assert (found["tensor"], found["optimizer"]) == pytest.approx((400.0, 50.0))
+    parts = us(cost_of(tmp_path / "r", rows))
+    assert (parts["tensor"], parts["optimizer"]) == pytest.approx((400.0, 50.0))
 
 
 def test_on_a_cpu_operators_that_load_data_are_waiting_for_data(tmp_path: Path) -> None:
     rows = [row | {"device": "cpu", "tensor_core": None} for row in (GEMM, ADD, ADD | {"phase": "data"})]
-    told = {"busy_us": 800.0, "idle_us": 100.0, "wall_us": 900.0, "idle_data_us": 40.0}
-    found = us(cost_of(tmp_path / "r", rows, **told))
-    assert (found["data"], found["gaps"], found["memory_bound"]) == pytest.approx((240.0, 60.0, 200.0))
-    assert sum(found.values()) == pytest.approx(900.0)
+    recorded = {"busy_us": 800.0, "idle_us": 100.0, "wall_us": 900.0, "idle_data_us": 40.0}
+    parts = us(cost_of(tmp_path / "r", rows, **recorded))
+    assert (parts["data"], parts["gaps"], parts["memory_bound"]) == pytest.approx((240.0, 60.0, 200.0))
+    assert sum(parts.values()) == pytest.approx(900.0)
 
 
 def test_communication_counts_only_where_it_is_alone(tmp_path: Path) -> None:
     rows = [GEMM, ADD, REDUCE]
-    told = {"busy_us": 650.0, "idle_us": 100.0, "wall_us": 750.0, "idle_data_us": 0.0, "kernel_us": 900.0}
-    cost = cost_of(tmp_path / "a", rows, **told, communication_alone_us=50.0)
+    recorded = {"busy_us": 650.0, "idle_us": 100.0, "wall_us": 750.0, "idle_data_us": 0.0, "kernel_us": 900.0}
+    cost = cost_of(tmp_path / "a", rows, **recorded, communication_alone_us=50.0)
     assert us(cost)["communication"] == pytest.approx(50.0) and STEPS * cost.overlap_us == pytest.approx(250.0)
     assert (us(cost)["tensor"], us(cost)["memory_bound"]) == pytest.approx((400.0, 200.0))
-    guessed = cost_of(tmp_path / "b", rows, **told, communication_alone_us=None)
+    guessed = cost_of(tmp_path / "b", rows, **recorded, communication_alone_us=None)
     assert us(guessed)["communication"] == pytest.approx(50.0)  # what overlaps is taken from communication first
     assert sum(us(guessed).values()) == pytest.approx(750.0)
 
 
 def test_kernels_side_by_side_share_the_time_they_took_together(tmp_path: Path) -> None:
-    told = {"busy_us": 300.0, "idle_us": 0.0, "wall_us": 300.0, "idle_data_us": 0.0}
-    found = us(cost_of(tmp_path / "r", [GEMM, ADD], **told))
-    assert (found["tensor"], found["memory_bound"]) == pytest.approx((200.0, 100.0))
+    recorded = {"busy_us": 300.0, "idle_us": 0.0, "wall_us": 300.0, "idle_data_us": 0.0}
+    parts = us(cost_of(tmp_path / "r", [GEMM, ADD], **recorded))
+    assert (parts["tensor"], parts["memory_bound"]) == pytest.approx((200.0, 100.0))
 
 
 def test_busy_time_that_no_kernel_explains_is_other(tmp_path: Path) -> None:
-    told = {"busy_us": 700.0, "idle_us": 0.0, "wall_us": 700.0, "idle_data_us": 0.0}
-    assert us(cost_of(tmp_path / "r", [GEMM, ADD], **told))["other"] == pytest.approx(100.0)
+    recorded = {"busy_us": 700.0, "idle_us": 0.0, "wall_us": 700.0, "idle_data_us": 0.0}
+    assert us(cost_of(tmp_path / "r", [GEMM, ADD], **recorded))["other"] == pytest.approx(100.0)
 
 
 def test_data_that_nothing_marks_is_not_zero(tmp_path: Path) -> None:
-    told = {"busy_us": 600.0, "idle_us": 300.0, "wall_us": 900.0, "idle_data_us": None}
-    cost = cost_of(tmp_path / "a", [GEMM, ADD], **told)
+    recordeds = {"busy_us": 600.0, "idle_us": 300.0, "wall_us": 900.0, "idle_data_us": None}
+    cost = cost_of(tmp_path / "a", [GEMM, ADD], **recordeds)
     assert math.isnan(us(cost)["data"]) and us(cost)["gaps"] == pytest.approx(300.0)
     assert "Nothing marks the loading of data" in cost.notes[0]
     steps = {"step": list(range(30)), "step_ms": [0.3] * 30, "data_ms": [0.03] * 30}
-    about = window("fp16", [GEMM, ADD]) | told | {"watch_us": None}
+    about = window("fp16", [GEMM, ADD]) | recordeds | {"watch_us": None}
     recorded = step_cost(made(tmp_path / "b", [GEMM, ADD], windows=columns([about]), steps=steps))
     assert us(recorded)["data"] == pytest.approx(90.0) and us(recorded)["gaps"] == pytest.approx(210.0)
     assert "what the steps recorded" in recorded.notes[0]
@@ -111,7 +111,7 @@ def test_a_profiler_that_slows_the_host_is_named(tmp_path: Path) -> None:
     ).notes[0]  # fmt: skip
 
 
-def test_a_window_that_marks_no_steps_is_told_as_a_whole(tmp_path: Path) -> None:
+def test_a_window_without_marked_steps_is_shown_as_a_whole(tmp_path: Path) -> None:
     rows = [row | {"step": None, "steps": None} for row in (GEMM, ADD)]
     about = window("fp16", rows) | {"step": None, "steps": None}
     cost = step_cost(made(tmp_path / "r", rows, windows=columns([about])))
@@ -136,12 +136,12 @@ def test_without_a_window_the_phases_of_the_steps_stand_in(runs: dict[str, Run])
 
 
 def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
-    told = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
+    recorded = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
     rows = [GEMM | {"tensor_core": "no", "total_us": 270.0}, ADD | {"total_us": 330.0}]
-    bound = amdahl(cost_of(tmp_path / "r", rows, **told))
+    bound = amdahl(cost_of(tmp_path / "r", rows, **recorded))
     assert bound is not None
-    assert bound.matrix_frac == bound.open_frac == pytest.approx(0.45)
-    assert bound.bound == bound.open_bound == pytest.approx(1 / 0.55)
+    assert bound.matrix_frac == bound.cuda_core_frac == pytest.approx(0.45)
+    assert bound.bound == bound.cuda_core_bound == pytest.approx(1 / 0.55)
     assert bound.sentence == (
         "At most 1.8 × is to be had from faster matrix kernels, because 55 % of the time is not matrix work."
     )
@@ -151,25 +151,25 @@ def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
 
 
 def test_tf32_has_a_ratio_of_its_own(tmp_path: Path) -> None:
-    told = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
+    recorded = {"busy_us": 600.0, "idle_us": 0.0, "wall_us": 600.0, "idle_data_us": 0.0}
     rows = [GEMM | {"precision": "tf32", "total_us": 240.0}, GEMM | {"precision": "fp16", "total_us": 60.0},
             ADD | {"total_us": 300.0}]  # fmt: skip
-    bound = amdahl(cost_of(tmp_path / "r", rows, **told))
+    bound = amdahl(cost_of(tmp_path / "r", rows, **recorded))
     assert bound is not None and bound.tf32_ratio == pytest.approx(2.0)  # 312 over 156 TFLOP/s
-    assert (bound.tf32_frac, bound.open_frac, bound.matrix_frac) == pytest.approx((0.4, 0.0, 0.5))
+    assert (bound.tf32_frac, bound.cuda_core_frac, bound.matrix_frac) == pytest.approx((0.4, 0.0, 0.5))
     assert bound.half_expected == pytest.approx(1 / (0.6 + 0.4 / 2))
 
 
 def test_amdahl_at_its_ends(tmp_path: Path) -> None:
-    told = {"idle_us": 0.0, "idle_data_us": 0.0}
-    every = amdahl(cost_of(tmp_path / "a", [GEMM], **told, busy_us=400.0, wall_us=400.0))
-    none = amdahl(cost_of(tmp_path / "b", [ADD], **told, busy_us=200.0, wall_us=200.0))
+    recorded = {"idle_us": 0.0, "idle_data_us": 0.0}
+    every = amdahl(cost_of(tmp_path / "a", [GEMM], **recorded, busy_us=400.0, wall_us=400.0))
+    none = amdahl(cost_of(tmp_path / "b", [ADD], **recorded, busy_us=200.0, wall_us=200.0))
     assert every is not None and none is not None
-    assert math.isinf(every.bound) and every.open_bound == 1.0 and "any factor" in every.sentence
+    assert math.isinf(every.bound) and every.cuda_core_bound == 1.0 and "any factor" in every.sentence
     assert none.bound == 1.0 and none.sentence.startswith("Nothing is to be had")
 
 
-def test_two_runs_beside_each_other_tell_what_shrank_and_what_grew(runs: dict[str, Run]) -> None:
+def test_comparing_two_runs_shows_what_shrank_and_what_grew(runs: dict[str, Run]) -> None:
     table = compare_step_cost([runs["profiled-fp32"], runs["profiled"]])
     own = table[table["run"] == table["run"].iloc[-1]].set_index("part")
     assert own.loc["cast", "verdict"] == own.loc["tensor", "verdict"] == "new"
@@ -180,7 +180,7 @@ def test_two_runs_beside_each_other_tell_what_shrank_and_what_grew(runs: dict[st
     assert own["change_frac"].sum() == pytest.approx(steps[1] / steps[0] - 1)
 
 
-def test_kernels_are_not_held_against_phases(runs: dict[str, Run]) -> None:
+def test_kernels_are_not_compared_with_phases(runs: dict[str, Run]) -> None:
     table = compare_step_cost([runs["fp32"], runs["profiled"]])
     assert set(table["source"]) == {"phases"} and "tensor" not in set(table["part"])
     assert set(compare_step_cost([runs["profiled-cpu"], runs["profiled"]])["source"]) == {"phases"}

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from amp_core import Run, load_run
-from amp_core.analysis import memory_summary, memory_trace, overview, phase_times, speed_summary, what_memory
+from amp_core.analysis import memory_description, memory_summary, memory_trace, overview, phase_times, speed_summary
 from amp_core.analysis.performance import step_time
 from amp_core.store.writer import RunWriter
 from tests.synthetic import write_rows
@@ -44,7 +44,7 @@ def test_a_chart_shows_medians_so_one_slow_step_does_not_show(tmp_path: Path) ->
 
 
 def test_long_runs_are_summarised_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "POINTS", 10)
+    monkeypatch.setattr(step_time, "MAX_POINTS", 10)
     random = np.random.default_rng(0)
     forward = random.random(95) * 10
     forward[::7] = np.nan
@@ -90,10 +90,10 @@ def test_optimizers_of_one_step_work_one_after_another(tmp_path: Path) -> None:
     assert speed_summary(run, warmup=0).samples_per_s == pytest.approx(np.median([8 / 0.014, 8 / 0.016]))
 
 
-def test_memory_says_what_it_is(runs: dict[str, Run]) -> None:
+def test_memory_is_described(runs: dict[str, Run]) -> None:
     cuda, cpu = memory_summary(runs["bf16"]), memory_summary(runs["healthy"])
     assert cuda.what == "allocated by torch on the GPU"
-    assert cpu.what == what_memory(runs["healthy"]) == "resident set of the process"
+    assert cpu.what == memory_description(runs["healthy"]) == "resident set of the process"
     assert cuda.device_peak_bytes == 300 * 2**20 + 2**29 and cpu.device_peak_bytes is None
     assert cpu.peak_bytes == memory_trace(runs["healthy"])["allocated_bytes"].max()
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from amp_core import Run, RunError, load_run
-from amp_core.analysis import answer_shares, kernel_table, profiled_windows, tensor_core_use
+from amp_core.analysis import kernel_table, profiled_windows, tensor_core_shares, tensor_core_use
 from amp_core.store.writer import RunWriter
 from tests.synthetic import write
 from tests.synthetic_kernels import FIRST, GPU, STEPS, columns, kernel, kernels, window
@@ -41,7 +41,7 @@ def test_shares_are_of_kernel_time_without_watching_and_copies(tmp_path: Path) -
 
 
 def test_answers_tell_matrix_work_elsewhere_from_no_matrix_work(tmp_path: Path) -> None:
-    shares = answer_shares(made(tmp_path / "r", THREE)).set_index(["of", "answer"])["us"]
+    shares = tensor_core_shares(made(tmp_path / "r", THREE)).set_index(["of", "answer"])["us"]
     assert shares["all kernels"].to_dict() == {"yes": 60.0, "unknown": 20.0, "no": 10.0, "none": 110.0}
     assert shares["matrix kernels"].to_dict() == {"yes": 60.0, "unknown": 20.0, "no": 10.0}
 
@@ -64,12 +64,12 @@ def test_a_cpu_has_operators_and_no_answer(runs: dict[str, Run]) -> None:
     assert use.on_cpu and use.has_tensor_cores is use.tensor_frac is use.unknown_frac is use.counter_frac is None
     assert use.matrix_frac is not None and use.matrix_frac > 0.5
     assert kernel_table(runs["profiled-cpu"])["tensor_frac"].isna().all()
-    assert answer_shares(runs["profiled-cpu"]).empty
+    assert tensor_core_shares(runs["profiled-cpu"]).empty
 
 
-def test_a_claim_about_a_cpu_is_not_believed(tmp_path: Path) -> None:
+def test_recorded_tensor_cores_on_a_cpu_are_ignored(tmp_path: Path) -> None:
     run = made(tmp_path / "r", [kernel("aten::mm", 5.0, 1, "gemm", "aten::mm", "yes") | {"device": "cpu"}])
-    assert tensor_core_use(run).on_cpu and answer_shares(run).empty
+    assert tensor_core_use(run).on_cpu and tensor_core_shares(run).empty
 
 
 def test_an_answer_that_is_none_of_three_is_unknown(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_is_none_of_three_is_unknown(tmp_path: Path) -> None:
     assert tensor_core_use(run).unknown_frac == 1.0
 
 
-def test_the_counter_stands_beside_the_table(tmp_path: Path) -> None:
+def test_the_counter_is_reported_with_the_shares(tmp_path: Path) -> None:
     step = {"step": list(range(30)), "time_s": [0.1 * (i + 1) for i in range(30)]}
     times = [1.95, 2.05, 2.15, 2.25, 2.95]
     device = {"time_s": times, "tensor_active_frac": [0.9, 0.3, 0.4, 0.5, None]}
@@ -93,7 +93,7 @@ def test_the_counter_stands_beside_the_table(tmp_path: Path) -> None:
     assert use.counter_frac == pytest.approx(0.35)
 
 
-def test_the_run_says_why_there_is_no_counter(tmp_path: Path) -> None:
+def test_the_reason_for_a_missing_counter_comes_from_the_run(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "r", name="r", environment={"gpus": [GPU | {"capability": "9.0"}]}) as writer:
         writer.append("kernels", columns(THREE))
         detail = "power_w: not supported; sm_active_frac, tensor_active_frac: not permitted to this user"
@@ -103,7 +103,7 @@ def test_the_run_says_why_there_is_no_counter(tmp_path: Path) -> None:
     assert tensor_core_use(made(tmp_path / "silent", THREE)).counter_why == ""
 
 
-def test_windows_are_looked_at_alone_or_together(tmp_path: Path) -> None:
+def test_windows_are_analysed_separately_or_together(tmp_path: Path) -> None:
     later = [row | {"step": 40, "total_us": 2 * row["total_us"]} for row in THREE]
     run = made(tmp_path / "r", THREE + later)
     assert profiled_windows(run)[["step", "steps", "devices", "kernel_us"]].values.tolist() == [

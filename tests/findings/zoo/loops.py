@@ -221,8 +221,8 @@ def steps_of_another_optimizer(into: Path, faulty: bool) -> None:
 
 @case("recording-incomplete", "watch")
 def watching_stops(into: Path, faulty: bool) -> None:
-    said = "watching failed, and nothing is recorded; the training goes on: ValueError: no"
-    _written(into, 8, "backward", said if faulty else "output_grad: hooks do not reach into a compiled graph")
+    text = "watching failed, and nothing is recorded; the training goes on: ValueError: no"
+    _written(into, 8, "backward", text if faulty else "output_grad: hooks do not reach into a compiled graph")
 
 
 def _two(into: Path, scaler: torch.amp.GradScaler) -> tuple[Loop, torch.optim.Optimizer, torch.optim.Optimizer]:

@@ -373,16 +373,16 @@ class Threaded(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: list[torch.Tensor] = []
+        result: list[torch.Tensor] = []
 
         def work() -> None:
             with torch.autocast("cpu", dtype=self.dtype or torch.bfloat16, enabled=self.dtype is not None):
-                found.append(self.inner(x.to(self.dtype or torch.float32)))
+                result.append(self.inner(x.to(self.dtype or torch.float32)))
 
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-        return found[0]
+        return result[0]
 
 
 @case("autocast-not-in-thread", "middle.inner")

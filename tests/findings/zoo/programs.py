@@ -79,10 +79,10 @@ def bce(into: Path, faulty: bool) -> None:
 
 @case("bce-banned", "loss")
 def bce_refused(into: Path, faulty: bool) -> None:
-    said = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+    text = "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
     writer = RunWriter(into)
     writer.append("steps", {"step": [0], "loss": [1.0]})
-    writer.close(*(("failed", f"RuntimeError: {said}") if faulty else ("finished", None)))
+    writer.close(*(("failed", f"RuntimeError: {text}") if faulty else ("finished", None)))
 
 
 class Scaled(torch.autograd.Function):
@@ -141,7 +141,7 @@ def custom_backward(into: Path, faulty: bool) -> None:
 
 @case("graphed-callable-cache", "make_graphed_callables")
 def graphed(into: Path, faulty: bool) -> None:
-    said = "make_graphed_callables does not support the autocast caching. Please set `cache_enabled=False`."
+    text = "make_graphed_callables does not support the autocast caching. Please set `cache_enabled=False`."
     writer = RunWriter(into)
     writer.append("steps", {"step": [0], "loss": [1.0]})
-    writer.close(*(("failed", f"RuntimeError: {said}") if faulty else ("finished", None)))
+    writer.close(*(("failed", f"RuntimeError: {text}") if faulty else ("finished", None)))

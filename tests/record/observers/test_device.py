@@ -13,7 +13,9 @@ import torch
 from amp_core import RunError, load_run
 from amp_core.hardware.gpu_state import GPM_METRICS, find, throttle_words
 from amp_core.hardware.nvml import Nvml, NvmlError, visible
-from amp_core.record.observers.device import DeviceSampler, addresses
+from amp_core.record.backends import cuda
+from amp_core.record.backends.cuda import NvmlSource, addresses
+from amp_core.record.observers.device import DeviceSampler
 from amp_core.store.writer import RunWriter
 from tests.record import fake_nvml as fakes
 from tests.record.fake_nvml import CARDS, FakeNvml
@@ -27,7 +29,7 @@ def sampled(tmp_path, nvml, *, rows=3, uuids=None, pci=None, between=lambda rows
     """A closed run in which the sampler wrote at least so many rows; `between` is called while it does."""
     writer = RunWriter(tmp_path / "run")
     uuids = uuids if uuids is not None else [nvml.cards[0].uuid]
-    sampler = DeviceSampler(writer, device, 0.2, library=nvml, uuids=uuids, pci_bus_id=pci, **options)
+    sampler = DeviceSampler(writer, device, 0.2, source=NvmlSource(uuids, pci, nvml), **options)
     run = load_run(tmp_path / "run")
     until = time.monotonic() + 300
     while time.monotonic() < until and sampler._thread is not None and sampler._thread.is_alive():
@@ -84,7 +86,7 @@ def test_a_counter_that_fails_or_is_no_number_is_null_and_one_above_all_is_all(t
     assert row["hmma_active_frac"] is None and row["dram_active_frac"] is None
     (said,) = reasons(run)
     assert "hmma_active_frac: this GPU does not report it" in said
-    assert "dram_active_frac: it answered with no number" in said
+    assert "dram_active_frac: the driver returned a non-finite number" in said
 
 
 def test_before_hopper_the_counters_are_null_and_the_rest_is_there(tmp_path):
@@ -157,10 +159,11 @@ def test_without_an_answer_there_is_no_row_and_one_reason(tmp_path, nvml, said):
 
 def test_a_missing_package_is_a_reason(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(cuda, "addresses", lambda device: (["GPU-x"], None))
     with pytest.raises(NvmlError, match="nvidia-ml-py is not installed"):
         Nvml()
     with RunWriter(tmp_path / "run") as writer:
-        sampler = DeviceSampler(writer, GPU, uuids=["GPU-x"])
+        sampler = DeviceSampler(writer, GPU)
         assert sampler._thread is None
     assert reasons(load_run(tmp_path / "run")) == ["device samples: the package nvidia-ml-py is not installed"]
 
@@ -213,7 +216,7 @@ def test_an_interval_below_what_the_counters_need_is_refused(tmp_path, interval_
 def test_a_forked_child_has_no_sampler_and_its_end_is_not_the_runs(tmp_path):
     nvml = FakeNvml(fakes.VOLTA)
     writer = RunWriter(tmp_path / "run")
-    sampler = DeviceSampler(writer, GPU, 0.2, library=nvml, uuids=[fakes.VOLTA.uuid])
+    sampler = DeviceSampler(writer, GPU, 0.2, source=NvmlSource([fakes.VOLTA.uuid], library=nvml))
     child = os.fork()
     if child == 0:
         sampler.close()
@@ -236,7 +239,7 @@ def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(tmp_path, monkeypatc
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetPowerUsage", hangs, raising=False)
     with RunWriter(tmp_path / "run") as writer:
-        sampler = DeviceSampler(writer, GPU, 0.2, library=nvml, uuids=[fakes.VOLTA.uuid])
+        sampler = DeviceSampler(writer, GPU, 0.2, source=NvmlSource([fakes.VOLTA.uuid], library=nvml))
         thread = sampler._thread
         assert asked.wait(300)
         sampler.close()

@@ -5,9 +5,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from amp_core import load_run
+from amp_core.record.backends import backend_of
+from amp_core.record.backends.cuda import Cuda
 from amp_core.record.observers import memory as watching
 from amp_core.record.observers.memory import MemoryWatch
-from amp_core.record.stats import process_memory
 from amp_core.store.writer import RunWriter
 from tests.record.memory_loop import (
     BATCH,
@@ -146,7 +147,8 @@ class Allocator:
 
 def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(tmp_path, monkeypatch):
     device = torch.device("cuda:0")
-    allocator = Allocator([(100, 900), (100, 120), (300, 450), (310, 310), (150, 500), (150, 150), (150, 200)])
+    later = [(150, 500), (150, 150), (150, 150), (150, 200)]
+    allocator = Allocator([(100, 900), (100, 120), (300, 450), (310, 310), *later])
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", allocator.stats)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", allocator.reset)
     net = model()
@@ -158,12 +160,11 @@ def test_on_cuda_peaks_are_those_between_moments_and_the_run_keeps_the_highest(t
         observer.backward_began()
         observer.backward_ended()
         observer.called("optimizer.step", 0)
-        from amp_core.record.stats.process_memory import earlier_peaks
-
-        assert earlier_peaks[device] == 900  # before the step: what the run's own peak must not forget
+        backend = backend_of(device)
+        assert backend.memory_bytes() == (150, 900)  # before the step: what the run's own peak must not forget
         observer.step_ended(0)
         observer.close()
-        assert device not in earlier_peaks
+        assert backend.memory_bytes() == (150, 200)
     rows = load_run(tmp_path / "run").memory
     assert rows.allocated_bytes.tolist() == [100, 300, 310, 150, 150, 150]
     assert rows.peak_bytes.tolist() == [120, 450, 310, 500, 150, 200]
@@ -175,6 +176,11 @@ def test_cuda_memory_is_the_allocators_and_keeps_a_peak_that_was_begun_anew(monk
     device = torch.device("cuda:0")
     held = {"allocated_bytes": {"all": {"current": 5, "peak": 7}}}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda of: held if of == device else {})
-    assert process_memory.memory_bytes(device) == (5, 7)
-    monkeypatch.setitem(process_memory.earlier_peaks, device, 9)
-    assert process_memory.memory_bytes(device) == (5, 9)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda of: held["allocated_bytes"]["all"].update(peak=5))
+    held["reserved_bytes"] = {"all": {"current": 20}}
+    gpu = Cuda(device)
+    assert gpu.memory_bytes() == (5, 7)
+    assert gpu.read_allocator() == (5, 7, 20) and gpu.read_allocator() == (5, 5, 20)
+    assert gpu.memory_bytes() == (5, 7)
+    gpu.forget_readings()
+    assert gpu.memory_bytes() == (5, 5)

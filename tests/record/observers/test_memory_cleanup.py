@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from amp_core import load_run
-from amp_core.record.observers import memory as watching
+from amp_core.record.backends.base import Allocated
+from amp_core.record.backends.cpu import Cpu
 from amp_core.record.observers.memory import MemoryWatch, sampled
 from amp_core.record.observers.storages import hooks_are_on
 from amp_core.record.torch_internals.module_calls import listeners
@@ -96,13 +97,13 @@ def test_torch_func_works_in_a_step_that_is_looked_at(tmp_path):
 def test_what_goes_wrong_while_looking_stays_out_of_the_training(tmp_path, monkeypatch):
     calls = []
 
-    def fails():
+    def fails(backend):
         calls.append(1)
         if len(calls) > 3:  # within the forward
             raise RuntimeError("no such file")
-        return 1000
+        return Allocated(1000)
 
-    monkeypatch.setattr(watching, "resident_bytes", fails)
+    monkeypatch.setattr(Cpu, "read_allocator", fails)
     run, watched, net = recorded(tmp_path, steps=6, due=lambda step: True)
     plain = model()
     assert train(None, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2), steps=6) == watched

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_core.record.stats import channels, layout
+from amp_core.record.stats import dispatch, layout
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.channels import ChannelLargest, channel_largest
 from amp_core.record.stats.layout import Cap
@@ -22,7 +22,7 @@ SPECIAL = [0.0, -0.0, 1e-45, 2.0**-24, -(2.0**-130), 1.0, -3.0, 65504.0, math.in
 @pytest.fixture(params=["kernel", "plain"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(channels, "_kernels", {"cpu": None})
+        monkeypatch.setattr(dispatch, "_kernels", {"cpu": {}})
     return str(request.param)
 
 

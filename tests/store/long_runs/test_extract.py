@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -91,30 +90,27 @@ def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:
     assert Extract(long, most_rows=100).of_tensor("activation", SPIKED, columns).num_rows == 0
 
 
-def test_columns_of_one_value_are_not_decoded_and_null_is_no_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_null_and_nan_of_one_tensor_stay_apart(tmp_path: Path) -> None:
     steps = list(range(40))
     rows = {"step": steps, "name": ["a"] * 40, "kind": ["weight_grad"] * 40, "dtype": ["float16"] * 40, "inf": [0] * 40}
-    rows |= {"zero": [7, None] * 20, "rms": [1.0, float("nan")] * 20}  # null and NaN are not in a footer's ends
+    rows |= {"zero": [7, None] * 20, "rms": [1.0, float("nan")] * 20}
     with RunWriter(tmp_path / "run") as writer:
         writer.append("tensors", rows)
-    whole = load_run(tmp_path / "run").tensors()
+    whole = load_run(tmp_path / "run").table("tensors")
+    columns = ["step", "name", "dtype", "inf", "zero", "rms", "nan"]
     run = Extract(tmp_path / "run", most_rows=10)
-    run.table("tensors")
-    read: list[str] = []
-    decode = pq.ParquetFile.read_row_group
+    assert run.of_tensor("weight_grad", "a", columns).to_pandas().equals(whole.select(columns).to_pandas())
+    assert run.of_tensor("weight_grad", "a", columns).column("zero").null_count == 20
 
-    def seen(self: pq.ParquetFile, group: int, columns: list[str], **more: object) -> pa.Table:
-        read.extend(columns)
-        return decode(self, group, columns=columns, **more)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", seen)
-    columns = ["step", "dtype", "inf", "zero", "rms", "nan"]
-    found = run.of_tensor("weight_grad", "a", columns).to_pandas()
-    assert sorted(read) == ["kind", "name", "nan", "rms", "step", "zero"]
-    pd.testing.assert_frame_equal(found, whole[columns])
-    assert found["zero"].isna().sum() == 20
+def test_a_file_without_kinds_holds_the_default_kind(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append("steps", {"step": [0]})
+    rows = pa.table({"step": range(40), "name": ["a", "b"] * 20, "absmax": [0.5] * 40})
+    pq.write_table(rows, tmp_path / "run" / "tensors.parquet")
+    run = Extract(tmp_path / "run", most_rows=10)
+    assert run.of_tensor("weight_grad", "a", ["step", "kind"]).to_pylist()[1] == {"step": 2, "kind": "weight_grad"}
+    assert run.of_tensor("output_grad", "a", ["step"]).num_rows == 0
 
 
 @pytest.mark.parametrize("most", [60, 10_000])

@@ -1,9 +1,11 @@
-"""A stranger's folder is read by a process that may die of it, before this one reads it."""
+"""The segments of an untrusted run are converted by a process that may die of them; this one reads the result."""
 
+import gc
 import json
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from amp_core.hardware.host import this_machine
 from amp_core.schema import TABLES
 from amp_core.store.long_runs.extract import Extract, open_extract
 from amp_core.store.run import Run
-from amp_core.store.untrusted import sandbox
+from amp_core.store.untrusted import converted_source, sandbox
 from amp_core.store.untrusted.sandbox import Sandbox
 from amp_core.store.writer import RunWriter
 from tests.robustness.inputs import honest
@@ -32,15 +34,15 @@ def running() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def asked(running: Sandbox, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the segments that the process is asked about."""
+    """Names of the segments that the process converts."""
     names: list[str] = []
-    works = running._asked
+    works = running.convert
 
-    def noted(where: str, file: Any, *more: Any) -> Any:
+    def noted(run: str, file: Any, *more: Any) -> Any:
         names.append(file.name)
-        return works(where, file, *more)
+        return works(run, file, *more)
 
-    monkeypatch.setattr(running, "_asked", noted)
+    monkeypatch.setattr(running, "convert", noted)
     return names
 
 
@@ -60,20 +62,41 @@ def all_of(run: Run) -> dict[str, pa.Table]:
 
 
 @pytest.mark.parametrize("form", [0, 1], ids=["sealed", "streams"])
-def test_sound_strangers_run_is_read_as_it_is_and_tasted_once(
+def test_sound_untrusted_run_is_read_as_it_is_and_converted_once(
     form: int, running: Sandbox, asked: list[str], tmp_path: Path
 ) -> None:
     folder = strangers(tmp_path / "a", honest()[form])
-    assert all_of(open_extract(folder, sandbox=running)) == all_of(open_extract(folder))
+    run = open_extract(folder, sandbox=running)
+    assert all_of(run) == all_of(open_extract(folder))
     assert set(asked) == {n for n in honest()[form] if n.endswith((".parquet", ".arrows"))}
     first = len(asked)
-    again = open_extract(folder, sandbox=running)
-    all_of(again)
-    again.refresh()
-    assert len(asked) == (first if form == 0 else 2 * first)  # a stream is tasted for each who reads it
+    run.refresh()
+    all_of(run)
+    run.tensors(name="w")
+    assert len(asked) == first
 
 
-def test_runs_of_this_machine_are_not_tasted(running: Sandbox, asked: list[str], tmp_path: Path) -> None:
+def test_private_folder_goes_with_the_run(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private"))
+    run = open_extract(strangers(tmp_path / "a", honest()[0]), sandbox=running)
+    all_of(run)
+    assert len(list((tmp_path / "private").rglob("*.parquet"))) > 3
+    del run
+    gc.collect()
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_files_of_an_untrusted_run_are_bounded(
+    running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(converted_source, "MAX_DISK_BYTES", 1_000)
+    folder = strangers(tmp_path / "a", honest()[0])
+    with pytest.raises(RunError, match=r"takes more than 9.31e-07 GiB of files; open it in Python"):
+        open_extract(folder, sandbox=running).table("tensors")
+
+
+def test_runs_of_this_machine_are_not_converted(running: Sandbox, asked: list[str], tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     run = open_extract(tmp_path / "a", sandbox=running)
     for step in range(3):
@@ -86,17 +109,17 @@ def test_runs_of_this_machine_are_not_tasted(running: Sandbox, asked: list[str],
     assert this_machine().startswith(socket.gethostname()) and this_machine() != socket.gethostname()
 
 
-def test_of_a_growing_stream_only_what_is_new_is_tasted(running: Sandbox, tmp_path: Path) -> None:
+def test_of_a_growing_stream_only_what_is_new_is_converted(running: Sandbox, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     writer.append("steps", {"step": [0], "loss": [0.5]})
     strangers(tmp_path / "a", {})
     sent = []
-    stream = running.stream
+    convert = running.convert
 
     class Noting(Sandbox):
-        def stream(self, file: Any, table: str, data: bytes, before: Any) -> int:
-            sent.append(len(data))
-            return stream(file, table, data, before)
+        def convert(self, run: str, file: Any, table: str, content: Any, *more: Any) -> Any:
+            sent.append(len(content))
+            return convert(run, file, table, content, *more)
 
     run = open_extract(tmp_path / "a", sandbox=Noting())
     assert run.table("steps").num_rows == 1
@@ -118,28 +141,28 @@ def test_file_that_ends_its_reader_does_not_end_the_app(running: Sandbox, tmp_pa
     with pytest.raises(RunError, match=r"tensors/00000.parquet is damaged"):
         open_extract(folder, sandbox=running).table("tensors")
     folder = strangers(tmp_path / "sound", files)
-    assert open_extract(folder, sandbox=running).table("tensors").num_rows == 8  # another taster is at work
+    assert open_extract(folder, sandbox=running).table("tensors").num_rows == 8  # in another sandbox process
 
 
 @pytest.mark.parametrize("program", ["input()", "import time; time.sleep(600)"], ids=["dies", "hangs"])
-def test_segment_whose_taster_gives_no_answer_is_refused(
+def test_segment_whose_sandbox_gives_no_answer_is_refused(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def begun() -> "subprocess.Popen[bytes]":
+    def start() -> "subprocess.Popen[bytes]":
         line = [sys.executable, "-c", program]
         return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    monkeypatch.setattr(sandbox, "_begun", begun)
-    running = Sandbox(longest_s=60.0 if program == "input()" else 0.2)
+    monkeypatch.setattr(sandbox, "_start", start)
+    running = Sandbox(timeout_s=600.0 if program == "input()" else 0.2)
     folder = strangers(tmp_path / "a", honest()[0])
-    for _ in range(2):  # the verdict is remembered
+    for _ in range(2):  # the refusal is remembered
         with pytest.raises(RunError, match=r"steps/00000.parquet is damaged in a way that stopped its reader"):
             open_extract(folder, sandbox=running).table("steps")
         assert running._child is None
-        monkeypatch.setattr(sandbox, "_begun", None)
+        monkeypatch.setattr(sandbox, "_start", None)
 
 
-def test_taster_that_had_nothing_to_do_and_left_is_replaced(tmp_path: Path) -> None:
+def test_sandbox_process_that_was_idle_and_ended_is_replaced(tmp_path: Path) -> None:
     running = Sandbox()
     for number in range(2):
         folder = strangers(tmp_path / f"{number}", honest()[0])
@@ -152,10 +175,10 @@ def test_taster_that_had_nothing_to_do_and_left_is_replaced(tmp_path: Path) -> N
     assert running._child is None
 
 
-def test_strangers_run_of_many_small_files_is_bounded(
+def test_untrusted_run_of_many_small_files_is_bounded(
     running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_HELD", 100_000)
+    monkeypatch.setattr(converted_source, "MAX_MEMORY_BYTES", 100_000)
     folder = strangers(tmp_path / "a", honest()[0])
     rows = pa.table({"step": pa.repeat(0, 1_000)})
     for number in range(1, 9):
@@ -164,7 +187,7 @@ def test_strangers_run_of_many_small_files_is_bounded(
         open_extract(folder, sandbox=running).table("steps")
 
 
-def test_extract_is_tasted_in_each_of_its_parts(running: Sandbox, tmp_path: Path) -> None:
+def test_extract_of_an_untrusted_run_reads_its_parts(running: Sandbox, tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a", seal_bytes=2_000)
     for step in range(40):
         writer.append("tensors", {"step": [step] * 4, "name": list("abcd"), "absmax": [float(step)] * 4})

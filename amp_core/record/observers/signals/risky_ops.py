@@ -82,8 +82,8 @@ class FirstOperators(Observer):
             self._mode.rest()
             if self._mode.leave():
                 mode, self._mode = self._mode, None
-                mode.tell()
                 patched_functions.backward.unlisten(self._after_backward)
+                mode.tell()
 
 
 class _Looking(QuietMode):
@@ -139,12 +139,13 @@ class _Looking(QuietMode):
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]
         terms = factor.shape[-1] if "conv" not in op else factor.numel() // max(1, factor.shape[0])
-        self._all += out.numel() * terms
+        work = out.numel() * terms
+        self._all += work
         if out.dtype in NARROW:
-            self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + out.numel() * terms
-        if wide:
+            self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
+        if wide and work:  # a tensor without elements takes none
             name = _module_at_work(self._model, sys._getframe(1))
-            self._wide[name] = self._wide.get(name, 0.0) + out.numel() * terms
+            self._wide[name] = self._wide.get(name, 0.0) + work
 
     def tell(self) -> None:
         """Write what was added up: the modules with most FP32 products, as shares of all."""

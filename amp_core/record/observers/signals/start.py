@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from amp_core.record.backends import widened
 from amp_core.record.environment import model_summary
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
@@ -121,7 +122,7 @@ class StartFacts(Observer):
             return
         self._names = [n for n, _ in weights]
         self._transfer = HostTransfer()
-        sizes = [torch.linalg.vector_norm(w, float("inf")).double() for _, w in weights]
+        sizes = [widened(torch.linalg.vector_norm(w, float("inf"))) for _, w in weights]
         self._transfer.put("absmax", torch.stack([size.to(sizes[0].device) for size in sizes]))
         wide = [w for _, w in weights if w.dtype == torch.float32 and w.dim() > 1][:MAX_TENSORS]
         if wide:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from amp_core.record.backends import widened
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import has_values, named_buffers, named_parameters, unwrapped
 from amp_core.record.observer import Observer
@@ -55,7 +56,7 @@ class RunningStatistics(Observer):
         if not present:
             return
         norms = torch._foreach_norm([b for _, b in present], torch.inf)
-        transfer.put("norms", torch.stack([n.double().to(norms[0].device) for n in norms]))
+        transfer.put("norms", torch.stack([widened(n.to(norms[0].device)) for n in norms]))
         transfer.send()
         self._sent.append((step, [n for n, _ in present], transfer))
 

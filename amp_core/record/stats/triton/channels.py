@@ -1,7 +1,6 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-call,no-untyped-def,import-untyped,import-not-found"
 """The Triton kernel of `channel_largest` for CUDA tensors: one launch, and nothing as large as the tensor is made."""
 
-import contextlib
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ import triton
 import triton.language as tl
 
 from amp_core.formats import FORMAT_OF_DTYPE
+from amp_core.record.backends import backend_of
 from amp_core.record.stats.layout import dtype_name
 from amp_core.record.stats.triton.measure import constants, magnitude_bits
 
@@ -37,7 +37,7 @@ def channels_cuda(values: torch.Tensor, channels: int, inner: int) -> torch.Tens
         launch: Any = _beside[grid] if beside else _apart[grid]
         sizes = {"ROWS": ROWS, "COLUMNS": COLUMNS} if beside else {"SIZE": SIZE}
         arguments = (channels, outer, times) if beside else (channels, outer, inner, times)
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with backend_of(device).selected():
             launch(values.view(_SIGNED[values.dtype.itemsize]), found, *arguments, FORM=settings["FORM"], **sizes)
     return found.view(torch.float32).to(values.dtype)
 

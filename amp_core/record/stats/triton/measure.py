@@ -13,7 +13,6 @@ block that is not all zeros downwards, and one each for zeros, infinities, NaNs 
 anything of the rest, subnormals included, is looked at again with a bin for every exponent there is.
 """
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ import triton
 import triton.language as tl
 
 from amp_core.formats import FORMAT_OF_DTYPE, FORMATS
+from amp_core.record.backends import backend_of
 from amp_core.record.stats.layout import LEADING, Cap, dtype_name, in_one_row, packed_size
 
 SIZE = 1024
@@ -76,10 +76,10 @@ def _measure_alike(rows: list[torch.Tensor], caps: list[Cap] | None, device: tor
             continue
         starts = [i * packed.shape[1] for i in members]
         table = _table([rows[i] for i in members], starts, [limits[i] for i in members] if limits else None)
-        if device.type == "cuda":
+        if device.type != "cpu":
             table = table.pin_memory()
         launch: Any = _measure_stretches[(table.shape[1],)]
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with backend_of(device).selected():
             launch(
                 table.to(device, non_blocking=True),
                 packed,

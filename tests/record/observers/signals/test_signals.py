@@ -12,8 +12,10 @@ from torch.optim import lr_scheduler
 
 from amp_core import Run, load_run
 from amp_core.record import watch
-from amp_core.record.observers.signals import nonfinite_outputs
+from amp_core.record.observers.signals import nonfinite_outputs, risky_ops
+from amp_core.record.torch_internals import patched_functions
 from amp_core.record.torch_internals.module_calls import listeners
+from tests.conftest import patched_in_torch
 from tests.findings.zoo.case import Net, batches, fp16
 from tests.findings.zoo.numbers import Loud, Poisoned
 
@@ -186,8 +188,42 @@ def test_an_observer_that_fails_is_dropped_and_training_goes_on(tmp_path, monkey
     assert run.events["detail"].str.contains("CallOrder stopped").any()
 
 
+def test_a_listener_that_fails_is_dropped_and_torch_restored():
+    called = []
+
+    def fail(args, kwargs):
+        called.append(args)
+        raise ZeroDivisionError
+
+    patched_functions.grad.listen(fail)
+    x = torch.ones(1, requires_grad=True)
+    with pytest.warns(RuntimeWarning, match="no longer listens to grad"):
+        torch.autograd.grad(x.exp(), x)
+    torch.autograd.grad(x.exp(), x)
+    assert len(called) == 1 and patched_in_torch() == []
+
+
+def test_an_observer_that_fails_in_its_last_step_of_work_restores_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr(risky_ops._Looking, "tell", lambda _: 1 / 0)
+    fp16(tmp_path / "run", steps=2).run()
+    assert load_run(tmp_path / "run").events["detail"].str.contains("FirstOperators stopped").any()
+    assert patched_in_torch() == []
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element", "error:AMPscope")
+def test_products_without_elements_are_no_fp32_work(tmp_path):
+    loop = fp16(tmp_path / "run", nn.Sequential(nn.Linear(32, 0), nn.Linear(0, 8)), scaler=None)
+    with loop.watched():
+        for x, y in batches(2):
+            with torch.autocast("cpu", enabled=False):
+                loss = F.cross_entropy(loop.model(x), y)
+            loss.backward()
+            loop.step()
+    assert not events(tmp_path / "run", "wide product").size
+    assert not load_run(tmp_path / "run").events["name"].eq("not recorded").any()
+
+
 def test_two_recorders_share_the_wrapped_functions(tmp_path):
-    before = torch.autograd.backward
     first, second = fp16(tmp_path / "a"), fp16(tmp_path / "b")
     with first.watched():
         with second.watched():
@@ -198,7 +234,7 @@ def test_two_recorders_share_the_wrapped_functions(tmp_path):
             first.backward(F.cross_entropy(first.model(x), y))
             first.step()
     assert "backward" in events(tmp_path / "b", "calls")["name"].iloc[0]
-    assert torch.autograd.backward is before
+    assert not hasattr(torch.autograd.backward, "__wrapped__")
 
 
 @pytest.mark.parametrize("variance", [60000.0, float("nan"), float("inf")])

@@ -1,0 +1,50 @@
+"""What depends on the device, one class for each device type: clock, memory, kernels, sampler, switches of precision.
+
+    >>> backend = backend_of(torch.device("cuda:0"))
+    >>> backend.memory_bytes()
+    (1310720, 4194304)
+
+`base.Backend` is the interface and its defaults; `cpu`, `cuda` (ROCm included) implement it. A recorder asks for its
+backend once. `torch.cuda` is used here and in the Triton kernels alone.
+"""
+
+import torch
+
+from amp_core.record.backends.base import Backend
+from amp_core.record.backends.cpu import Cpu
+from amp_core.record.backends.cuda import Cuda
+
+BACKENDS: dict[str, type[Backend]] = {backend.type: backend for backend in (Cuda, Cpu)}
+"""By device type; those that `auto` prefers come first. A type that is not here is recorded with the defaults."""
+
+_instances: dict[torch.device, Backend] = {}
+
+
+def backend_of(device: torch.device) -> Backend:
+    """The one object for that device."""
+    if device not in _instances:
+        _instances[device] = BACKENDS.get(device.type, Backend)(device)
+    return _instances[device]
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as float64, or as float32 where its device has no wider dtype."""
+    return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32)
+
+
+def accelerators() -> list[type[Backend]]:
+    """Device types other than the CPU of which torch can use a device."""
+    return [backend for backend in BACKENDS.values() if backend is not Cpu and backend.available()]
+
+
+def backend_named(device: str) -> type[Backend]:
+    """The type of device that a training asks for: `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if device == "auto":
+        return next(iter(accelerators()), Cpu)
+    return BACKENDS[device.partition(":")[0]]
+
+
+def forget_peaks() -> None:
+    """Find the highest use of memory anew: for a process that trains once more. torch's own peak is left alone."""
+    for backend in _instances.values():
+        backend.forget_peaks()

@@ -1,0 +1,233 @@
+"""NVIDIA's GPUs, and AMD's under ROCm, which torch calls `cuda` too: events, torch's allocator, Triton, NVML."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from amp_core.hardware.gpu_state import Device, find
+from amp_core.hardware.nvml import Nvml, NvmlError
+from amp_core.record.backends.base import Allocated, Backend, Event, Kernel, SampleError
+
+
+class CudaClock:
+    """Marks are CUDA events; `ms` may be asked once the device has passed the later one."""
+
+    adds_up = False
+
+    def mark(self) -> Any:
+        """This moment on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: Any, stop: Any) -> float:
+        """Milliseconds of device time between two marks."""
+        return float(start.elapsed_time(stop))
+
+
+class Cuda(Backend):
+    """One GPU."""
+
+    type = "cuda"
+    has_float64 = True
+    profiler_activity = ProfilerActivity.CUDA
+    collectives = "nccl"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._earlier_peak = 0  # before `read_allocator` began torch's own peak anew
+
+    @staticmethod
+    def count() -> int:
+        return torch.cuda.device_count()
+
+    @classmethod
+    def available(cls) -> bool:
+        return torch.cuda.is_available()
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        return "torch was built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+
+    @staticmethod
+    def current() -> int:
+        return torch.cuda.current_device()
+
+    @staticmethod
+    def select(index: int) -> None:
+        torch.cuda.set_device(index)
+
+    @staticmethod
+    def in_use() -> bool:
+        return bool(torch.cuda.is_initialized())
+
+    @staticmethod
+    def gpus() -> list[dict[str, Any]]:
+        return [_described(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+
+    @staticmethod
+    def versions() -> dict[str, Any]:
+        cudnn = torch.backends.cudnn
+        found = {"cuda": torch.version.cuda, "cudnn": cudnn.version() if cudnn.is_available() else None}
+        return found | ({"hip": torch.version.hip} if torch.version.hip is not None else {})
+
+    @staticmethod
+    def flags() -> Mapping[str, Callable[[], Any]]:
+        return {
+            "tf32_matmul": Cuda.tf32_matmul,
+            "tf32_cudnn": lambda: torch.backends.cudnn.allow_tf32,
+            "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+        }
+
+    @staticmethod
+    def tf32_matmul() -> bool:
+        newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from PyTorch 2.9 on
+        return bool(torch.backends.cuda.matmul.allow_tf32) if newer is None else newer == "tf32"
+
+    @staticmethod
+    def tf32_switches() -> list[tuple[Any, str]]:
+        return [(torch.backends.cuda.matmul, "allow_tf32"), (torch.backends.cudnn, "allow_tf32")]
+
+    @staticmethod
+    def fp32_precision_owners() -> list[Any]:
+        cudnn = torch.backends.cudnn
+        owners = [torch.backends.cuda.matmul, *(getattr(cudnn, op, None) for op in ("matmul", "conv", "rnn"))]
+        return [owner for owner in owners if hasattr(owner, "fp32_precision")]
+
+    @staticmethod
+    def synchronize() -> None:
+        torch.cuda.synchronize()
+
+    @staticmethod
+    def release_memory() -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    @staticmethod
+    def capturing() -> bool:
+        """Whether a CUDA graph is captured: a single query of an event would end the capture."""
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+    @staticmethod
+    def kernels() -> dict[str, Kernel]:
+        """Those of Triton."""
+        from amp_core.record.stats.triton.channels import channels_cuda
+        from amp_core.record.stats.triton.measure import measure_cuda
+
+        return {"measure": measure_cuda, "channels": channels_cuda}
+
+    @staticmethod
+    def random_states() -> list[torch.Tensor]:
+        return torch.cuda.get_rng_state_all()
+
+    @staticmethod
+    def set_random_states(states: Sequence[torch.Tensor]) -> None:
+        torch.cuda.set_rng_state_all(states)
+
+    def clock(self) -> CudaClock:
+        """Events on the current stream, so that phases are times of the device."""
+        return CudaClock()
+
+    def selected(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.device)
+
+    def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
+        """One copy to pinned memory on the current stream, which nobody waits for."""
+        flat = [part.reshape(-1).to(torch.float64) for part in parts]
+        whole = torch.cat([part.to(flat[0].device, non_blocking=True) for part in flat])
+        host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+        host.copy_(whole, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+    def fork_random(self) -> AbstractContextManager[None]:
+        """The host's generator, and this device's."""
+        return torch.random.fork_rng(devices=[self.device], device_type="cuda")
+
+    def memory_bytes(self) -> tuple[int, int]:
+        # `memory_allocated` and `max_memory_allocated` each sort a hundred figures into a dictionary of their own.
+        allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
+        return allocated["current"], max(allocated["peak"], self._earlier_peak)
+
+    def read_allocator(self) -> Allocated:
+        """Begins torch's own peak anew: `torch.cuda.max_memory_allocated` tells of the time since the last reading."""
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        allocated = stats["allocated_bytes"]["all"]
+        found = Allocated(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["current"])
+        self._earlier_peak = max(self._earlier_peak, allocated["peak"])
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return found
+
+    def forget_readings(self) -> None:
+        self._earlier_peak = 0
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), self.device)
+
+    def sample_source(self) -> "NvmlSource":
+        """NVML, which is NVIDIA's: nothing samples a GPU under ROCm."""
+        try:
+            uuids, pci_bus_id = addresses(self.device)
+        except (RuntimeError, AssertionError) as error:  # CUDA cannot be asked: the training will meet it too
+            raise SampleError(str(error)) from error
+        if torch.version.hip is not None:
+            raise SampleError("NVML is NVIDIA's, and this torch is built for ROCm")
+        return NvmlSource(uuids, pci_bus_id)
+
+
+class NvmlSource:
+    """Samples the GPU that NVML knows by one of these addresses. `library` stands in for `pynvml`."""
+
+    def __init__(self, uuids: Sequence[str], pci_bus_id: str | None = None, library: Any = None) -> None:
+        try:
+            self._nvml = Nvml(library)  # imports pynvml here, not in the thread: a fork must not find it half imported
+        except NvmlError as error:
+            raise SampleError(str(error)) from error
+        self._uuids, self._pci_bus_id = uuids, pci_bus_id
+
+    @contextmanager
+    def opened(self) -> Iterator[Device]:
+        """NVML from here on."""
+        try:
+            with self._nvml as nvml:
+                device = find(nvml, self._uuids, self._pci_bus_id)
+                try:
+                    yield device
+                finally:
+                    device.close()
+        except NvmlError as error:
+            raise SampleError(str(error)) from error
+
+
+def addresses(device: torch.device) -> tuple[list[str], str | None]:
+    """UUIDs and PCI address by which NVML may know a CUDA device.
+
+    NVML numbers all GPUs of the machine and torch those of CUDA_VISIBLE_DEVICES, so the numbers do not do. Where that
+    names a MIG instance, the process has that one alone.
+    """
+    properties: Any = torch.cuda.get_device_properties(device)
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    uuids = [name for name in visible[:1] if name.startswith("MIG-")]
+    if (uuid := getattr(properties, "uuid", None)) is not None:
+        uuids += [f"GPU-{uuid}", f"MIG-{uuid}"]
+    parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in parts:  # not every torch tells
+        return uuids, None
+    return uuids, "{:08x}:{:02x}:{:02x}.0".format(*parts)
+
+
+def _described(properties: Any) -> dict[str, Any]:
+    # ROCm numbers its parts by another count, which would pass for a compute capability.
+    amd = torch.version.hip is not None
+    return {
+        "name": f"AMD {properties.name}" if amd and "AMD" not in properties.name else properties.name,
+        "capability": None if amd else f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": getattr(properties, "multi_processor_count", None),
+    }

@@ -1,0 +1,66 @@
+"""Chooses who computes a statistic: the kernel that a device's backend has, or plain torch.
+
+    >>> by_kernel("channels", "cpu", grad, count, inner)     # None: plain torch has to do it
+
+Kernels come from `Backend.kernels()`. Where they cannot be imported, or one fails (Triton compiles on first use, which
+takes a C compiler), plain torch gives the same numbers, slower: `fallbacks` says so, and each run has an event of it.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from amp_core.record.backends import BACKENDS
+from amp_core.record.backends.base import Backend, Kernel
+
+KERNELS = ("measure", "channels", "norms", "passing")
+"""`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, and what makes
+`measure.passing_tensors`."""
+
+fallbacks: dict[str, str] = {}
+"""By device type, why plain torch measures there."""
+
+_kernels: dict[str, dict[str, Kernel]] = {}
+
+log = logging.getLogger("amp_core")
+
+
+def kernel_of(name: str, device_type: str) -> Kernel | None:
+    """The kernel of that name; None where there is none."""
+    kernels = _kernels.get(device_type)
+    if kernels is None:
+        kernels = _kernels[device_type] = _import_kernels(device_type)
+    return kernels.get(name)
+
+
+def by_kernel(name: str, device_type: str, *args: Any) -> torch.Tensor | None:
+    """What the kernel of that name returns; None where plain torch has to do it."""
+    kernel = kernel_of(name, device_type)
+    if kernel is None:
+        return None
+    try:
+        found: torch.Tensor = kernel(*args)
+    except Exception as error:
+        if not BACKENDS.get(device_type, Backend).may_lack_kernels or isinstance(error, torch.OutOfMemoryError):
+            raise
+        _kernels[device_type].pop(name, None)  # another thread may have been here before
+        _fall_back(device_type, error)
+        return None
+    return found
+
+
+def _import_kernels(device_type: str) -> dict[str, Kernel]:
+    try:
+        return BACKENDS.get(device_type, Backend).kernels()
+    except Exception as error:  # a package that is missing, or is there and does not work
+        _fall_back(device_type, error)
+        return {}
+
+
+def _fall_back(device_type: str, error: Exception) -> None:
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:200] if lines else type(error).__name__
+    if device_type not in fallbacks:
+        fallbacks[device_type] = reason
+        log.warning("AMPscope: statistics on %s come from plain torch, which is slower: %s", device_type, reason)

@@ -1,0 +1,88 @@
+"""CUDA's backend as far as a machine without CUDA can say: torch is answered by fakes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from amp_core.hardware.gpus import gpu_of
+from amp_core.record import environment as recorded
+from amp_core.record.backends.cuda import Cuda
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.train import environment as described
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(name, major, minor, hip=None)`: torch finds one such GPU."""
+
+    def make(name, major, minor, hip=None):
+        properties = SimpleNamespace(name=name, major=major, minor=minor, total_memory=2**36, multi_processor_count=228)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.version, "hip", hip)
+
+    return make
+
+
+def test_a_part_of_rocm_has_no_compute_capability_in_a_runs_head_and_in_env(machine):
+    machine("Instinct MI300X", 9, 4, hip="6.2.41133")
+    (gpu,) = recorded.environment()["gpus"]
+    assert gpu == {
+        "name": "AMD Instinct MI300X",
+        "capability": None,
+        "memory_bytes": 2**36,
+        "multiprocessors": 228,
+    }
+    assert gpu_of(gpu["name"], gpu["capability"]).has_tensor_cores is None
+    (shown,) = described.environment()["gpus"]
+    assert (shown["name"], shown["capability"], shown["device"]) == ("AMD Instinct MI300X", None, "cuda:0")
+    assert recorded.environment()["hip"] == "6.2.41133"
+
+
+def test_a_part_of_nvidia_has_its_compute_capability(machine):
+    machine("NVIDIA H100 80GB HBM3", 9, 0)
+    (gpu,) = recorded.environment()["gpus"]
+    assert (gpu["name"], gpu["capability"]) == ("NVIDIA H100 80GB HBM3", "9.0")
+    assert "hip" not in recorded.environment()
+
+
+def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(monkeypatch):
+    passed, order = [], []
+    empty = torch.empty
+
+    class Event:
+        def record(self):
+            order.append("recorded")
+
+        def query(self):
+            return bool(passed)
+
+        def synchronize(self):
+            passed.append(True)
+
+    def pinned(*shape, pin_memory=False, **options):
+        order.append("pinned" if pin_memory else "plain")
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", pinned)
+    transfer = HostTransfer()
+    parts = [torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(3)]
+    transfer._parts = dict(zip("ab", parts, strict=True))
+    monkeypatch.setattr("amp_core.record.stats.host_transfer.backend_of", lambda device: Cuda(torch.device("cuda:0")))
+    transfer.send()
+    assert order == ["pinned", "recorded"] and not transfer.ready()
+    assert transfer.ready(wait=True)
+    assert transfer.joined(["a", "b"]).tolist() == [1, 2, 3] and transfer.value("b") == 3
+
+
+def test_a_limit_is_a_share_of_the_devices_memory(machine, monkeypatch):
+    machine("NVIDIA L4", 8, 9)
+    kept = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: kept.append(share))
+    gpu = Cuda(torch.device("cuda:0"))
+    gpu.limit_memory(2**35)
+    gpu.limit_memory(2**40)
+    assert kept == [0.5, 1.0]
