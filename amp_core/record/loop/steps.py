@@ -27,7 +27,7 @@ from amp_core.record.loop.sampled_tensors import Tensors
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
-from amp_core.record.model.parameters import device_of, has_values, learning_rate, named_parameters, unwrapped
+from amp_core.record.model.parameters import device_of, learning_rate, named_parameters, unwrapped
 from amp_core.record.observer import Observer, Observers
 from amp_core.record.stats import dispatch
 from amp_core.record.stats.module_outputs import Outputs
@@ -255,8 +255,8 @@ class Steps:
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
         attempt.gradients, grads = self._plans[index].gradients()
-        if not all(map(has_values, grads)):
-            valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if has_values(grad)]
+        if any(grad.is_meta for grad in grads):
+            valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if not grad.is_meta]
             attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
             self._tell_once(NO_VALUES)
         if attempt.sampled:

@@ -22,7 +22,7 @@ from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.compiling import untraced
-from amp_core.record.torch_internals.module_calls import Switch
+from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.record.torch_internals.tensor_hooks import TensorHooks
 
 Packed = tuple[list[Key], list[torch.Tensor]]
@@ -43,11 +43,11 @@ class Outputs:
         self._kinds = kinds & {"output_grad", "activation"}
         self._phases = phases
         self._paused = paused
-        self._switches = [
-            Switch(m, self._listener(n, self._on_grad(n, m)))
+        self._switches = Switches(
+            (m, self._listener(n, self._on_grad(n, m)))
             for n, m in named_modules(model)
             if n and computes(m) and wanted(n)
-        ]
+        )
         self._on = False
         self._on_tensors = TensorHooks()
         self._passing = passing_tensors("cpu")
@@ -61,15 +61,13 @@ class Outputs:
         if self._kinds and not self._on:
             self._forget_largest()
             self._on = True
-            for switch in self._switches:
-                switch.on()
+            self._switches.on()
 
     def detach(self) -> None:
         """Leave the modules alone again."""
         if self._on:
             self._on = False
-            for switch in self._switches:
-                switch.off()
+            self._switches.off()
         self._on_tensors.detach_leaves()
 
     def remove(self) -> None:

@@ -14,7 +14,7 @@ trace. A listener that raises is dropped with a warning.
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -65,37 +65,47 @@ def after_call(module: torch.nn.Module, listener: After, *, always: bool = False
     return Handle(listened, listener, always)
 
 
-class Switch:
-    """A listener to the calls of one module, to be turned on and off every few steps.
+class Switches:
+    """Listeners to the calls of many modules, to be turned on and off every few steps.
 
-    It makes no objects after its first time, unless others listen to the module too: those of a thousand modules in
+    It makes no objects after its first time, unless others listen to the modules too: those of a thousand modules in
     ten steps would be enough for Python's garbage collector to look through all objects of the process.
     """
 
-    __slots__ = ("_alone", "_entry", "_listened", "_module", "_own")
+    def __init__(self, listeners: Iterable[tuple[torch.nn.Module, After]]) -> None:
+        self._entries: list[tuple[int, _Listened, tuple[tuple[After, bool], ...]]] = [
+            (id(m), _Listened(m), ((listener, False),)) for m, listener in listeners
+        ]
 
-    def __init__(self, module: torch.nn.Module, listener: After) -> None:
-        self._module = module
-        self._entry = (listener, False)
-        self._alone = (self._entry,)
-        self._own: _Listened | None = None
-        self._listened: _Listened | None = None
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def on(self) -> None:
-        """Call the listener after each call of the module, behind the other listeners. Twice is harmless."""
-        if self._listened is not None:
-            return
-        found = _listened.get(id(self._module))
-        if found is None:
-            found = self._own = _of(self._module, self._own)
-        found.after = (*found.after, self._entry) if found.after else self._alone
-        self._listened = found
+    def on(self, which: Iterable[int] | None = None) -> None:
+        """Call listeners after each call of their modules, behind other listeners; by default all, else those of these
+        places. They are off."""
+        for key, alone, own in self._chosen(which):
+            present = _listened.get(key)
+            if present is None:
+                alone.after = own
+                _listened[key] = alone
+            else:
+                present.after += own
+        _install()
 
-    def off(self) -> None:
-        """Stop calling it. Twice is harmless."""
-        listened, self._listened = self._listened, None
-        if listened is not None:
-            listened.drop(self._entry[0], self._entry[1])
+    def off(self, which: Iterable[int] | None = None) -> None:
+        """Stop calling them."""
+        for key, alone, own in self._chosen(which):
+            present = _listened.get(key)
+            if present is None:
+                continue  # a listener that failed is gone already
+            if present is alone and alone.after is own and not alone.before:
+                del _listened[key]
+            else:
+                present.drop(*own[0])
+        _uninstall_if_unused()
+
+    def _chosen(self, which: Iterable[int] | None) -> "Iterable[tuple[int, _Listened, tuple[tuple[After, bool], ...]]]":
+        return self._entries if which is None else [self._entries[i] for i in which]
 
 
 def listeners(module: torch.nn.Module) -> list[Any]:
@@ -157,8 +167,7 @@ class _Listened:
             self.after = _without(self.after, (listener, always))
         if not self.before and not self.after and _listened.get(id(self.module)) is self:
             del _listened[id(self.module)]
-            if not _listened:
-                _patches.restore()
+            _uninstall_if_unused()
 
 
 class _Seam:
@@ -173,14 +182,23 @@ class _Seam:
 _SEAM = _Seam()  # always the same one, so that a graph with a guard on it is found again
 
 
-def _of(module: torch.nn.Module, unused: _Listened | None = None) -> _Listened:
-    """That of the module; where there is none, `unused`, which was the module's before, or a new one."""
-    found = _listened.get(id(module))
-    if found is None:
-        found = _listened[id(module)] = unused or _Listened(module)
-        if len(_patches) == 0:
-            _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
-    return found
+def _of(module: torch.nn.Module) -> _Listened:
+    """That of the module; a new one where there is none."""
+    present = _listened.get(id(module))
+    if present is None:
+        present = _listened[id(module)] = _Listened(module)
+        _install()
+    return present
+
+
+def _install() -> None:
+    if len(_patches) == 0 and _listened:
+        _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
+
+
+def _uninstall_if_unused() -> None:
+    if not _listened:
+        _patches.restore()
 
 
 def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:

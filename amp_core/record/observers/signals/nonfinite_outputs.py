@@ -1,12 +1,14 @@
 """Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
 
 On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
-out not to be finite. torch takes some microseconds for each module that has a hook, so of a larger model at most `MOST`
-modules have one, evenly apart, and others after every `EVERY` steps; all have one in the first steps and after
-something was not finite. A step that the recorder runs bare (see `calibration`) keeps only what the model itself took
-and gave. On a GPU to ask whether a loss is finite would be to wait for it. So
-there outputs are measured on the device as they pass, on every `EVERY`th step, on the steps after something was not
-finite, and with `each_step` on all; the numbers are read when they have arrived.
+out not to be finite. A hook takes some microseconds, and an output that is kept is memory that the next one cannot
+take, fresh from the cache. So of a model of more than `MAX_ALL` modules only `MAX_SPREAD` have a hook, evenly apart,
+and others after every `EVERY` steps; all have one in the first steps and after something was not finite. A step that
+the recorder runs bare (see `calibration`) keeps only what the model itself took and gave.
+
+On a GPU to ask whether a loss is finite would be to wait for it. So there outputs are measured on the device as they
+pass, on every `EVERY`th step, on the steps after something was not finite, and with `each_step` on all; the numbers are
+read when they have arrived.
 """
 
 import functools
@@ -27,7 +29,7 @@ from amp_core.record.observers.signals.loss_dtype import loss_dtype
 from amp_core.record.stats.host_transfer import HostTransfer
 from amp_core.record.stats.layout import dtype_name, measurable
 from amp_core.record.torch_internals import patched_functions
-from amp_core.record.torch_internals.module_calls import Switch
+from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.store.writer import RunWriter
 
 EVERY = 10
@@ -37,8 +39,10 @@ ARMED = 3
 MAX_BYTES = 64 * 2**20
 """Tensors are kept up to this size together; what would come after them in the step is not looked at."""
 MAX_EVENTS = 100
-MOST = 64
-"""Modules of a larger model that have a hook on a CPU, while nothing is wrong."""
+MAX_ALL = 64
+"""Modules of a model that all have a hook on a CPU while nothing is wrong."""
+MAX_SPREAD = 16
+"""Modules of a larger model that have one."""
 
 
 class ModuleCall(NamedTuple):
@@ -85,7 +89,7 @@ class ForwardCheck(Observer):
         self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
-        self._hooks = [Switch(m, self._hook(i)) for i, (_, m) in enumerate(self._modules)]
+        self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
         self._on: frozenset[int] = frozenset()
         self._all = frozenset(range(len(self._modules)))
         self._on_cpu = device.type == "cpu"
@@ -126,10 +130,8 @@ class ForwardCheck(Observer):
     def _attach(self, wanted: frozenset[int]) -> None:
         """From now on these modules have a hook, and no others."""
         if self._on != wanted:
-            for index in self._on - wanted:
-                self._hooks[index].off()
-            for index in sorted(wanted - self._on):
-                self._hooks[index].on()
+            self._hooks.off(self._on - wanted)
+            self._hooks.on(sorted(wanted - self._on))
             self._on = wanted
 
     def _forget(self) -> None:
@@ -283,8 +285,10 @@ class ForwardCheck(Observer):
 
 @functools.lru_cache(maxsize=4)
 def _some_of(number: int, turn: int) -> frozenset[int]:
-    """Of so many modules at most `MOST`, evenly apart, the first among them; at the next turn their neighbours."""
-    stride = max(1, -(-number // (MOST - 1)))
+    """All of a few modules; of more `MAX_SPREAD`, evenly apart, the first among them, and at the next turn others."""
+    if number <= MAX_ALL:
+        return frozenset(range(number))
+    stride = -(-number // (MAX_SPREAD - 1))
     return frozenset((0, *range(turn % stride, number, stride)))
 
 
