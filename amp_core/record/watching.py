@@ -18,8 +18,8 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import computes
 from amp_core.record.model.parameters import device_of, learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.model.unwrap import (
+    reachable_scaler,
     requested_precision,
-    scaler_in_sight,
     scaler_of,
     unwrap_optimizer,
     unwrap_scaler,
@@ -29,7 +29,7 @@ from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
 from amp_core.record.observers.profile import ProfileWindow
-from amp_core.record.observers.signals.unknown_scaler import ScalerUnseen
+from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
 from amp_core.schema import KINDS as ALL_KINDS
@@ -108,7 +108,7 @@ def watch(
         raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
     scaler = scaler_of(given) if scaler is None else unwrap_scaler(scaler)
     if scaler is None and requested_precision(given) is None:
-        scaler = scaler_in_sight(sys._getframe(1))
+        scaler = reachable_scaler(sys._getframe(1))
     if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
         raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -209,7 +209,7 @@ def _observers(
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)
-    yield ScalerUnseen(writer, optimizers, scaler)
+    yield UnknownScaler(writer, optimizers, scaler)
     if trace_ops is not None:
         yield OpTrace(writer, model, trace_ops)
     if window is not None:

@@ -88,7 +88,7 @@ def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (watching, "ScalerUnseen"),  # its turn comes after the other observers
+        (watching, "UnknownScaler"),  # its turn comes after the other observers
         (recorder, "Steps"),
         (Hooks, "_patch_scaler"),  # with hooks on the optimizer already
         (patched_functions.clipped_by_norm, "listen"),  # and on the scaler

@@ -7,7 +7,7 @@ from torch import nn
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.loop.calibration import FIRST, FIRST_EVERY, LATER_EVERY, MIN_DIFFERENCES, REMEMBERED, Calibration
-from amp_core.record.observers.signals.nonfinite_outputs import ARMED
+from amp_core.record.observers.signals.nonfinite_outputs import ARMED_STEPS
 from amp_core.record.step_phases import HostClock
 from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.test_step_phases import FakeTime
@@ -167,7 +167,7 @@ def test_a_budget_holds_for_what_watching_really_costs(tmp_path):
     assert len(steps) == 700
 
 
-@pytest.mark.parametrize(("bad", "hooks"), [(None, 0), (9 - ARMED, 1)])
+@pytest.mark.parametrize(("bad", "hooks"), [(None, 0), (9 - ARMED_STEPS, 1)])
 def test_no_step_is_bare_soon_after_something_was_not_finite(tmp_path, bad, hooks):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

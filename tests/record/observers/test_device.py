@@ -208,7 +208,7 @@ def test_cuda_that_torch_cannot_use_is_a_reason(tmp_path):
 def test_an_interval_below_what_the_counters_need_is_refused(tmp_path, interval_s):
     with (
         RunWriter(tmp_path / "run") as writer,
-        pytest.raises(RunError, match=r"interval_s=.* give 0\.2 seconds or more"),
+        pytest.raises(RunError, match=r"interval_s=.* of at least 0\.2"),
     ):
         DeviceSampler(writer, GPU, interval_s)
 

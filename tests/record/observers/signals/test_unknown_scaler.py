@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from amp_core import diagnose, load_run
 from amp_core.record import watch, watching
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.unknown_scaler import TRIES
+from amp_core.record.observers.signals.unknown_scaler import MAX_LOSSES
 from tests.record.loops import small_model
 
 STEPS = 12
@@ -152,7 +152,7 @@ def test_one_whose_factor_is_taken_by_hand_is_told(tmp_path):
     with watch(model, optimizer, into=tmp_path / "run"):
         scaler = GradScaler("cpu")
         looked_on = GradScaler.scale
-        for _ in range(TRIES):
+        for _ in range(MAX_LOSSES):
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = model(torch.randn(16, 24)).square().mean()
             (loss * scaler.scale(torch.ones(()))).backward()
