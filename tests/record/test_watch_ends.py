@@ -146,7 +146,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
     assert clip_grad._clip_grads_with_norm_ is inner
 
 
-def test_an_optimizer_that_never_steps_is_told(tmp_path):
+def test_an_optimizer_that_never_steps_is_reported(tmp_path):
     """The loop updates the weights by hand; another torch optimizer would be adopted."""
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):

@@ -131,7 +131,7 @@ def test_that_of_another_network_is_left_alone(tmp_path):
     assert len(run.steps) == STEPS and "scaler_unseen" not in run.head.config
 
 
-def test_an_observer_that_fails_as_it_is_found_is_dropped(tmp_path, monkeypatch):
+def test_an_observer_that_fails_in_scaler_found_is_dropped(tmp_path, monkeypatch):
     def fail(self, scaler):
         raise MemoryError
 
@@ -144,7 +144,7 @@ def test_an_observer_that_fails_as_it_is_found_is_dropped(tmp_path, monkeypatch)
     assert run.events.detail.str.contains("Failing stopped at scaler_found: MemoryError", regex=False).sum() == 1
 
 
-def test_one_whose_factor_is_taken_by_hand_is_told(tmp_path):
+def test_one_whose_factor_is_applied_by_hand_is_reported(tmp_path):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
