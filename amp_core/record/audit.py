@@ -1,4 +1,4 @@
-"""Measuring what a recipe really loses: the same batch, weights and random numbers, in FP32 and in the recipe.
+"""Measures what a recipe loses: the same batch, weights and random numbers, in FP32 and in the recipe.
 
     rec.audit(lambda: loss_fn(model(x), y))                       # at the present loss scale
     rec.audit(lambda: loss_fn(model(x), y), loss_scales=(1, 128, 65536))
@@ -69,9 +69,9 @@ class Replay:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise RunError(f"closure returned {got}; it must return the loss of one batch, one number")
-        # autograd.grad leaves .grad alone, and what hangs on its accumulation: DDP's reducers, optimizers in backward.
-        found = torch.autograd.grad(loss * loss_scale, self._parameters, allow_unused=True)
-        return [local_values(g) if g is not None else None for g in found]
+        # autograd.grad neither writes .grad nor runs accumulation hooks: DDP's reducers, optimizers in backward.
+        grads = torch.autograd.grad(loss * loss_scale, self._parameters, allow_unused=True)
+        return [local_values(g) if g is not None else None for g in grads]
 
 
 def compare_gradients(reference: torch.Tensor, recipe: torch.Tensor, loss_scale: float) -> torch.Tensor:
@@ -116,15 +116,15 @@ def audit(
             if g is not None and r is not None:
                 labels.append((name, float(loss_scale)))
                 packed.append(compare_gradients(g, r, loss_scale))
-    found = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
-    columns: dict[str, list[Any]] = {c: [row[i] for row in found] for i, c in enumerate(COLUMNS)}
+    rows = torch.stack([p.to(packed[0].device) for p in packed]).tolist() if packed else []
+    columns: dict[str, list[Any]] = {c: [row[i] for row in rows] for i, c in enumerate(COLUMNS)}
     for counted in ("numel", "nonzero", "lost", "nonfinite"):
         columns[counted] = [int(v) for v in columns[counted]]
     return columns | {
-        "step": [step] * len(found),
+        "step": [step] * len(rows),
         "name": [name for name, _ in labels],
         "loss_scale": [scale for _, scale in labels],
-        "precision": [precision] * len(found),
+        "precision": [precision] * len(rows),
     }
 
 
@@ -173,7 +173,7 @@ def _no_tf32() -> Iterator[None]:
     """Matrix products, convolutions and recurrent layers compute in full FP32.
 
     PyTorch has two sets of switches for it, the older `allow_tf32` and, from 2.9 on, `fp32_precision`; it refuses to
-    tell the older ones where the two disagree. Both are set alike and put back, the older ones first.
+    read the older ones if the two disagree. Both are set alike and put back, the older ones first.
     """
     older = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
     newer = [(o, "fp32_precision") for backend in BACKENDS.values() for o in backend.fp32_precision_owners()]

@@ -1,4 +1,4 @@
-"""What a run is trained on and with: versions, devices, flags, and a summary of the model."""
+"""The environment of a run: versions, devices, flags, and a summary of the model."""
 
 import itertools
 import platform
@@ -23,16 +23,16 @@ from amp_core.record.stats.layout import dtype_name
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices and the flags that decide precision and speed; no path and no name of a person in it."""
+    """Versions, devices and the flags that decide precision and speed; without paths and personal names."""
     there = accelerators()
     flags = {
-        "matmul_precision": _told(torch.get_float32_matmul_precision),
+        "matmul_precision": _read_flag(torch.get_float32_matmul_precision),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     versions: dict[str, Any] = {"cuda": None, "cudnn": None}
     for backend in there:
         versions |= backend.versions()
-        flags |= {name: _told(read) for name, read in backend.flags().items()}
+        flags |= {name: _read_flag(read) for name, read in backend.flags().items()}
     return {
         "ampscope": __version__,
         "python": platform.python_version(),
@@ -88,7 +88,7 @@ def recipe_found(
     autocast_dtype: str | None,
     device: torch.device,
 ) -> str:
-    """The name of the precision recipe that a loop turned out to use, e.g. `fp16` or `fp16-unscaled`.
+    """The name of the precision recipe that a loop uses, e.g. `fp16` or `fp16-unscaled`.
 
     It says in which dtype forward computes, and whether the weights that are updated have that dtype too (`-pure`). So
     a 16-bit model of which the optimizer updates FP32 master weights, or FP32 adapters, is `fp16`, `fp16-unscaled` or
@@ -117,7 +117,7 @@ def stored_in(model: torch.nn.Module) -> str | None:
 
 
 def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict[str, Any]:
-    """The settings of a run of which it turned out only later what autocast does in it: in forward, or in its parts."""
+    """The settings of a run whose autocast dtype was detected only later: in forward, or in parts of the model."""
     known = dict(config) | {"autocast_dtype": autocast_dtype}
     if autocast_dtype is not None and known.get("precision") in (None, "fp32", "tf32"):
         scaler = known.get("scaler")
@@ -128,13 +128,13 @@ def with_autocast(config: Mapping[str, Any], autocast_dtype: str | None) -> dict
 
 
 def _flags_16bit() -> list[str] | None:
-    """Those flags of the processor that stand for 16-bit arithmetic; None where it is not told."""
+    """The processor flags for 16-bit arithmetic; None if unknown."""
     flags = cpu_flags()
     return sorted(flags & (CPU_BF16.keys() | CPU_FP16.keys())) if flags is not None else None
 
 
-def _told(read: Callable[[], Any]) -> Any:
-    """A flag, or None where torch refuses to tell it: it does where a program sets both its older and newer flags."""
+def _read_flag(read: Callable[[], Any]) -> Any:
+    """A flag; None if torch refuses to return it, as after a program has set both its older and newer flags."""
     try:
         return read()
     except RuntimeError:

@@ -1,12 +1,12 @@
-"""What may look on while a `Recorder` finds the steps of a training loop: profiler windows, traces, samplers, checks.
+"""Observers of a recorded training loop: profiler windows, traces, samplers, checks.
 
     >>> class Printer(Observer):
     ...     def step_ended(self, step: int) -> None:
     ...         print("made step", step)
 
-An observer overrides the moments it cares for; the others cost nothing. It is given to `Recorder(observers=[…])` and is
-called on the training thread, its time is counted as `watch_ms`. One that raises is dropped: the run says so once, and
-the training goes on.
+An observer overrides the moments it needs; the others cost nothing. It is passed to `Recorder(observers=[…])` and
+called on the training thread; its time counts as `watch_ms`. An observer that raises is dropped, one event reports it,
+and the training continues.
 """
 
 import contextlib
@@ -32,26 +32,28 @@ _ALWAYS = ("step_began", "scaler_found", "optimizer_found", "close")
 
 
 class Observer:
-    """All moments, doing nothing. `step` is the number of the step as `steps.step` has it."""
+    """All moments, as methods that do nothing. `step` is the step number, as in `steps.step`."""
 
     awake = True
-    """Set by an observer in `step_began`, or for good when it is made: whether it has anything to do in that step. One
-    that is not awake is told `step_began`, `scaler_found`, `optimizer_found` and `close` alone: next to no cost."""
+    """Whether the observer has anything to do in this step. Set by the observer, in `step_began` or once at creation.
+    One that is not awake receives only `step_began`, `scaler_found`, `optimizer_found` and `close`, at almost no
+    cost."""
     bare = False
-    """Whether the recorder wants to learn what the step takes without hooks. An observer that can do with fewer hooks
-    does so then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
+    """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
+    then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether what runs just now is not of the step: the recorder's own work, or a closure's second call and those that
-    follow it in one step of its optimizer. Set by the recorder."""
+    """Whether the code that runs now is not part of the step: the recorder's own work, or the second and later calls of
+    a closure in one step of its optimizer. Set by the recorder."""
 
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
 
-        Loading the step's data is over by then.
+        The step's data are loaded by then.
         """
 
     def phase_entered(self, phase: str) -> None:
-        """The training thread is in `phase` now: one of `clock.PHASES`, or `after_backward`. Called very often."""
+        """The training thread entered `phase`: one of `amp_core.phases.PHASES`, or `after_backward`. Called very
+        often."""
 
     def forward_ended(self, output: Any) -> None:
         """The model returned `output`, with gradients enabled; once per micro-batch."""
@@ -63,28 +65,28 @@ class Observer:
         """A backward pass is over; on CUDA its kernels may still be running."""
 
     def called(self, what: str, optimizer: int | None) -> None:
-        """The loop is about to call `what` of the optimizer so numbered.
+        """The loop is about to call `what` for the optimizer of this index.
 
         One of `scale`, `unscale_`, `scaler.step`, `update`, `clip` and `optimizer.step`; the last is reported also
         where `scaler.step` makes the call. `optimizer` is None for `scale`, `update` and `clip`.
         """
 
     def scaler_found(self, scaler: Any) -> None:
-        """A scaler that nobody knew of is about to scale the loss for the first time."""
+        """A scaler that `watch` was not given is about to scale the loss for the first time."""
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
-        """An optimizer that `watch` was not given is about to step: it is the one so numbered from now on, in the place
-        of another or behind the last. The list of optimizers that the observer was given holds it already."""
+        """An optimizer that `watch` was not given is about to step. From now on it has this index: it replaces another
+        or is appended. The list of optimizers that the observer was given already holds it."""
 
     def step_ended(self, step: int) -> None:
-        """The step is made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""
+        """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""
 
     def close(self) -> None:
-        """The run is about to end: write what is held back, take off what was put on. Called once."""
+        """The run is about to end: write what is pending, detach all hooks. Called once."""
 
 
 class Observers:
-    """Calls each observer's own moments, and lets none of them harm the training."""
+    """Notifies observers of the moments they override. Their exceptions never reach the training."""
 
     def __init__(self, writer: RunWriter, observers: Sequence[Observer], at_own_work: Callable[[], bool]) -> None:
         self._writer = writer
@@ -98,22 +100,23 @@ class Observers:
         }
         self._observers = list(observers)
         self._awake: list[bool] = []
-        self._told = self._calls  # who is told of what in the present step
+        self._present = self._calls  # calls by moment in the present step
 
-    def has(self, moment: str) -> bool:
-        """Whether any observer cares for that moment, in the present step."""
-        return bool(self._told[moment])
+    def wants(self, moment: str) -> bool:
+        """Whether any observer overrides that moment and is awake in the present step."""
+        return bool(self._present[moment])
 
     def begin(self, step: int, bare: bool) -> bool:
-        """Tell of the begin of a step. With `bare` observers are to do with little; returns whether all of them do."""
+        """Notify observers that a step begins. `bare`: they should attach few hooks; returns whether all of them
+        agree."""
         for observer in self._observers:
             observer.bare = bare
-        self.tell("step_began", step)
+        self.notify("step_began", step)
         return bare and all(observer.bare for observer in self._observers)
 
-    def tell(self, moment: str, *values: Any) -> None:
-        """Call `moment` of every observer that has it, and is awake."""
-        for observer, call in (self._calls if moment in _ALWAYS else self._told)[moment]:
+    def notify(self, moment: str, *values: Any) -> None:
+        """Call `moment` of every observer that overrides it and is awake."""
+        for observer, call in (self._calls if moment in _ALWAYS else self._present)[moment]:
             try:
                 call(*values)
             except Exception as error:
@@ -124,14 +127,14 @@ class Observers:
             awake = [observer.awake for observer in self._observers]
             if awake != self._awake:
                 self._awake = awake
-                self._told = {name: [(o, c) for o, c in calls if o.awake] for name, calls in self._calls.items()}
+                self._present = {name: [(o, c) for o, c in calls if o.awake] for name, calls in self._calls.items()}
 
     def _drop(self, observer: Observer) -> None:
-        self._calls, self._told = (
+        self._calls, self._present = (
             {name: [(o, c) for o, c in calls if o is not observer] for name, calls in moments.items()}
-            for moments in (self._calls, self._told)
+            for moments in (self._calls, self._present)
         )
         self._observers = [o for o in self._observers if o is not observer]
         self._awake = []
-        with contextlib.suppress(Exception):  # it may hold hooks; what failed once may fail at that too
+        with contextlib.suppress(Exception):  # it may hold hooks; after one failure, closing may fail too
             observer.close()

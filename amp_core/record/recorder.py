@@ -19,7 +19,7 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import is_compiled
 from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.unknown_scaler import ScalerUnseen
+from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.stats.measure import measure_together
 from amp_core.schema import RunError
 from amp_core.store import shutdown
@@ -64,7 +64,7 @@ class Recorder:
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._steps.device)])
         self._hooks = Hooks(model, scaler, self._steps)
-        for unseen_scaler in (o for o in observers if isinstance(o, ScalerUnseen)):
+        for unseen_scaler in (o for o in observers if isinstance(o, UnknownScaler)):
             unseen_scaler.adopt = self._adopt
         writer.before_end = self._end
         watching = f"watching {written_class(unwrapped(model)).__name__}"

@@ -17,7 +17,7 @@ from amp_core.phases import PHASES
 
 
 class Clock(Protocol):
-    """Marks moments, and tells how far apart two of them are."""
+    """Marks moments, and measures the time between two of them."""
 
     adds_up: bool
     """Whether marks are numbers in seconds, of which differences can be added up at once."""
@@ -53,9 +53,9 @@ class Phases:
         self.clock = clock
         self.present = "data"
         self.changed: Callable[[str], None] | None = None
-        """Called with the phase that was entered, for who wants to follow along."""
+        """Called with the phase that was entered."""
         self.failed: Callable[[Exception], None] | None = None
-        """Called with what `watching` raised, which then goes no further."""
+        """Called with an exception raised within `watching`, which is not propagated."""
         self._since = clock.mark()
         self._spans: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
@@ -77,15 +77,15 @@ class Phases:
         self._be_in(phase, now)
 
     def watching(self, *, raises: bool = False) -> "_Watching":
-        """While this context lasts the time is watching's own; afterwards the step is in its phase again.
+        """Within this context the phase is `watch`; afterwards the step is in its phase again.
 
-        What goes wrong in it is told to `failed`, for the loop around it is to go on; with `raises` it is raised.
+        Exceptions are reported to `failed`; they are propagated only with `raises`.
         """
         return _Watching(self, None if raises else self.failed)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """The time within belongs to no step: another program, say, had the machine."""
+        """The time within this context belongs to no step: for example, another program had the machine."""
         self._spent(self.clock.mark())
         self._is_left_out = True
         try:
@@ -96,7 +96,7 @@ class Phases:
 
     def _spent(self, until: Any) -> None:
         """The present phase lasted until that mark."""
-        if self._is_left_out:  # what others train meanwhile may call functions that are listened to
+        if self._is_left_out:  # other trainings may call patched functions meanwhile
             return
         if self._adds_up:
             self._seconds[self.present] = self._seconds.get(self.present, 0.0) + (until - self._since)

@@ -18,8 +18,8 @@ from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.modules import computes
 from amp_core.record.model.parameters import device_of, learning_rate, named_modules, named_parameters, unwrapped
 from amp_core.record.model.unwrap import (
+    reachable_scaler,
     requested_precision,
-    scaler_in_sight,
     scaler_of,
     unwrap_optimizer,
     unwrap_scaler,
@@ -29,7 +29,7 @@ from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
 from amp_core.record.observers.profile import ProfileWindow
-from amp_core.record.observers.signals.unknown_scaler import ScalerUnseen
+from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
 from amp_core.schema import KINDS as ALL_KINDS
@@ -65,34 +65,35 @@ def watch(
 ) -> Recorder:
     """Record the training of `model` into the run folder `into`, from now until `close()`.
 
-    Use it as a context manager, or call `close()`; without either the run is ended with the program, whatever ends it.
+    Use it as a context manager, or call `close()`; without either, the run is closed when the process exits, however it
+    exits.
 
     Args:
         model: the module that is called in the loop; wrapped by DDP or `torch.compile` or not.
         optimizer: one, or all of them where there are several. The order numbers them in `steps.optimizer`. Wrappers of
-            Accelerate and Lightning are seen through.
+            Accelerate and Lightning are unwrapped.
         scaler: the `torch.amp.GradScaler` of the loop, or what holds it as timm's `NativeScaler` does. Left out, that
-            of Accelerate or Fabric is taken, or else the one that stands where `watch` is called: a variable there or
-            in the functions that called it, or an attribute of their `self`. One that is made later is found by the
+            of Accelerate or Fabric is used, or else the one that is reachable from the caller of `watch`: a variable
+            there or in its callers, or an attribute of their `self`. One that is created later is detected by the
             losses that it scales.
         into: folder of the run; it must not hold a run yet, unless it is resumed.
-        every: gradients are measured tensor by tensor on every such step, counted from step 0. What concerns the step
-            as a whole is recorded on each.
+        every: gradients are measured tensor by tensor on every such step, counted from step 0. Values of the step
+            as a whole are recorded at each step.
         kinds: what to measure tensor by tensor: `weight_grad` and `weight` of parameters, `output_grad` and
             `activation` of module outputs. Under autocast a weight gradient is FP32 and shows what survived; the
             16-bit values are the output gradients.
-        level: `full` adds the dearer observations: the kinds that `kinds` leaves out.
-        budget: the share of step time, e.g. 0.03, that watching may take on average. Where it takes more, the interval
-            between measured steps is stretched, and `events` says so.
+        level: `full` adds more expensive measurements: the kinds that `kinds` leaves out.
+        budget: the share of step time, e.g. 0.03, that watching may take on average. If it takes more, the interval
+            between measured steps is stretched, which an event reports.
         profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
             profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
-        trace_ops: traces the operators of this step, with their dtypes and what decided them, into the table `ops`.
-        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. Where they
-            leave none, an event and the log say so.
-        name: what people will call the run; the folder's name by default.
-        config: settings of yours to keep in the head of the run.
-        resume: go on with the run in `into`, of a training that goes on from a checkpoint: its steps are numbered on
-            from the last one recorded. Where there is no run yet, one begins.
+        trace_ops: traces the operators of this step, with their dtypes and autocast policies, into the table `ops`.
+        include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
+            leave none, an event and the log report it.
+        name: the name of the run; the folder's name by default.
+        config: your own settings to store in the head of the run.
+        resume: resume the run in `into`, for a training that continues from a checkpoint: steps are numbered on from
+            the last one recorded. If there is no run yet, a new one begins.
 
     Raises:
         RunError: one sentence naming the argument, the value and what would be right.
@@ -108,7 +109,7 @@ def watch(
         raise RunError("optimizer=[] names none; give the optimizer of the loop, or a list of them")
     scaler = scaler_of(given) if scaler is None else unwrap_scaler(scaler)
     if scaler is None and requested_precision(given) is None:
-        scaler = scaler_in_sight(sys._getframe(1))
+        scaler = reachable_scaler(sys._getframe(1))
     if scaler is not None and not all(hasattr(scaler, n) for n in ("scale", "unscale_", "step", "update")):
         raise RunError(f"scaler={type(scaler).__name__} is not a GradScaler; give the loop's scaler, or leave it out")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
@@ -209,7 +210,7 @@ def _observers(
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)
-    yield ScalerUnseen(writer, optimizers, scaler)
+    yield UnknownScaler(writer, optimizers, scaler)
     if trace_ops is not None:
         yield OpTrace(writer, model, trace_ops)
     if window is not None:

@@ -168,7 +168,7 @@ def test_a_step_that_raises_leaves_the_scaler_usable(tmp_path):
     assert run.status == "finished" and run.steps["loss"].notna().sum() == 3
 
 
-def test_who_begins_to_listen_within_a_call_is_not_told_of_its_end():
+def test_a_listener_added_within_a_call_is_not_notified_of_its_end():
     class Thing:
         def act(self, value):
             return value + 1

@@ -81,7 +81,7 @@ def test_hooks_on_what_the_program_keeps_do_not_add_up(tmp_path):
     assert not model.table._backward_hooks and not x._backward_hooks
 
 
-def test_the_last_to_ask_for_one_purpose_is_told():
+def test_the_last_hook_for_a_purpose_is_called():
     hooks, told = TensorHooks(), []
     leaf = torch.ones(2, requires_grad=True)
     for i in range(3):

@@ -77,7 +77,7 @@ def test_a_tracker_that_fails_ends_the_mirroring_and_nothing_else(tmp_path: Path
 
 
 def test_a_tracker_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(mirroring, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(mirroring, "MAX_WAITING", 4)
     release = threading.Event()
 

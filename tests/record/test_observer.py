@@ -85,7 +85,7 @@ def loop(into: Path, observers: list[Observer], scaler: Any, clip: bool, steps: 
     return losses
 
 
-def test_a_plain_loop_is_told_in_the_order_it_happens(tmp_path: Path) -> None:
+def test_moments_of_a_plain_loop_come_in_order(tmp_path: Path) -> None:
     diary = Diary()
     loop(tmp_path / "run", [diary], None, clip=True)
     step = [("forward ended",), ("backward began",), ("backward ended",), ("clip", None), ("optimizer.step", 0)]
@@ -94,7 +94,7 @@ def test_a_plain_loop_is_told_in_the_order_it_happens(tmp_path: Path) -> None:
     assert not diary.at_own_work()
 
 
-def test_a_loop_with_a_scaler_is_told_of_every_call(tmp_path: Path) -> None:
+def test_every_call_of_a_loop_with_a_scaler_is_notified(tmp_path: Path) -> None:
     diary = Diary()
     loop(tmp_path / "run", [diary], torch.amp.GradScaler("cpu", init_scale=8.0), clip=True, steps=1)
     assert [e for e in diary.entries if len(e) == 2] == [
@@ -124,7 +124,7 @@ def test_phases_are_followed_only_where_somebody_wants_them(tmp_path: Path) -> N
     assert in_order == ["forward", "backward", "after_backward", "optimizer", "data"]
 
 
-def test_an_observer_that_is_not_awake_is_told_where_steps_begin_alone(tmp_path: Path) -> None:
+def test_an_observer_that_is_not_awake_is_notified_of_step_begins_only(tmp_path: Path) -> None:
     class Sleeper(Diary):
         def step_began(self, step: int) -> None:
             super().step_began(step)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from amp_core import load_run, watch
-from amp_core.record.loop.steps import MANY
+from amp_core.record.loop.steps import MIN_UNSTEPPED_BACKWARDS
 from tests.record.loops import small_model
 
 
@@ -44,7 +44,7 @@ def test_steps_that_end_in_mid_run(tmp_path):
     model = small_model()
     optimizer = sgd(model)
     with watch(model, optimizer, into=tmp_path / "run"):
-        for step in range(5 + 2 * MANY):
+        for step in range(5 + 2 * MIN_UNSTEPPED_BACKWARDS):
             model(torch.randn(4, 24)).square().mean().backward()
             if step < 5:
                 optimizer.step()
@@ -63,7 +63,7 @@ def test_accumulation_over_many_micro_batches_is_no_stop(tmp_path):
     optimizer = sgd(model)
     with watch(model, optimizer, into=tmp_path / "run"):
         for _ in range(2):
-            for _ in range(2 * MANY):
+            for _ in range(2 * MIN_UNSTEPPED_BACKWARDS):
                 model(torch.randn(1, 24)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -84,4 +84,4 @@ def test_forwards_that_are_not_seen_any_more(tmp_path):
     run = load_run(tmp_path / "run")
     assert run.steps.loss.notna().all() and len(run.steps) == 20
     (said,) = told(tmp_path / "run")
-    assert said.startswith("forward of the model: none is seen any more")
+    assert said.startswith("forward of the model: the loop no longer calls")

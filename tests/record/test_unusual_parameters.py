@@ -77,7 +77,7 @@ def test_a_complex_model_alone(tmp_path):
     assert len(run.steps) == STEPS and run.steps.grad_norm.notna().all() and not went_wrong(run)
 
 
-def test_a_non_finite_complex_gradient_is_told(tmp_path):
+def test_a_non_finite_complex_gradient_is_reported(tmp_path):
     model = nn.Linear(6, 2, dtype=torch.complex64)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watch(model, optimizer, into=tmp_path / "run"):

@@ -32,7 +32,7 @@ def test_losses_and_weights_are_the_same_bit_for_bit(tmp_path, precision, way):
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_tell_what_the_loop_did(tmp_path, precision, way):
+def test_rows_hold_what_the_loop_did(tmp_path, precision, way):
     done = train(tmp_path / "run", DTYPES[precision], **WAYS[way])
     run = load_run(tmp_path / "run")
     steps = run.steps

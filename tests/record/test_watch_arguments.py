@@ -42,7 +42,7 @@ def test_include_and_exclude_choose_tensors(tmp_path):
 @pytest.mark.parametrize(
     "names", [{"include": "zzz"}, {"exclude": "*"}, {"include": "*.weight", "kinds": "activation"}]
 )
-def test_patterns_that_leave_nothing_to_measure_are_told(tmp_path, caplog, names):
+def test_patterns_that_leave_nothing_to_measure_are_reported(tmp_path, caplog, names):
     train(tmp_path / "run", **names)
     run = load_run(tmp_path / "run")
     said = run.events[(run.events.kind == "warning") & (run.events.name == "include")]
@@ -56,7 +56,7 @@ def test_patterns_that_leave_something_are_not(tmp_path):
     assert set(run.tensors().name) == {"3"} and "include" not in set(run.events.name)
 
 
-def test_the_head_tells_settings_and_model(tmp_path):
+def test_the_head_has_settings_and_model(tmp_path):
     train(tmp_path / "run", torch.float16, growth_interval=7)
     head = load_run(tmp_path / "run").head
     assert head.config["scaler"] == {

@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from amp_core import RunError, load_run
 from amp_core.record import recorder, watch, watching
 from amp_core.record.loop import steps
-from amp_core.record.loop.autocast_regions import PrecisionSeen
+from amp_core.record.loop.autocast_regions import PrecisionDetector
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.row_writer import RowWriter
 from amp_core.record.torch_internals import patched_functions
@@ -88,9 +88,9 @@ def test_an_exception_ends_the_run_as_failed_with_what_was_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (watching, "ScalerUnseen"),  # its turn comes after the other observers
+        (watching, "UnknownScaler"),  # its turn comes after the other observers
         (recorder, "Steps"),
-        (Hooks, "_wrap"),  # with hooks on the optimizer already
+        (Hooks, "_patch_scaler"),  # with hooks on the optimizer already
         (patched_functions.clipped_by_norm, "listen"),  # and on the scaler
         (RunWriter, "event"),
     ],
@@ -111,7 +111,7 @@ def test_a_watch_that_fails_restores_torch_and_ends_the_run(tmp_path, monkeypatc
     assert (run.status, run.end_reason) == ("failed", "ZeroDivisionError: a fault of ours")
 
 
-@pytest.mark.parametrize(("owner", "name"), [(RowWriter, "empty"), (PrecisionSeen, "_tell")])
+@pytest.mark.parametrize(("owner", "name"), [(RowWriter, "empty"), (PrecisionDetector, "_update_head")])
 def test_an_end_that_cannot_be_recorded_restores_torch(tmp_path, monkeypatch, owner, name):
     def fail(*_, **__):
         raise ZeroDivisionError("a fault of ours")
@@ -146,11 +146,11 @@ def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
     assert clip_grad._clip_grads_with_norm_ is inner
 
 
-def test_an_optimizer_that_never_steps_is_told(tmp_path):
+def test_an_optimizer_that_never_steps_is_reported(tmp_path):
     """The loop updates the weights by hand; another torch optimizer would be adopted."""
     model = small_model()
     with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "run"):
-        for _ in range(steps.MANY):
+        for _ in range(steps.MIN_UNSTEPPED_BACKWARDS):
             model(torch.randn(4, 24)).square().mean().backward()
             with torch.no_grad():
                 for parameter in model.parameters():

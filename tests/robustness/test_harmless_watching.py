@@ -11,7 +11,7 @@ from amp_core import load_run
 from amp_core.record import watching
 from amp_core.record.backends.cuda import NvmlSource
 from amp_core.record.loop import error_budget, sampled_tensors
-from amp_core.record.loop.autocast_regions import PrecisionSeen
+from amp_core.record.loop.autocast_regions import PrecisionDetector
 from amp_core.record.loop.hooks import Hooks
 from amp_core.record.loop.steps import Steps
 from amp_core.record.observer import MOMENTS, Observer
@@ -82,7 +82,7 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 CALLED = [(Steps, m) for m in ("finish_pending", "observe", "_due", "may_be_sampled", "begin")]
-CALLED += [(PrecisionSeen, "forward_began"), (PrecisionSeen, "_tell")]
+CALLED += [(PrecisionDetector, "forward_began"), (PrecisionDetector, "_update_head")]
 
 
 @pytest.mark.parametrize(("owner", "method"), CALLED)

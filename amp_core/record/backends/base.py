@@ -1,4 +1,4 @@
-"""What recording and training need of a device type, with defaults for one of which torch tells nothing but its name.
+"""The interface of a device type for recording and training, with defaults for an unknown type.
 
     class Xpu(Backend):
         type = "xpu"
@@ -8,7 +8,7 @@
             return torch.xpu.device_count()
 
 A class is one device type and an instance is one device. With the defaults alone a run has its steps, losses, gradients
-and times by the host's clock; every number that the device itself would have to tell is null.
+and times by the host's clock; every number that only the device could provide is null.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Event(Protocol):
 
 
 class Allocated(NamedTuple):
-    """Memory in bytes; null where the device does not tell."""
+    """Memory in bytes; null if the device does not provide it."""
 
     allocated_bytes: int | None = None
     peak_bytes: int | None = None

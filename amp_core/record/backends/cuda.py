@@ -72,8 +72,8 @@ class Cuda(Backend):
     @staticmethod
     def versions() -> dict[str, Any]:
         cudnn = torch.backends.cudnn
-        found = {"cuda": torch.version.cuda, "cudnn": cudnn.version() if cudnn.is_available() else None}
-        return found | ({"hip": torch.version.hip} if torch.version.hip is not None else {})
+        values = {"cuda": torch.version.cuda, "cudnn": cudnn.version() if cudnn.is_available() else None}
+        return values | ({"hip": torch.version.hip} if torch.version.hip is not None else {})
 
     @staticmethod
     def flags() -> Mapping[str, Callable[[], Any]]:
@@ -155,13 +155,13 @@ class Cuda(Backend):
         return allocated["current"], max(allocated["peak"], self._earlier_peak)
 
     def read_allocator(self) -> Allocated:
-        """Begins torch's own peak anew: `torch.cuda.max_memory_allocated` tells of the time since the last reading."""
+        """Reset torch's own peak: `torch.cuda.max_memory_allocated` then refers to the time since the last reading."""
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         allocated = stats["allocated_bytes"]["all"]
-        found = Allocated(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["current"])
+        values = Allocated(allocated["current"], allocated["peak"], stats["reserved_bytes"]["all"]["current"])
         self._earlier_peak = max(self._earlier_peak, allocated["peak"])
         torch.cuda.reset_peak_memory_stats(self.device)
-        return found
+        return values
 
     def forget_readings(self) -> None:
         self._earlier_peak = 0
@@ -217,7 +217,7 @@ def addresses(device: torch.device) -> tuple[list[str], str | None]:
     if (uuid := getattr(properties, "uuid", None)) is not None:
         uuids += [f"GPU-{uuid}", f"MIG-{uuid}"]
     parts: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in parts:  # not every torch tells
+    if None in parts:  # not every version of torch provides them
         return uuids, None
     return uuids, "{:08x}:{:02x}:{:02x}.0".format(*parts)
 

@@ -1,9 +1,9 @@
-"""What the callbacks of all torch frameworks do alike: begin a run, write down evaluations, end it.
+"""Shared by the callbacks of all torch frameworks: begins a run, records evaluations, ends the run.
 
 watching = Watching("runs/a", every=10, options={"level": "full"})
 watching.begin(model, optimizer, config={"framework": "transformers 5.23.0"})
 watching.evaluated({"eval_loss": 2.1})
-watching.end()                   # or end(error), where an exception ended the training
+watching.end()                   # or end(error), if an exception ended the training
 """
 
 import os
@@ -19,11 +19,11 @@ from amp_core.store import shutdown
 from amp_core.store.urls import located
 
 RESERVED = ("model", "optimizer", "scaler")
-"""Arguments of `watch` that a framework knows by itself."""
+"""Arguments of `watch` that the framework provides."""
 
 
 class Watching:
-    """One callback's run; and, where its trainer trains more than once, the runs after it: `runs/a-2`, `runs/a-3`."""
+    """The run of one callback; if its trainer trains more than once, also the later runs: `runs/a-2`, `runs/a-3`."""
 
     def __init__(self, into: str | os.PathLike[str], every: int, options: Mapping[str, Any]) -> None:
         wrong = next((name for name in RESERVED if name in options), None)
@@ -37,7 +37,7 @@ class Watching:
         self.recorder: Recorder | None = None
 
     def begin(self, model: torch.nn.Module, optimizers: Any, *, config: Mapping[str, Any], scaler: Any = None) -> None:
-        """Watch a training that begins. What the user gave as `config` stands before the framework's."""
+        """Watch a training that begins. The user's `config` overrides the framework's."""
         self.end()
         self._trainings += 1
         into = self._into if self._trainings == 1 else self._into.with_name(f"{self._into.name}-{self._trainings}")
@@ -54,18 +54,18 @@ class Watching:
             self.recorder.mirror(tracker)
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
-        """Keep an evaluation's numbers: as an event of the step that is over, and in the head as the latest."""
+        """Record an evaluation's numbers: as an event of the last step, and in the head as the latest."""
         if self.recorder is None or self.recorder.writer.closed:
             return
         numbers = {name: number for name, value in results.items() if (number := _number(value)) is not None}
         if numbers:
             writer = self.recorder.writer
-            said = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-            writer.event("evaluated", name="held-out", detail=said, step=max(0, self.recorder.step - 1))
+            detail = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            writer.event("evaluated", name="held-out", detail=detail, step=max(0, self.recorder.step - 1))
             writer.update_head(results=dict(writer.head.results) | numbers)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the run, as failed or stopped where `error` ended the training. Twice is harmless."""
+        """End the run, as failed or stopped if `error` ended the training. Twice is harmless."""
         if self.recorder is not None:
             self.recorder.close(*(shutdown.describe(type(error), error) if error is not None else ()))
 

@@ -7,10 +7,10 @@
     model.fit(x, y, callbacks=[WatchCallback("runs/a")])
 
 Recorded are loss, loss scale, skipped steps, gradient norm and times of each step, and histograms of the gradient of
-each variable on sampled steps. Outputs of layers are not seen. The gradients come from `optimizer.apply`, of every
-optimizer that is an attribute of the model: a `train_step` of one's own may have several. On TensorFlow they leave the
-graph through a function of NumPy, which XLA does not have: where Keras compiles with it (`jit_compile`, on a GPU its
-default), only the scale and the skipped steps are recorded, and the run says so.
+each variable on sampled steps. Outputs of layers are not recorded. The gradients are read in `optimizer.apply`, of
+every optimizer that is an attribute of the model: a custom `train_step` may have several. On TensorFlow they leave the
+graph through `tf.numpy_function`, which XLA does not support: if Keras compiles with it (`jit_compile`, on a GPU the
+default), only the loss scale and the skipped steps are recorded, which an event reports.
 """
 
 import functools
@@ -43,7 +43,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
     Args:
         into: folder of the run; it must not hold a run yet.
         every: gradients are measured variable by variable on every such step.
-        config: settings of yours to keep in the head of the run.
+        config: your own settings to store in the head of the run.
 
     Raises `RunError` for another backend than torch and TensorFlow.
     """
@@ -67,15 +67,17 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._optimizers: list[Any] = []
         self._samples: Any = None  # of the present batch
         self._loss: Any = None  # since the last step of an optimizer
-        self._before: Seen | None = None  # where the steps themselves are not seen: what stood before the present one
+        self._before: Seen | None = None  # with XLA, which hides steps: the state before the present one
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin the run, and look on at the optimizer from now on."""
+        """Begin the run, and patch the optimizers."""
         self._end()
         self._trainings += 1
         into = self._into if self._trainings == 1 else f"{self._into}-{self._trainings}"
         self._optimizers = _optimizers(self.model)
-        self._run = KerasRun(into, self.model, self._optimizers, self._every, self._config, aside=self._on_tensorflow)
+        self._run = KerasRun(
+            into, self.model, self._optimizers, self._every, self._config, background=self._on_tensorflow
+        )
         for tracker in self._trackers:
             self._run.mirror(tracker)
         self._before = self._loss = self._samples = None
@@ -91,22 +93,22 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
                 import tensorflow as tf
 
                 self._patches.wrap(tf.GradientTape, "gradient", self._around_gradient)
-                self.model.make_train_function(force=True)  # what is traced already would not show anything
+                self.model.make_train_function(force=True)  # one that was traced before does not call the patches
             else:
                 patched_functions.backward.listen(self._on_backward)
         self._patches.wrap(self.model, "train_function", self._guarded)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Data is loaded on torch; on TensorFlow it is loaded within the step."""
+        """On torch the data is loaded by now; on TensorFlow it is loaded within the step."""
         if self._run is not None and self._on_tensorflow:
-            self._run.send()  # now, since the step that begins is at work outside of Python
+            self._run.send()  # now, since the step that begins runs outside of Python
         elif self._run is not None:
             self._run.enter("forward")
         if self._unseen:
             self._before = self._outside()
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Keep what an evaluation gave."""
+        """Record the results of an evaluation."""
         if self._run is not None and logs:
             self._run.evaluated({f"eval_{name}": value for name, value in logs.items()})
 
@@ -131,7 +133,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         self._patches.restore()
         patched_functions.backward.unlisten(self._on_backward)
         if self._on_tensorflow:
-            self.model.train_function = None  # the traced one still asks for this callback
+            self.model.train_function = None  # the traced function still refers to this callback
         run, self._run = self._run, None
         run.close(*(shutdown.describe(type(error), error) if error is not None else ()))
 
@@ -142,7 +144,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
             except (StopIteration, GeneratorExit):
                 raise
             except BaseException as error:
-                if type(error).__name__ != "OutOfRangeError":  # TensorFlow's word for the end of the data
+                if type(error).__name__ != "OutOfRangeError":  # TensorFlow's exception at the end of the data
                     self._end(error)
                 raise
             self._batch_ended()
@@ -155,7 +157,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         if self._run is None:
             return
         self._run.batch_ended()
-        if self._before is not None:  # the step itself is not seen: what it left behind
+        if self._before is not None:  # with XLA: the state after the step
             before = self._before
             self._run.began(lambda: before)
             self._run.made(self._outside().iterations)
@@ -172,7 +174,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         return scale_loss
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A `train_step` of one's own calls backward itself, perhaps without `scale_loss`."""
+        """A custom `train_step` calls backward itself, perhaps without `scale_loss`."""
         roots = [t for t in tree_leaves(kwargs.get("tensors", args[:1])) if isinstance(t, torch.Tensor)]
         if self._run is None or in_backward():
             return
@@ -225,7 +227,7 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         return apply
 
     def _outside(self) -> Seen:
-        """What the optimizer shows between two steps."""
+        """The optimizer's state between two steps."""
         optimizer = self.model.optimizer
         own = [getattr(optimizer, name, None) for name in ("dynamic_scale", "step_counter")]
         scale, tracker = (torch.tensor(float(keras.ops.convert_to_numpy(v))) if v is not None else None for v in own)
@@ -247,9 +249,10 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
         )
 
     def _see_in_graph(self, given: list[tuple[str, Any]], optimizer: Any, index: int) -> Callable[[], None]:
-        """The same where this is traced once; what is returned is to be called after the optimizer, in the graph too.
+        """Like `_seen`, but traced once into the graph. The returned function is to be called after the optimizer, in
+        the graph too.
 
-        What arrives with each step goes through a function of NumPy, one for all of it: the graph waits for Python.
+        All values of a step pass through one `tf.numpy_function`, since the graph waits for Python.
         """
         import tensorflow as tf
 
@@ -268,20 +271,20 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
             run = self._run
             if run is None:
                 return
-            told = dict(zip(keys, arrays, strict=False))
+            by_name = dict(zip(keys, arrays, strict=False))
             run.began(
                 lambda: Seen(
                     names=names,
                     grads=[as_torch(grad) for grad in arrays[len(keys) :]],
-                    loss=float(told["loss"]) if "loss" in told else None,
-                    scale=float(told["scale"]) if "scale" in told else None,
-                    tracker=int(told["tracker"]) if "tracker" in told else None,
-                    iterations=int(told["iterations"]),
-                    rate=lambda: float(told["rate"]),
-                    samples=int(told.get("samples", fixed)),
+                    loss=float(by_name["loss"]) if "loss" in by_name else None,
+                    scale=float(by_name["scale"]) if "scale" in by_name else None,
+                    tracker=int(by_name["tracker"]) if "tracker" in by_name else None,
+                    iterations=int(by_name["iterations"]),
+                    rate=lambda: float(by_name["rate"]),
+                    samples=int(by_name.get("samples", fixed)),
                     optimizer=index,
                 ),
-                max(0.0, time.time() - float(told["at"])),
+                max(0.0, time.time() - float(by_name["at"])),
             )
             run.made(int(after))
 
@@ -292,6 +295,6 @@ class WatchCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-igno
 
 
 def _optimizers(model: Any) -> list[Any]:
-    """Those that are attributes of the model, and last the one it was compiled with, which may be there by default."""
+    """The model's optimizers: its attributes, and last the one it was compiled with, possibly by default."""
     own = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer) and o is not model.optimizer]
     return [*{id(o): o for o in own}.values(), model.optimizer]

@@ -1,8 +1,8 @@
-"""The run of one `fit`: steps as they are handed in, with gradients as torch tensors.
+"""The run of one `fit`, from steps with gradients as torch tensors.
 
 run = KerasRun("runs/a", model, [model.optimizer], every=10, config={})
-run.began(lambda: Seen(…))     # gradients are there, the optimizer has not used them yet
-run.made(iterations)           # it has, or has skipped the step
+run.began(lambda: Seen(…))     # the gradients are ready, the optimizer has not used them yet
+run.made(iterations)           # the optimizer has made or skipped the step
 run.close()
 """
 
@@ -17,7 +17,7 @@ import torch
 from amp_core.formats import FORMAT_OF_DTYPE, autocast_dtypes, element_bytes
 from amp_core.record.backends import backend_of, widened
 from amp_core.record.environment import environment
-from amp_core.record.frameworks.background_rows import Aside
+from amp_core.record.frameworks.background_rows import BackgroundRows
 from amp_core.record.frameworks.requirements import needing
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.loop.error_budget import ErrorBudget
@@ -36,21 +36,21 @@ with needing("keras"):
 
 @dataclass
 class Seen:
-    """What stands ready before the optimizer uses it."""
+    """The values of a step, just before the optimizer uses them."""
 
     names: list[str]
-    """Of the variables that have gradients, as `variable.path`."""
+    """`variable.path` of each variable with a gradient."""
     grads: list[torch.Tensor]
     loss: torch.Tensor | float | None
     scale: torch.Tensor | float | None
-    """None where the optimizer scales nothing."""
+    """The loss scale; None if the optimizer does not scale."""
     tracker: torch.Tensor | float | None
     iterations: torch.Tensor | int
     rate: Callable[[], float]
     samples: int = 0
-    """0 where the step does not tell."""
+    """0 if unknown."""
     optimizer: int = 0
-    """Which of the model's, where it has several."""
+    """Index among the model's optimizers."""
 
 
 class KerasRun:
@@ -64,9 +64,9 @@ class KerasRun:
         every: int,
         config: Mapping[str, Any],
         *,
-        aside: bool = False,
+        background: bool = False,
     ) -> None:
-        """With `aside` rows are written beside the training, by a thread: for steps that are not made in Python."""
+        """With `background`, a thread writes the rows: for steps that do not run in Python."""
         scalers = [o for o in optimizers if isinstance(o, keras.optimizers.LossScaleOptimizer)]
         scaled = bool(scalers)
         dtype = _compute_dtype(model)
@@ -91,35 +91,35 @@ class KerasRun:
         )
         self._backend = backend_of(_device_of(model))
         self._phases = Phases(self._backend.clock())
-        self._stumbles = ErrorBudget(self._writer)
+        self._error_budget = ErrorBudget(self._writer)
         self._phases.failed = self._watching_failed
         self._sampling = Sampling(every)
         self._row_writer = RowWriter(self._writer, self._phases, self._sampling)
-        self._aside = Aside(self._row_writer.send, self._watching_failed) if aside else None
+        self._background = BackgroundRows(self._row_writer.send, self._watching_failed) if background else None
         self._open: tuple[Attempt, torch.Tensor | int] | None = None
         self._made: list[Attempt] = []
         self._seen: set[str] = set()
         self._step = 0
         self._given_up = False  # watching failed too often
         self._optimizers = len(optimizers)
-        self._stepped: set[int] = set()  # optimizers that have stepped under the present number
+        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
         self._batches = 0
-        self._sees_forward = False  # whether a batch is told of before its forward
+        self._sees_forward = False  # whether `enter` is called before a batch's forward
         measure_together([torch.zeros(1)])  # compiles at its first use
         self._writer.before_end = self._empty
         self._writer.event("started", name=self._writer.head.name, detail=f"watching {type(model).__name__}")
         self.not_seen("output_grad: layers of Keras do not show theirs")
 
     def not_seen(self, what: str) -> None:
-        """Say in the run what cannot be recorded, and why."""
+        """Write an event about what cannot be recorded, and why."""
         self._writer.event("warning", name="not recorded", detail=what)
 
     def watching(self) -> AbstractContextManager[Any]:
-        """While this lasts the time is watching's own, and what goes wrong in it goes no further."""
+        """A context in phase `watch`. Exceptions in it are reported, not propagated."""
         return self._phases.watching()
 
     def enter(self, phase: str) -> None:
-        """The step is in `phase` now: one of `clock.PHASES`."""
+        """The step is in `phase` now: one of `amp_core.phases.PHASES`."""
         if phase == "forward":
             self.send()
             self._sees_forward = True
@@ -127,17 +127,17 @@ class KerasRun:
         self._phases.enter(phase)
 
     def began(self, look: Callable[[], Seen], ago_s: float = 0.0) -> None:
-        """The optimizer is about to apply the gradients that `look` finds, or was so many seconds ago."""
+        """The optimizer is about to apply the gradients that `look` returns, or was `ago_s` seconds ago."""
         if self._given_up:
             return
         self._phases.enter("optimizer", ago_s)
         with self._phases.watching():
             seen = look()
-            if self._aside is None:
+            if self._background is None:
                 self.send()
             if seen.optimizer in self._stepped:
                 self._next_number()
-            due = self._sampling.due(self._step) and not self._stumbles.paused(self._step)
+            due = self._sampling.due(self._step) and not self._error_budget.paused(self._step)
             attempt = Attempt(self._step, seen.optimizer, sampled=due, scaled=seen.scale is not None)
             attempt.gradients = seen.names
             attempt.put("loss", seen.loss)
@@ -148,23 +148,23 @@ class KerasRun:
                 named = [(name, dtype_name(grad.dtype)) for name, grad in pairs]
                 attempt.add("weight_grad", named, measure_together([grad for _, grad in pairs]))
             if seen.grads and not attempt.all_measured:
-                found, attempt.norm_order = norms(seen.grads)
-                attempt.put("norms", found)
+                values, attempt.norm_order = norms(seen.grads)
+                attempt.put("norms", values)
             attempt.lr = seen.rate()
             attempt.samples = seen.samples
             self._open = (attempt, seen.iterations)
 
     def send(self) -> None:
-        """The steps made are complete: have their rows written."""
+        """The attempted steps are complete: write their rows."""
         made, self._made = self._made, []
-        if made and self._aside is not None:
-            self._aside.take(made)
+        if made and self._background is not None:
+            self._background.take(made)
         elif made:
             with self._phases.watching():
                 self._row_writer.send(made)
 
     def made(self, iterations: torch.Tensor | int) -> None:
-        """The optimizer has counted `iterations`: as many as before where it skipped the step."""
+        """The optimizer counts `iterations` now, as many as before if it skipped the step."""
         opened, self._open = self._open, None
         if opened is None:
             return
@@ -180,20 +180,20 @@ class KerasRun:
             if len(self._stepped) == self._optimizers:
                 self._next_number()
         attempt.spans = self._phases.take()
-        another = bool(self._stepped) and self._sees_forward  # has its turn in the same batch, and its forward is next
+        another = bool(self._stepped) and self._sees_forward  # another optimizer steps in the same batch
         self._phases.enter("forward" if another else "data")
         if another:
             self._seen.add("forward")
 
     def evaluated(self, results: Mapping[str, Any]) -> None:
-        """Keep an evaluation's numbers, as an event of the step that is over and in the head as the latest."""
+        """Record an evaluation's numbers: as an event of the last step, and in the head as the latest."""
         numbers = {name: float(value) for name, value in results.items()}
-        said = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        self._writer.event("evaluated", name="held-out", detail=said, step=max(0, self._step - (not self._stepped)))
+        detail = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+        self._writer.event("evaluated", name="held-out", detail=detail, step=max(0, self._step - (not self._stepped)))
         self._writer.update_head(results=dict(self._writer.head.results) | numbers)
 
     def batch_ended(self) -> None:
-        """A batch is over, whatever its step did with it."""
+        """A batch is over, with or without a step."""
         self._batches += 1
         self._phases.enter("data")
         self._seen.discard("forward")
@@ -203,29 +203,29 @@ class KerasRun:
         self._row_writer.mirrors.append(Mirror(tracker, self._writer))
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
-        """Write what is left, and the end."""
+        """Write the remaining rows, and end the run."""
         if self._batches and not self._step and not self._stepped:
             self.not_seen("steps: none of the model's optimizers applied gradients, as its attributes or its own")
         self._writer.close(status, end_reason)
 
     def _watching_failed(self, error: Exception) -> None:
-        """Watching went wrong: the step is looked at no further, and the training goes on."""
+        """Watching raised `error`: the step is not measured further, and the training continues."""
         self._open = None
-        self._given_up = self._stumbles.note(error, self._step)
+        self._given_up = self._error_budget.note(error, self._step)
 
     def _next_number(self) -> None:
         self._step += 1
         self._stepped.clear()
 
     def _empty(self) -> None:
-        if self._aside is not None:
-            self._aside.finish()
+        if self._background is not None:
+            self._background.finish()
         made, self._made = self._made, []
         self._row_writer.empty(made)
 
 
 def _alike(one: torch.Tensor | int, other: torch.Tensor | int) -> torch.Tensor | float:
-    """1 where two counts are the same, else 0; on the device where they are."""
+    """1 if two counts are equal, else 0; on their device."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return widened(one.detach().to(other.device) == other)
     return float(one == other)
@@ -238,10 +238,10 @@ def _device_of(model: Any) -> torch.device:
 
 
 def _compute_dtype(model: Any) -> str:
-    """What most of the layers that have weights compute in."""
+    """The compute dtype of most layers with weights."""
     layers = [layer for layer in model._flatten_layers() if layer.weights and not layer._layers]
-    found = [str(layer.compute_dtype) for layer in layers] or [str(model.compute_dtype)]
-    return max(set(found), key=found.count)
+    dtypes = [str(layer.compute_dtype) for layer in layers] or [str(model.compute_dtype)]
+    return max(set(dtypes), key=dtypes.count)
 
 
 def _scaler(optimizer: Any) -> dict[str, Any]:

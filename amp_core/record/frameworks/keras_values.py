@@ -1,4 +1,4 @@
-"""What Keras hands over, as torch and the tables want it.
+"""Converts values of Keras for torch and the tables.
 
 >>> with_gradients(optimizer, grads, None)      # of the variables that the optimizer was built with
 [('net/first/kernel', <tensor>), ('net/first/bias', <tensor>)]
@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 
 def with_gradients(optimizer: Any, grads: Iterable[Any], variables: Sequence[Any] | None) -> list[tuple[str, Any]]:
-    """Name and gradient of each variable that has one, as given to `optimizer.apply`. Raises `ValueError` where they
-    are not as many."""
+    """Name and gradient of each variable that has one, as given to `optimizer.apply`. Raises `ValueError` if
+    their numbers differ."""
     if variables is None:
         variables = optimizer._trainable_variables
     names = [getattr(v, "path", None) or v.name for v in variables]  # TensorFlow's own variables have no path
@@ -25,7 +25,7 @@ def with_gradients(optimizer: Any, grads: Iterable[Any], variables: Sequence[Any
 
 def rows(data: Any) -> Any:
     """How many samples a batch has: of its first array, a number or a tensor of the graph at hand."""
-    # torch's own way through a structure takes an eighth of the time of Keras', which each step would have to pay for.
+    # torch's pytree takes an eighth of the time of Keras's, which counts in each step.
     first = next((leaf for leaf in tree_leaves(data) if len(getattr(leaf, "shape", ())) > 0), None)
     if first is None or isinstance(first.shape[0], int):
         return first.shape[0] if first is not None else None
@@ -33,7 +33,7 @@ def rows(data: Any) -> Any:
 
 
 def as_torch(array: Any) -> torch.Tensor:
-    """NumPy's array as a tensor on the same memory, which TensorFlow leaves alone as long as the array lives."""
+    """NumPy's array as a tensor on the same memory, which TensorFlow does not reuse while the array is alive."""
     if array.dtype.kind == "V":  # BF16, which NumPy itself does not have
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -5,8 +5,8 @@
     trainer = Trainer(precision="16-mixed", callbacks=[WatchCallback("runs/a")])
     trainer.fit(module, loader)
 
-Optimizers, scaler, accumulation and clipping are the Trainer's own and are found by themselves, in manual optimization
-with several optimizers too.
+Optimizers, scaler, accumulation and clipping are the Trainer's own and are detected automatically, also in manual
+optimization with several optimizers.
 """
 
 import os
@@ -21,7 +21,7 @@ with needing("lightning"):
     from lightning.pytorch.callbacks import Callback
 
 REQUESTED = {"16": "fp16", "bf16": "bf16"}
-"""What the first word of `Trainer(precision=…)` asks for."""
+"""Recipe by the first part of `Trainer(precision=…)`."""
 
 
 class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
@@ -59,17 +59,17 @@ class WatchCallback(Callback):  # type: ignore[misc, unused-ignore]
             "requested_precision": REQUESTED.get(precision.split("-")[0]),
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "gradient_clip_val": trainer.gradient_clip_val,
-            "first_step": trainer.global_step or None,  # of a training that is continued
+            "first_step": trainer.global_step or None,  # of a resumed training
         }
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._watching.begin(pl_module, trainer.optimizers, scaler=scaler, config=config)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """What is there now was logged in training."""
+        """Remember the metrics so far, which were logged in training."""
         self._others = set(trainer.callback_metrics) - self._evaluated
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Keep what was logged in validation."""
+        """Record the metrics that were logged in validation."""
         if not trainer.sanity_checking:
             results = {name: value for name, value in trainer.callback_metrics.items() if name not in self._others}
             self._evaluated |= results.keys()

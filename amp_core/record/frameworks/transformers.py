@@ -5,8 +5,8 @@
     trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[WatchCallback("runs/a")])
     trainer.train()
 
-Precision, scaler, clipping and accumulation are the Trainer's own and are found by themselves. `fp16=True` on a CPU
-trains in FP32: the run and `diagnose` say so.
+Precision, scaler, clipping and accumulation are the Trainer's own and are detected automatically. `fp16=True` on
+a CPU trains in FP32, which the run and `diagnose` report.
 """
 
 import functools
@@ -26,7 +26,7 @@ with needing("transformers"):
     import transformers
 
 TIMES = ("_runtime", "_per_second")
-"""Ends of names in an evaluation that tell how long it took, not what came out."""
+"""Suffixes of evaluation metrics that are durations or rates, not results."""
 
 
 class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -56,13 +56,13 @@ class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-
         self._watching.mirror(tracker)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The Trainer is made: from now on its `train` ends the run where it ends by an exception."""
-        self._guard(_trainer_at_work(), "train")
+        """The Trainer was created: from now on an exception in its `train` ends the run."""
+        self._guard(_calling_trainer(), "train")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is prepared: begin the run."""
         model = kwargs["model"]
-        trainer = _trainer_at_work()
+        trainer = _calling_trainer()
         if len(self._guards) == 0:
             self._guard(trainer, "training_step")
         if trainer is not None and is_compiled(trainer.model_wrapped):
@@ -72,12 +72,12 @@ class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-
             "requested_precision": "fp16" if args.fp16 else "bf16" if args.bf16 else None,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_grad_norm": args.max_grad_norm,
-            "first_step": state.global_step or None,  # of a training that is continued
+            "first_step": state.global_step or None,  # of a resumed training
         }
         self._watching.begin(model, kwargs["optimizer"], config=config)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep what the evaluation gave."""
+        """Record the results of the evaluation."""
         metrics = kwargs.get("metrics") or {}
         self._watching.evaluated({k: v for k, v in metrics.items() if k != "epoch" and not k.endswith(TIMES)})
 
@@ -101,8 +101,8 @@ class WatchCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-
         return guarded
 
 
-def _trainer_at_work() -> Any:
-    """The Trainer that calls its callbacks just now. It hands them nearly everything but itself."""
+def _calling_trainer() -> Any:
+    """The Trainer that is calling its callbacks. It does not pass itself to them."""
     frame = sys._getframe(1)
     while (caller := frame.f_back) is not None:
         frame = caller

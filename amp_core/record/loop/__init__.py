@@ -2,6 +2,6 @@
 
 entry_points, hooks (what the loop calls) -> steps (numbers them) -> attempt (one optimizer step) -> rows
   -> row_writer -> the run's writer
-loss_and_samples, phases, autocast_regions, sampling, sampled_tensors: what a step is asked
-error_budget: how much may go wrong in watching before it ends
+loss_and_samples, autocast_regions, sampling, sampled_tensors: what is measured in a step
+error_budget: how many errors of its own watching survives
 """

@@ -2,16 +2,16 @@
 
     adoption = Adoption(model, optimizers)
     adoption.given_stepped(optimizers[0], backwards=7)      # an optimizer of the run has stepped
-    adoption.wanted(other, backwards=8, stepping=True)      # another is about to: whether it is the run's from now on
+    adoption.wanted(other, backwards=8, stepping=True)      # another is about to: whether the run adopts it
 
 A loop may build a new optimizer in mid-run: each stage or epoch, after unfreezing. One is adopted where
 
 - it holds parameters of the model, or of an optimizer that `watch` was given (FP32 master weights are not the model's),
 - no optimizer of the run has stepped since the last backward, and
-- it is new: it holds all parameters of an optimizer of the run, or some of them and first stepped after the run's had,
-  or none and first stepped after the run's had stepped `SETTLED` times. One that is not new, because it stepped beside
-  the run's optimizers from the start, is left to its owner until those no longer step: for `PATIENCE` steps, and for
-  more than twice as many as ever came between two of theirs.
+- it is new: it holds all parameters of an optimizer of the run; or some of them, and first stepped after the run's had;
+  or none, and first stepped after the run's had stepped `NEW_AFTER_STEPS` times. One that is not new, because it
+  stepped beside the run's optimizers from the start, is adopted once those no longer step: for `MIN_STEPS_ALONE` of its
+  steps, and for more than twice as many as ever came between two of theirs.
 """
 
 import weakref
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 import torch
 
-SETTLED = 2
+NEW_AFTER_STEPS = 2
 """Steps of the run's optimizers after which one that shares no parameter with them counts as new."""
-PATIENCE = 5
-"""Steps in a row, without one of the run's optimizers, after which one that is not new is adopted."""
+MIN_STEPS_ALONE = 5
+"""Consecutive steps, without a step of the run's optimizers, after which one that is not new is adopted."""
 
 
 @dataclass
 class _Seen:
-    """What is known of an optimizer that is not the run's."""
+    """State of an optimizer that is not the run's."""
 
     first: int
     """Steps that the run's optimizers had made when it was first seen."""
@@ -37,14 +37,15 @@ class _Seen:
     row: int = 0
     """Its steps since then."""
     beside: bool = False
-    """Whether the optimizer that it replaced went on soon after."""
+    """Whether the optimizer that it replaced stepped again soon after."""
     size: int = -1
-    """Parameters that it held when `owned` was found."""
+    """Number of parameters that it held when `owned` was determined."""
     owned: bool = False
 
 
 class Adoption:
-    """Decides for one run. `optimizers` is the list of the run's optimizers, which its owner changes in place."""
+    """Decides which optimizers one run adopts. `optimizers` is its list of optimizers, which the owner changes in
+    place."""
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._model = model
@@ -55,7 +56,7 @@ class Adoption:
         self._adopted: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._steps = 0
         self._backwards = -1
-        self._longest = 0
+        self._longest_row = 0
 
     def given_stepped(self, optimizer: torch.optim.Optimizer, backwards: int) -> None:
         """An optimizer of the run has stepped, after so many backward passes."""
@@ -73,7 +74,7 @@ class Adoption:
         if not seen.owned:
             return False
         if seen.last != self._steps:
-            self._longest = max(self._longest, seen.row)
+            self._longest_row = max(self._longest_row, seen.row)
             seen.last, seen.row = self._steps, 0
         seen.row += stepping
         if optimizer in self._original:
@@ -82,16 +83,16 @@ class Adoption:
         if self._backwards == backwards:
             seen.beside = seen.beside or stepping
             return False
-        if seen.row > max(PATIENCE, 2 * self._longest):
+        if seen.row > max(MIN_STEPS_ALONE, 2 * self._longest_row):
             return True
         return not seen.beside and seen.first >= self._needed(optimizer)
 
     def adopted(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is among the run's optimizers now."""
+        """The optimizer is among the run's now."""
         self._adopted[optimizer] = 0
 
     def place(self, optimizer: torch.optim.Optimizer) -> int:
-        """The place of the first of the run's optimizers that it shares parameters with; behind the last without."""
+        """The index of the first of the run's optimizers that shares a parameter with it; else one past the last."""
         shared = (i for i, other in enumerate(self._optimizers) if share(optimizer, other))
         return next(shared, len(self._optimizers))
 
@@ -100,17 +101,18 @@ class Adoption:
         return not ours.isdisjoint(map(id, _parameters(optimizer)))
 
     def _needed(self, optimizer: torch.optim.Optimizer) -> int:
-        """Steps of the run's optimizers before its own first one that make it new."""
+        """Number of steps of the run's optimizers before its first own step from which on it counts as new."""
         held = set(map(id, _parameters(optimizer)))
         shares = [(held & theirs, theirs) for o in self._optimizers if (theirs := set(map(id, _parameters(o))))]
         if any(shared == theirs for shared, theirs in shares):
             return 0
-        return 1 if any(shared for shared, _ in shares) else SETTLED
+        return 1 if any(shared for shared, _ in shares) else NEW_AFTER_STEPS
 
     def _mark_beside(self, original: torch.optim.Optimizer) -> None:
-        """One that `watch` was given steps again: what took its place for a few steps only does not replace it."""
+        """An optimizer that `watch` was given steps again: one that stepped in its place only briefly does not replace
+        it."""
         for other, steps in self._adopted.items():
-            if steps < PATIENCE and other in self._seen and share(original, other):
+            if steps < MIN_STEPS_ALONE and other in self._seen and share(original, other):
                 self._seen[other].beside = True
 
 

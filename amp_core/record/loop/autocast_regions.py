@@ -1,11 +1,11 @@
-"""What autocast really does in a loop, found out in its first step.
+"""Detects the autocast dtype that a loop uses, in its first step.
 
-    seen = RegionSeen("cuda")
+    detector = RegionDetector("cuda")
     model(x)
-    seen.stop()          # torch.float16 if some region was entered meanwhile and is on, else None
+    detector.stop()      # torch.float16 if an enabled region was entered meanwhile, else None
 
-A region may begin inside of a model's forward, where hooks on the model do not see it: Accelerate and the Transformers
-Trainer wrap `model.forward` itself, and some models open a region of their own.
+A region may begin inside a model's forward, where hooks on the model do not see it: Accelerate and the Transformers
+Trainer wrap `model.forward` itself, and some models open their own region.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ from amp_core.record.torch_internals.patches import Patches
 from amp_core.store.writer import RunWriter
 
 
-class RegionSeen:
-    """Looks on, from its making until `stop`, at every autocast region that is entered for one kind of device."""
+class RegionDetector:
+    """Detects autocast regions of one device type that are entered between creation and `stop`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -30,7 +30,7 @@ class RegionSeen:
         self._patches.wrap(autocast, "__enter__", self._around)
 
     def stop(self) -> torch.dtype | None:
-        """Look no longer. The dtype of the first region that was on."""
+        """Restore autocast. Returns the dtype of the first enabled region, or None."""
         self._patches.restore()
         return self._dtype
 
@@ -44,10 +44,10 @@ class RegionSeen:
         return enter
 
 
-class PrecisionSeen:
-    """Writes into the head of a run what its loop turned out to use: `device`, `autocast_dtype` and `precision`.
+class PrecisionDetector:
+    """Writes what the loop uses into the head of its run: `device`, `autocast_dtype` and `precision`.
 
-    What the head says of `device` and `precision` already was given by who started the run, and stays.
+    A `device` or `precision` that is already in the head was given by the caller, and stays.
     """
 
     def __init__(
@@ -64,41 +64,41 @@ class PrecisionSeen:
         self._scaler = scaler
         self._device = device
         self._given = {k: v for k, v in writer.head.config.items() if k in ("device", "precision")}
-        self._region: RegionSeen | None = None  # until the first backward
+        self._region: RegionDetector | None = None  # until the first backward
         self.known = False
         """Whether the first forward has begun."""
         self.autocast_dtype: torch.dtype | None = None
 
     def adopt(self, scaler: Any) -> None:
-        """The loop turned out to use `scaler`."""
+        """The loop uses `scaler`."""
         self._scaler = scaler
-        self.look_again()
+        self.refresh()
 
-    def look_again(self) -> None:
-        """What the loop uses has changed."""
+    def refresh(self) -> None:
+        """The optimizers or the scaler have changed."""
         if self.known:
-            self._tell(self.autocast_dtype)
+            self._update_head(self.autocast_dtype)
 
     def forward_began(self) -> None:
-        """Look at the first forward: at what is on as it begins, or else at the regions within it."""
+        """Inspect the first forward: autocast as it begins, or else the regions within it."""
         if self.known:
             return
         self.known = True
         kind = self._device.type
         autocast = torch.is_autocast_enabled(kind)
-        self._tell(torch.get_autocast_dtype(kind) if autocast else None)
+        self._update_head(torch.get_autocast_dtype(kind) if autocast else None)
         if not autocast:
-            self._region = RegionSeen(kind)
+            self._region = RegionDetector(kind)
 
-    def stop_looking(self) -> None:
+    def stop(self) -> None:
         """The first forward is over."""
         if self._region is not None:
             region, self._region = self._region, None
             dtype = region.stop()
             if dtype is not None:
-                self._tell(dtype)
+                self._update_head(dtype)
 
-    def _tell(self, autocast_dtype: torch.dtype | None) -> None:
+    def _update_head(self, autocast_dtype: torch.dtype | None) -> None:
         self.autocast_dtype = autocast_dtype
         dtype = dtype_name(autocast_dtype) if autocast_dtype is not None else None
         config = {"device": str(self._device), **self._given, "autocast_dtype": dtype}

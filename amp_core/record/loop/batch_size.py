@@ -1,14 +1,14 @@
-"""How many samples a forward was of: which dimension of its inputs is the batch.
+"""The number of samples of a forward: which dimension of its inputs is the batch dimension.
 
     batch = BatchSize(model)
     batch.began(model, args, kwargs)
-    batch.ended(output)                   # 32; None where it cannot be told
+    batch.ended(output)                   # 32; None if unknown
 
 By convention it is the first dimension of the first input. Recurrent layers and attention may take time first,
-(T, N, C), which their `batch_first` tells: so in the first forwards of each entry those within the model are asked how
-many samples they are given, and the dimension of the input that has this size is the batch. Without such layers the
-outputs have to agree: an output's first dimension is the batch's size or a multiple of it (tokens or views of a sample
-that were laid out in rows). Where inputs and outputs contradict each other, nothing is said.
+(T, N, C), as their `batch_first` says. So in the first forwards of each entry point, the batch size of their inputs is
+read, and the dimension of the model's input that has this size is the batch dimension. Without such layers the outputs
+have to agree: an output's first dimension is the batch size or a multiple of it (tokens or views of a sample, as rows).
+If inputs and outputs contradict each other, the batch size is unknown.
 """
 
 from typing import Any
@@ -22,25 +22,25 @@ from amp_core.record.model.modules import is_compiled, tensors_in
 from amp_core.record.torch_internals.module_calls import before_call
 
 MAX_UNFIT = 3
-"""Forwards of an entry in which what layers told did not fit its input: then they are asked no more."""
+"""Forwards of an entry point in which no dimension matches the layers' batch size, before layers are no longer read."""
 ONE = -1
-"""In the place of a dimension: the input is one sample, without a dimension for the batch."""
+"""Stands for a dimension: the input is one sample, without a batch dimension."""
 Shape = tuple[int, ...]
 
 
 class BatchSize:
-    """Of the forwards of one model, one after another."""
+    """The batch sizes of one model's forwards, one after another."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         layers = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.MultiheadAttention)
         self._layers = [m for m in own.modules(model) if isinstance(m, layers)]
         self._compiled = is_compiled(model)
-        self._unfit: dict[tuple[int, int], int] = {}  # forwards in which layers told nothing that fits
+        self._unfit: dict[tuple[int, int], int] = {}  # forwards in which no dimension matched
         self._dimension: dict[tuple[int, int], int] = {}  # of the batch, by entry and number of dimensions
         self._entry = (0, 0)
         self._shapes: list[Shape] = []
         self._packed: int | None = None
-        self._told: list[int] = []
+        self._layer_sizes: list[int] = []
         self._handles: list[Any] = []
 
     def began(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -49,18 +49,18 @@ class BatchSize:
         packed = (_packed(leaf) for leaf in (*args, *kwargs.values()) if isinstance(leaf, PackedSequence))
         self._packed = next(packed, None)
         self._shapes = [tuple(t.shape) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dim()]
-        self._told = []
+        self._layer_sizes = []
         self._entry = id(module), len(self._shapes[0]) if self._shapes else 0
         known = self._entry in self._dimension or self._unfit.get(self._entry, 0) >= MAX_UNFIT
         if known or self._compiled or self._packed is not None:
             return
         if module in self._layers:
-            self._ask(module, args, kwargs)
+            self._read_size(module, args, kwargs)
         elif self._layers:
-            self._handles = [before_call(m, self._ask) for m in self._layers]
+            self._handles = [before_call(m, self._read_size) for m in self._layers]
 
     def ended(self, output: Any) -> int | None:
-        """It returned `output`: how many samples it was of."""
+        """The forward returned `output`. Returns its number of samples; None if unknown."""
         self.detach()
         if self._packed is not None:
             return self._packed
@@ -70,30 +70,30 @@ class BatchSize:
         known = self._dimension.get(self._entry)
         if known is not None:
             return 1 if known == ONE else first[known]
-        if self._told:
+        if self._layer_sizes:
             return self._by_layers(first)
         if self._layers and any(own.held(m, "batch_first") is False for m in self._layers):
             return self._by_outputs(first, output, sure=False)  # compiled, or they were not called
         return self._by_outputs(first, output, sure=True)
 
     def detach(self) -> None:
-        """Leave the layers alone."""
+        """Detach from the layers."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _ask(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def _read_size(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
         given = next((t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor | PackedSequence)), None)
         if isinstance(given, PackedSequence):
-            self._told.append(_packed(given))
+            self._layer_sizes.append(_packed(given))
         elif given is not None:
             cell = isinstance(layer, torch.nn.RNNCellBase)
             batched = given.dim() == (2 if cell else 3)
             place = 0 if cell or own.held(layer, "batch_first") else 1
-            self._told.append(given.shape[place] if batched else 1)
+            self._layer_sizes.append(given.shape[place] if batched else 1)
 
     def _by_layers(self, first: Shape) -> int | None:
-        samples = self._told[0]
+        samples = self._layer_sizes[0]
         fits = [i for i, size in enumerate(first[:2]) if size == samples]
         if not fits and samples == 1:
             fits = [ONE]
@@ -107,7 +107,7 @@ class BatchSize:
         return 1 if fits == [ONE] else first[fits[0]]
 
     def _by_outputs(self, first: Shape, output: Any, *, sure: bool) -> int | None:
-        """`sure`: no layer takes time first, so the first dimension is the batch where nothing speaks against it."""
+        """`sure`: no layer takes time first, so the first dimension is the batch unless an output contradicts it."""
         rows = [t.shape[0] for t in tensors_in(output) if t.dim()]
         ahead = [shape[0] for shape in self._shapes]
         if first[0] in rows or not rows:
@@ -129,4 +129,4 @@ def _agree(ahead: list[int], shapes: list[Shape]) -> bool:
 
 
 def _packed(sequence: PackedSequence) -> int:
-    return int(sequence.batch_sizes[0])  # they are always on the CPU
+    return int(sequence.batch_sizes[0])  # always on the CPU

@@ -1,12 +1,12 @@
-"""Where a loop enters the model: mostly the model itself; where that is never called, the parts that are.
+"""The modules at which a loop enters the model: mostly the model itself; if that is never called, parts of it.
 
-    entries = Entries(model, began, ended)     # began(module, args, kwargs), ended(module, args, output)
-    entries.settle()                           # after the first step
+    entries = EntryPoints(model, began, ended)     # began(module, args, kwargs), ended(module, args, output)
+    entries.narrow()                               # after the first step
     entries.remove()
 
-A Lightning module's `training_step` calls its children, a GAN in a `ModuleDict` has no forward of its own. So in the
-first step every module is asked; only a call that no other module makes is an entry. Afterwards only the model is
-listened to if that is all the loop calls, else the entries seen and the outermost modules.
+A Lightning module's `training_step` calls its children; a GAN in a `ModuleDict` has no forward of its own. So in the
+first step every module has hooks; only a call that no other module makes is an entry. Afterwards only the model keeps
+them if the loop calls nothing else; otherwise the entries seen and the outermost modules do.
 """
 
 import threading
@@ -22,7 +22,7 @@ from amp_core.record.torch_internals.module_calls import after_call, before_call
 
 
 class EntryPoints:
-    """Listens to a model for calls from outside of it."""
+    """Detects calls of a model and its modules from outside of the model."""
 
     def __init__(
         self,
@@ -37,19 +37,19 @@ class EntryPoints:
         self._thread = threading.get_ident()
         self._entered: dict[int, torch.nn.Module] = {}
         self._handles: dict[int, list[Any]] = {}
-        # Calls within a compiled graph cannot be heard.
-        self._settled = is_compiled(model)
-        for module in [model] if self._settled else own.modules(model):
+        # Hooks do not run within a compiled graph.
+        self._narrowed = is_compiled(model)
+        for module in [model] if self._narrowed else own.modules(model):
             self._attach(module)
 
     def __len__(self) -> int:
         return sum(map(len, self._handles.values()))
 
-    def settle(self) -> None:
-        """A step is over: leave the modules alone that the loop does not enter."""
-        if self._settled:
+    def narrow(self) -> None:
+        """A step is over: detach from the modules that the loop does not enter."""
+        if self._narrowed:
             return
-        self._settled = True
+        self._narrowed = True
         if self._entered.keys() == {id(self._model)}:
             stay = {id(self._model)}
         else:
@@ -58,7 +58,7 @@ class EntryPoints:
             self._detach(key)
 
     def remove(self) -> None:
-        """Leave all modules alone."""
+        """Detach from all modules."""
         for key in list(self._handles):
             self._detach(key)
 
@@ -92,7 +92,7 @@ class EntryPoints:
 
 
 def outermost(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The children of a model; of those that only hold others, theirs."""
+    """The children of a model; containers are replaced by their children."""
     for child in own.children(model):
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from outermost(child)

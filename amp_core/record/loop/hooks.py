@@ -1,20 +1,20 @@
-"""Where a training loop is listened to: `Hooks` on model, optimizers and scaler, which tell `Steps` what happens.
+"""`Hooks` on model, optimizers and scaler of a training loop, which notify `Steps` of what the loop does.
 
     >>> hooks = Hooks(model, scaler, steps)
     >>> hooks.remove()
 
-Steps are found from the scaler and the optimizer themselves:
+Steps are detected at the scaler and the optimizers:
 
-- `scaler.scale(loss)` gives the loss, or without a scaler the single number that backward starts from;
-- gradients are looked at once per optimizer step, as they come out of backward: at the first of `scaler.unscale_`,
+- `scaler.scale(loss)` gives the loss; without a scaler, the single number that backward starts from does;
+- gradients are measured once per optimizer step, as backward leaves them: at the first of `scaler.unscale_`,
   `clip_grad_norm_`, `clip_grad_value_`, `scaler.step` and `optimizer.step`;
-- an optimizer that is given a closure is looked at after the closure was called first;
+- with a closure, they are measured after its first call;
 - a step is attempted when `scaler.step(optimizer)` is called, or `optimizer.step()` outside of it;
-- an optimizer that `watch` was not given is seen by torch's hook on all; see `adoption`;
-- whether it was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
+- an optimizer that `watch` was not given is detected by torch's global optimizer hook; see `adoption`;
+- whether a step was skipped is read from `found_inf` after `scaler.step` and before `scaler.update`.
 
-Nothing here changes what is watched: hooks return nothing, random number generators are not touched, and every value
-that the training goes on using is copied before it is kept.
+Hooks do not change the training: they return nothing, do not touch random number generators, and copy every value that
+the training continues to use.
 """
 
 import functools
@@ -38,8 +38,8 @@ from amp_core.record.torch_internals.optimizer_steps import after_step, before_s
 from amp_core.record.torch_internals.tensor_hooks import TensorHooks
 
 
-def listening(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Hooks` that the loop comes through. It is not compiled with the loop, and sees no capture."""
+def loop_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `Hooks` that the loop calls. It is not compiled with the loop, and does nothing during a capture."""
 
     @functools.wraps(hook)
     def listen(self: "Hooks", *args: Any) -> Any:
@@ -52,12 +52,12 @@ def listening(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Hooks:
-    """On everything a loop calls in a step. `scaler` is the loop's, or None."""
+    """Hooks on everything that a loop calls in a step. `scaler` is the loop's, or None."""
 
     def __init__(self, model: torch.nn.Module, scaler: Any, steps: Steps) -> None:
         self._steps = steps
         self.scaler = scaler
-        """Of whose steps is being told."""
+        """The scaler that the loop uses at present."""
         self._writer = steps.writer
         self._phases = steps.phases
         self._loss_and_samples = steps.loss_and_samples
@@ -65,12 +65,11 @@ class Hooks:
         self._precision = steps.precision
         self._seen = steps.seen
         self._inside_scaler_step = False
-        self._repeating = False  # a closure is called again within its step
-        self._met_capture = False
-        self._proxied_optimizers: set[int] = (
-            set()
-        )  # whose scaler.step was given something else, so that its own step comes later
-        self._methods: list[tuple[patched_functions.Shared, Any]] = []  # of scalers, and what listens to them
+        self._repeating = False  # a closure is called again within one optimizer step
+        self._capture_reported = False
+        # Optimizers whose scaler.step was given a proxy: their own step comes later.
+        self._proxied_optimizers: set[int] = set()
+        self._methods: list[tuple[patched_functions.Shared, Any]] = []  # of scalers, with their listeners
         self._on_tensors = TensorHooks()
         self._handles: list[Any] = []
         self._of_optimizer: dict[int, list[Any]] = {}
@@ -87,13 +86,13 @@ class Hooks:
         return len(self._handles) + len(self._entry_points)
 
     def _install(self) -> None:
-        self._steps.over = self._entry_points.settle
-        self._steps.lost_forwards = self._find_entry_points
+        self._steps.on_step_end = self._entry_points.narrow
+        self._steps.on_forwards_lost = self._find_entry_points
         for index, optimizer in enumerate(self._steps.optimizers):
             self._listen_to(index, optimizer)
         self._handles.append(before_step(self._before_any_optimizer))
         if self.scaler is not None:
-            self._wrap(self.scaler)
+            self._patch_scaler(self.scaler)
         patched_functions.clipped_by_norm.listen(self._on_clip)
         patched_functions.backward.listen(self._on_backward_call)
         patched_functions.backward.listen_after(self._after_loss)
@@ -102,13 +101,14 @@ class Hooks:
         patched_functions.grouped_for_clipping.listen(self._on_grouped)
 
     def _find_entry_points(self) -> None:
-        """The loop no longer enters the model where it did: it may call a part of it now."""
+        """Search for entry points again: the loop no longer enters the model where it did, and may call a part of
+        it."""
         self._entry_points.remove()
         self._entry_points = EntryPoints(self._model, self._on_forward, self._on_forward_end)
-        self._steps.over = self._entry_points.settle
+        self._steps.on_step_end = self._entry_points.narrow
 
     def _listen_to(self, index: int, optimizer: torch.optim.Optimizer) -> None:
-        for handle in self._of_optimizer.pop(index, ()):  # of the one whose place it takes
+        for handle in self._of_optimizer.pop(index, ()):  # of the optimizer that it replaces
             handle.remove()
             self._handles.remove(handle)
         self._of_optimizer[index] = [
@@ -118,7 +118,7 @@ class Hooks:
         self._handles += self._of_optimizer[index]
 
     def _place(self, optimizer: Any, *, stepping: bool = False) -> int | None:
-        """The place of an optimizer; one that the loop turns to in mid-run is adopted."""
+        """The index of an optimizer; one that the loop starts to use during the run may be adopted."""
         index, new = None, False
         with self._phases.watching():
             index, new = self._steps.index_or_adopt(optimizer, stepping=stepping)
@@ -126,7 +126,7 @@ class Hooks:
                 self._listen_to(index, optimizer)
         return index
 
-    def _wrap(self, scaler: Any) -> None:
+    def _patch_scaler(self, scaler: Any) -> None:
         for name, before, after in (
             ("scale", self._on_scale, self._on_scaled),
             ("unscale_", self._on_unscale, None),
@@ -142,17 +142,17 @@ class Hooks:
             self._methods.append((method, (before, after, self._on_scaler_step_failed)))
 
     def adopt(self, scaler: Any) -> Callable[[Any, Any], None]:
-        """The loop turned out to use `scaler`, which is in the middle of `scale`: what is returned is to be told what
-        it was given and what it made of that."""
+        """Adopt a scaler that the loop uses and that is within `scale`. Returns a function to be called with the losses
+        and the scaled losses."""
         self.scaler = scaler
         self._steps.adopt(scaler)
-        self._wrap(scaler)
+        self._patch_scaler(scaler)
         self._before_scale()
         return self._after_scale
 
     def _on_capture(self) -> None:
-        if not self._met_capture:
-            self._met_capture = True
+        if not self._capture_reported:
+            self._capture_reported = True
             self._writer.event("warning", name="not recorded", detail=UNSEEN, step=self._steps.number)
 
     def remove(self) -> None:
@@ -173,9 +173,9 @@ class Hooks:
         patched_functions.grad.unlisten(self._on_grad)
         patched_functions.grad.unlisten(self._after_loss)
         patched_functions.grouped_for_clipping.unlisten(self._on_grouped)
-        self._precision.stop_looking()
+        self._precision.stop()
 
-    @listening
+    @loop_hook
     @isolated
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if self._steps.auditing or in_backward():
@@ -189,7 +189,7 @@ class Hooks:
             return
         with self._phases.watching():
             self._steps.finish_pending()
-            if self._loss_and_samples.broken_off or self._steps.stepping:
+            if self._loss_and_samples.interrupted or self._steps.stepping:
                 self._steps.abandon()
             self._batch.began(module, args, kwargs)
             self._loss_and_samples.entered(module)
@@ -198,7 +198,7 @@ class Hooks:
                 self._outputs.attach()
             self._steps.begin()
 
-    @listening
+    @loop_hook
     @isolated
     def _on_forward_end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._steps.auditing or in_backward() or not torch.is_grad_enabled():
@@ -210,7 +210,7 @@ class Hooks:
                 self._on_tensors.attach(
                     leaf, "output", functools.partial(self._on_backward, self._loss_and_samples.hooked(leaf))
                 )
-        self._steps.tell("forward_ended", output)
+        self._steps.notify("forward_ended", output)
 
     @untraced  # backward may be called by what is compiled
     @isolated
@@ -223,10 +223,12 @@ class Hooks:
         self._seen.add("backward")
         self._steps.backward_seen()
         self._loss_and_samples.arrived()
-        self._precision.stop_looking()
-        engine = torch.autograd.Variable._execution_engine  # its one way to be told of the end; DDP and FSDP use it too
+        self._precision.stop()
+        engine = (
+            torch.autograd.Variable._execution_engine
+        )  # its only callback for the end of backward; DDP and FSDP use it too
         engine.queue_callback(self._on_backward_end)
-        self._steps.tell("backward_began")
+        self._steps.notify("backward_began")
 
     @untraced
     @isolated
@@ -239,74 +241,76 @@ class Hooks:
     def _on_backward_end(self) -> None:
         self._loss_and_samples.ended()
         self._phases.enter("after_backward")
-        self._steps.tell("backward_ended")
+        self._steps.notify("backward_ended")
 
     @isolated
     def _on_clip(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._seen or capturing():  # clipping elsewhere in the program, before any step of ours began
+        if not self._seen or capturing():  # clipping elsewhere in the program, before a step of this run began
             return
         self._phases.enter("optimizer")
         with self._phases.watching():
-            self._steps.tell("called", "clip", None)
-            self._look_before_clipping()
+            self._steps.notify("called", "clip", None)
+            self._observe_before_clipping()
 
     def _on_grouped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Gradients are put together for clipping: by norm, of which `_on_clip` is told, or by value."""
+        """Gradients are grouped for clipping by value, or by norm, which `_on_clip` handles."""
         if patched_functions.clips_by_value() and self._seen and not self._steps.auditing and not capturing():
             with self._phases.watching():
-                self._look_before_clipping()
+                self._observe_before_clipping()
 
-    def _look_before_clipping(self) -> None:
+    def _observe_before_clipping(self) -> None:
         for index in range(len(self._steps.optimizers)):
             if self._steps.has_gradients(index):
                 self._steps.observe(index)
 
     def _on_backward_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Backward is called: what it starts from is the loss."""
-        if self._not_of_a_step():
+        """Backward is called: its roots are the loss."""
+        if self._outside_step():
             return
         tensors, weights, inputs = (
             _argument(args, kwargs, *a) for a in ((0, "tensors"), (1, "grad_tensors"), (5, "inputs"))
         )
         with self._phases.watching():
-            self._loss_and_samples.called(*_roots(tensors, weights), counts=inputs is None or self._holds_ours(inputs))
+            self._loss_and_samples.called(
+                *_roots(tensors, weights), counts=inputs is None or self._holds_model_parameters(inputs)
+            )
 
     def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """`torch.autograd.grad` is called. With `create_graph` a backward through its result follows."""
-        if self._not_of_a_step():
+        if self._outside_step():
             return
         outputs, inputs, weights = (
             _argument(args, kwargs, *a) for a in ((0, "outputs"), (1, "inputs"), (2, "grad_outputs"))
         )
-        counts = not _argument(args, kwargs, 4, "create_graph") and self._holds_ours(inputs)
+        counts = not _argument(args, kwargs, 4, "create_graph") and self._holds_model_parameters(inputs)
         with self._phases.watching():
             self._loss_and_samples.called_grad(*_roots(outputs, weights), counts=counts)
 
     def _after_loss(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._not_of_a_step():
+        if not self._outside_step():
             with self._phases.watching():
                 if self._loss_and_samples.returned():
                     self._steps.backward_seen()
 
-    def _not_of_a_step(self) -> bool:
+    def _outside_step(self) -> bool:
         return self._repeating or self._steps.auditing or in_backward() or capturing()
 
-    def _holds_ours(self, tensors: Any) -> bool:
+    def _holds_model_parameters(self, tensors: Any) -> bool:
         return any(id(t) in self._steps.names for t in tree_leaves(tensors))
 
-    @listening
+    @loop_hook
     @isolated
     def _before_any_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer steps, in whatever part of the program."""
+        """An optimizer steps, anywhere in the program."""
         if not self._steps.auditing and all(optimizer is not known for known in self._steps.optimizers):
             index = self._place(optimizer, stepping=True)
             if index is None and not self._steps.stepping:
                 self._loss_and_samples.stepped_elsewhere()
 
-    @listening
+    @loop_hook
     def _before_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if self._inside_scaler_step:
-            self._steps.tell("called", "optimizer.step", index)
+            self._steps.notify("called", "optimizer.step", index)
             return None
         if index in self._proxied_optimizers:
             self._phases.enter("optimizer")
@@ -324,7 +328,7 @@ class Hooks:
     def _before_step(self, index: int) -> None:
         self._phases.enter("optimizer")
         with self._phases.watching():
-            self._steps.tell("called", "optimizer.step", index)
+            self._steps.notify("called", "optimizer.step", index)
             self._steps.observe(index)
         self._steps.stepping.add(index)
 
@@ -332,7 +336,9 @@ class Hooks:
         @functools.wraps(original, updated=())
         def closure(*args: Any, **kwargs: Any) -> Any:
             if self._repeating:
-                self._steps.repeating = True  # observers are told of the first call alone, as the row of the step is
+                self._steps.repeating = (
+                    True  # observers are notified of the first call alone: the step's row describes that one
+                )
                 try:
                     return original(*args, **kwargs)
                 finally:
@@ -344,7 +350,7 @@ class Hooks:
 
         return closure
 
-    @listening
+    @loop_hook
     def _after_optimizer(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._repeating = False
         self._steps.stepping.discard(index)
@@ -353,7 +359,7 @@ class Hooks:
 
     def _on_scale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scaler = args[0]
-        if scaler is not self.scaler:  # of several that take turns the last to have scaled counts
+        if scaler is not self.scaler:  # where several take turns, the last one to scale counts
             self.scaler = scaler
             self._steps.use(scaler)
         self._before_scale()
@@ -361,14 +367,14 @@ class Hooks:
     def _on_scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._after_scale(patched_functions.argument(args, kwargs, "outputs"), result)
 
-    @listening
+    @loop_hook
     def _before_scale(self) -> None:
         with self._phases.watching():
             self._steps.finish_pending()
             self._steps.begin()
-        self._steps.tell("called", "scale", None)
+        self._steps.notify("called", "scale", None)
 
-    @listening
+    @loop_hook
     def _after_scale(self, outputs: Any, result: Any) -> None:
         with self._phases.watching():
             factor = functools.partial(scaling.scale, self.scaler)
@@ -380,13 +386,13 @@ class Hooks:
     def _on_unscale(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._before_unscale(patched_functions.argument(args, kwargs, "optimizer"))
 
-    @listening
+    @loop_hook
     def _before_unscale(self, optimizer: Any) -> None:
         index = self._place(optimizer)
         if index is not None:
             self._phases.enter("optimizer")
             with self._phases.watching():
-                self._steps.tell("called", "unscale_", index)
+                self._steps.notify("called", "unscale_", index)
                 self._steps.observe(index)
 
     def _on_scaler_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -398,29 +404,29 @@ class Hooks:
     def _on_scaler_step_failed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inside_scaler_step = False
 
-    @listening
+    @loop_hook
     def _before_scaler_step(self, optimizer: Any) -> None:
         index = self._place(optimizer)
         if index is None:
             return
         self._phases.enter("optimizer")
         with self._phases.watching():
-            self._steps.tell("called", "scaler.step", index)
+            self._steps.notify("called", "scaler.step", index)
             self._steps.observe(index)
         self._inside_scaler_step = True
         self._steps.stepping.add(index)
 
-    @listening
+    @loop_hook
     def _after_scaler_step(self, optimizer: Any) -> None:
         self._inside_scaler_step = False
         index = self._steps.index(optimizer)
         if index is None:
             return
         self._steps.stepping.discard(index)
-        found = None
+        found_inf = None
         with self._phases.watching():
-            found = scaling.found_inf(self.scaler, optimizer) if scaling.is_active(self.scaler) else None
-        self._steps.attempted(index, found)
+            found_inf = scaling.found_inf(self.scaler, optimizer) if scaling.is_active(self.scaler) else None
+        self._steps.attempted(index, found_inf)
         if not isinstance(optimizer, torch.optim.Optimizer):
             self._proxied_optimizers.add(index)
 
@@ -430,12 +436,12 @@ class Hooks:
     def _on_updated(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._after_update()
 
-    @listening
+    @loop_hook
     def _before_update(self) -> None:
         self._phases.enter("optimizer")
-        self._steps.tell("called", "update", None)
+        self._steps.notify("called", "update", None)
 
-    @listening
+    @loop_hook
     def _after_update(self) -> None:
         self._proxied_optimizers.clear()
         self._steps.updated()
@@ -446,7 +452,7 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: s
 
 
 def _roots(tensors: Any, weights: Any) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """What a backward starts from, and the gradient that is given for each, or None."""
+    """The roots of a backward, and for each the gradient that was given, or None."""
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [weights] if weights is None or isinstance(weights, torch.Tensor) else list(weights)
     return roots, given if len(given) == len(roots) else [None] * len(roots)

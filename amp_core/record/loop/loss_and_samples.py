@@ -1,26 +1,27 @@
-"""The loss of a step and its samples, gathered over forwards and backwards until the step is attempted.
+"""The loss of a step and its number of samples, collected over forwards and backwards until the step is attempted.
 
-    gathered.entered(model)                      # a forward begins
-    gathered.counted(32)                         # … and has ended: it was one of so many samples
-    call = gathered.hooked(output)               # its output tells of its backward
-    token = gathered.scaled(loss, result, …)     # a scaler has multiplied the loss
-    gathered.called([loss], [None])              # backward is called
-    gathered.arrived()                           # its first gradient has reached the model
-    gathered.reached(call)                       # and comes through that forward
-    gathered.ended()
-    gathered.returned()
-    loss, samples = gathered.take()
+    step.entered(model)                      # a forward begins
+    step.counted(32)                         # … and has ended; it had 32 samples
+    call = step.hooked(output)               # a hook on its output reports its backward
+    token = step.scaled(loss, result, …)     # a scaler has multiplied the loss
+    step.called([loss], [None])              # backward is called
+    step.arrived()                           # its first gradient has reached the model
+    step.reached(call)                       # and comes through that forward
+    step.ended()
+    step.returned()
+    loss, samples = step.take()
 
-The loss of a backward is what it differentiates: the sum of its roots, each times its `grad_tensors` where it is given
-them, before a scaler multiplied it. Only a backward that came through the model to its end counts: another model's does
-not, nor one that an exception broke off. Where no output tells of backward (a part of the model was called, or the
-model keeps its output to itself), it counts if it changed a gradient of the model. `torch.autograd.grad` by the model's
-parameters counts in a step without such a backward, and never with `create_graph`.
+The loss of a backward is what it differentiates: the sum of its roots, each times its `grad_tensors` if given, before a
+scaler multiplied it. Only a backward that passes through the model and completes counts: another model's does not, nor
+one that an exception aborted. If no output reports backward (a part of the model was called, or the model does not
+return its output), a backward counts if it changed a gradient of the model. `torch.autograd.grad` with respect to the
+model's parameters counts in a step without such a backward, and never with `create_graph`.
 
-Of the forwards only those count that a backward came through: not an evaluation, and not what a second network made of
-the first one's output for its own loss. A loss whose gradients another optimizer's step used, and that were cleared
-before the next backward, is that step's: a generator's loss comes through the discriminator too. Where an optimizer
-steps within a backward, what is known of that backward is its step's, and of those that step after it.
+Only forwards that a backward passes through count: not an evaluation, and not a second network's forward on the first
+one's output for its own loss. If another optimizer's step used the gradients of a loss, and they were cleared before
+the next backward, the loss belongs to that step: a generator's loss passes through the discriminator too. If an
+optimizer steps within a backward, the values of that backward belong to its step and to the steps that follow within
+it.
 """
 
 import weakref
@@ -33,10 +34,10 @@ from amp_core.record.backends import widened
 from amp_core.record.model.parameters import in_backward
 
 Call = list[int]
-"""A forward: by which module, and of how many samples; of none once they were counted."""
+"""A forward: the `id` of its module, and its number of samples; 0 once they were counted."""
 Marks = list[tuple[int, int] | None]
-LOOKED_AT = 3
-"""Parameters whose gradients tell whether they were cleared."""
+MAX_CHECKED = 3
+"""Number of parameters whose gradients are checked for having been cleared."""
 
 
 @dataclass
@@ -44,10 +45,10 @@ class Scaled:
     """A tensor that a scaler has multiplied."""
 
     value: torch.Tensor
-    """A copy of what it was before."""
+    """A copy of its value before."""
     result: "weakref.ref[torch.Tensor]"
     factor: Callable[[], torch.Tensor | None]
-    """The loss scale, asked for during its backward."""
+    """Returns the loss scale; called during its backward."""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class _Backward:
     """The present call of `backward` or `grad`."""
 
     loss: torch.Tensor | None = None
-    """What it differentiates; None where that is no one number."""
+    """What it differentiates; None if that is not a single number."""
     unscaled: bool = True
     """Whether `loss` is without the loss scale, where a scaler multiplied it."""
     counts: bool = True
@@ -73,7 +74,7 @@ class _Backward:
 
 
 class LossAndSamples:
-    """Of one step. `parameters` gives those of the model."""
+    """Loss and samples of the present step. `parameters` returns those of the model."""
 
     def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._parameters = parameters
@@ -82,21 +83,21 @@ class LossAndSamples:
         self._scaled: list[Scaled] = []
         self._outputs: list[weakref.ref[torch.Tensor]] = []  # of the model
         self._samples: dict[int, int] = {}  # by the module that was called with them
-        self._reached: dict[int, int] = {}  # those of them that a backward came through
+        self._reached: dict[int, int] = {}  # those that a backward passed through
         self._present: Call = [0, 0]
         self._uncounted = False
         self._samples_then: dict[int, int] = {}
         self._reached_then: dict[int, int] = {}
-        self._hooked = False  # whether an output tells of its backward
-        self._told = False  # what is known of the present backward is some step's already
-        self._called = False  # backward was called, and has not come to its end
+        self._hooked = False  # whether a hook on an output reports its backward
+        self._already_taken = False  # the present backward's values already belong to a step
+        self._called = False  # backward was called and has not completed
         self._inside = False  # and it has reached the model
         self._backward: _Backward | None = None
         self._elsewhere: tuple[list[torch.Tensor], Marks, int, dict[int, int], dict[int, int]] | None = None
 
     @property
-    def broken_off(self) -> bool:
-        """Asked in a forward: whether the backward before it never came to its end."""
+    def interrupted(self) -> bool:
+        """Whether the last backward did not complete; to be called in a forward."""
         return self._inside
 
     def entered(self, module: torch.nn.Module) -> None:
@@ -107,7 +108,7 @@ class LossAndSamples:
         self._present = [id(module), 0]
 
     def counted(self, samples: int | None) -> None:
-        """The present forward was one of so many samples; None where it cannot be told: then the step's cannot either.
+        """The present forward had `samples` samples; with None, if that is unknown, the step's samples are unknown too.
 
         Several modules that are called for the same samples count once.
         """
@@ -119,13 +120,13 @@ class LossAndSamples:
         self._samples[module] = self._samples.get(module, 0) + samples
 
     def hooked(self, output: torch.Tensor) -> Call:
-        """An output of the present forward tells of its backward: of which `reached` must be given this."""
+        """A hook on `output` of the present forward reports its backward. It must pass the result to `reached`."""
         self._hooked = True
         self._outputs = [*(held for held in self._outputs if held() is not None), weakref.ref(output)]
         return self._present
 
     def scaled(self, loss: torch.Tensor, result: torch.Tensor, factor: Callable[[], torch.Tensor | None]) -> Scaled:
-        """A scaler has made `result` of `loss`. `through` must be given what is returned in its backward."""
+        """A scaler has scaled `loss` to `result`. In its backward, the return value must be passed to `through`."""
         token = Scaled(loss.detach().clone(), weakref.ref(result), factor)
         self._scaled = [*(held for held in self._scaled if held.result() is not None), token]
         return token
@@ -133,7 +134,8 @@ class LossAndSamples:
     def called(
         self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], counts: bool = True
     ) -> None:
-        """Backward is called from these, with these `grad_tensors`. `counts`: it is to add to the model's gradients."""
+        """Backward is called on `roots`, with `weights` as `grad_tensors`. `counts`: it adds to the model's
+        gradients."""
         self._drop_cleared()
         loss, unscaled = self._loss_of(roots, weights) if counts else (None, True)
         before = self._marks() if counts and not self._hooked else None
@@ -141,7 +143,8 @@ class LossAndSamples:
         self._called = self._hooked
 
     def called_grad(self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], counts: bool) -> None:
-        """`torch.autograd.grad` is called. `counts`: for gradients of the model's parameters, with none to follow."""
+        """`torch.autograd.grad` is called. `counts`: for gradients of the model's parameters, without
+        `create_graph`."""
         loss, unscaled = self._loss_of(roots, weights) if counts else (None, True)
         self._backward = _Backward(loss, unscaled, counts, by_grad=True)
 
@@ -150,7 +153,7 @@ class LossAndSamples:
         self._inside = True
 
     def reached(self, call: Call) -> None:
-        """A backward comes through that forward."""
+        """A backward passes through that forward."""
         if self._backward is not None:
             self._backward.came = True
         module, samples = call
@@ -159,28 +162,28 @@ class LossAndSamples:
             call[1] = 0
 
     def through(self, scaled: Scaled) -> None:
-        """A backward comes through what a scaler has multiplied."""
-        if self._backward is None:  # nothing of torch's that is listened to began it
+        """A backward passes through a loss that a scaler has multiplied."""
+        if self._backward is None:  # no patched function of torch started it
             self._backward = _Backward(scaled.value.sum())
             self._backward.before = None if self._hooked else []
         self._backward.through.append(scaled)
 
     def ended(self) -> None:
-        """A backward came to its end."""
+        """A backward completed."""
         self._inside = self._called = False
         backward = self._backward
         if backward is not None and not backward.by_grad:
             if backward.came or backward.before == []:
-                self._take_in(backward)
+                self._add(backward)
                 self._backward = None
             elif backward.before is None:
                 self._backward = None  # another model's
-        if self._told:
-            self._begin_anew()
+        if self._already_taken:
+            self._reset()
         self._samples_then, self._reached_then = dict(self._samples), dict(self._reached)
 
     def returned(self) -> bool:
-        """The call of `backward` or `grad` is over. Whether it counts although no output told of it."""
+        """The call of `backward` or `grad` returned. Whether it counts although no hook on an output reported it."""
         backward, self._backward = self._backward, None
         if backward is None or not backward.counts:
             return False
@@ -190,28 +193,28 @@ class LossAndSamples:
             return False
         if backward.before is None or backward.before == self._marks():
             return False
-        self._take_in(backward)
-        if self._told:
-            self._begin_anew()
+        self._add(backward)
+        if self._already_taken:
+            self._reset()
         return True
 
     def stepped_elsewhere(self) -> None:
-        """An optimizer that is not the run's steps: the gradients so far may have been for it."""
+        """An optimizer outside of the run steps: the gradients so far may have been for it."""
         if self._losses:
             given = [p for p in self._parameters() if p.grad is not None]
-            chosen = [given[i * (len(given) - 1) // (LOOKED_AT - 1)] for i in range(LOOKED_AT)] if given else []
+            chosen = [given[i * (len(given) - 1) // (MAX_CHECKED - 1)] for i in range(MAX_CHECKED)] if given else []
             self._elsewhere = (chosen, _marks(chosen), len(self._losses), dict(self._samples), dict(self._reached))
 
     def take(self) -> tuple[torch.Tensor | None, int]:
-        """The step is attempted: the sum of its losses, if any were seen, and its samples, 0 if unknown."""
+        """The step is attempted. Returns the sum of its losses, None without any, and its samples, 0 if unknown."""
         losses = self._losses or self._by_grad
         if in_backward():
-            self._told = True
+            self._already_taken = True
             loss = self._backward.value() if self._backward is not None and self._backward.counts else None
             losses = [*losses, loss] if loss is not None else losses
         samples = 0 if self._uncounted else max((self._reached or self._samples).values(), default=0)
-        if not self._told:
-            self._begin_anew()
+        if not self._already_taken:
+            self._reset()
         if not losses:
             return None, samples
         if len(losses) == 1:
@@ -219,23 +222,23 @@ class LossAndSamples:
         return torch.stack([widened(loss.to(losses[0].device)) for loss in losses]).sum(), samples
 
     def forget(self) -> None:
-        """An exception broke the step off."""
-        self._begin_anew()
+        """An exception aborted the step."""
+        self._reset()
         self._inside = False
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._losses, self._by_grad, self._scaled, self._outputs = [], [], [], []
         self._samples, self._reached, self._samples_then, self._reached_then = {}, {}, {}, {}
-        self._hooked = self._called = self._told = self._uncounted = False
+        self._hooked = self._called = self._already_taken = self._uncounted = False
         self._elsewhere = None
 
-    def _take_in(self, backward: _Backward) -> None:
+    def _add(self, backward: _Backward) -> None:
         loss = backward.value() if backward.counts else None
         if loss is not None:
             self._losses.append(loss)
 
     def _drop_cleared(self) -> None:
-        """Losses that another optimizer's step used, of whose gradients nothing is left."""
+        """Drop losses that another optimizer's step used and whose gradients were cleared."""
         if self._elsewhere is None:
             return
         chosen, marks, losses, samples, reached = self._elsewhere
@@ -248,10 +251,10 @@ class LossAndSamples:
     def _loss_of(
         self, roots: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, bool]:
-        """What backward from these differentiates, and whether it is without the loss scale; None where it is no loss.
+        """What backward on `roots` differentiates, None if that is no loss, and whether it is without the loss scale.
 
-        A gradient that is given for the model's own output of two or more dimensions came from elsewhere, as in a stage
-        of a pipeline: their product is no loss.
+        A gradient that is given for an output of the model with two or more dimensions comes from elsewhere, as in a
+        pipeline stage: their product is no loss.
         """
         parts: list[torch.Tensor] = []
         tokens = [next((s for s in self._scaled if s.result() is root), None) for root in roots]
@@ -275,5 +278,5 @@ class LossAndSamples:
 
 
 def _marks(parameters: Sequence[torch.Tensor]) -> Marks:
-    """Which gradient each parameter has, and how often it was written to."""
+    """The identity and version counter of each parameter's gradient."""
     return [(id(p.grad), p.grad._version) if p.grad is not None else None for p in parameters]

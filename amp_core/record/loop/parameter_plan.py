@@ -1,11 +1,11 @@
-"""The parameters of an optimizer and their names, as a list that is made once and not at every step.
+"""The parameters of an optimizer and their names, as a list that is built once and not at every step.
 
-    >>> plan = Plan(optimizer, names, "optimizer0")
+    >>> plan = ParameterPlan(optimizer, names, "optimizer0")
     >>> plan.gradients()
     (['0.weight', '0.bias'], [tensor(...), tensor(...)])
 
-A loop may add parameter groups, replace parameters or put groups in another order at any time. So the list is compared
-with the groups at every use, parameter by parameter, which takes some tens of nanoseconds for each.
+A loop may add parameter groups, replace parameters or reorder groups at any time. So the list is compared with the
+groups at every use, parameter by parameter, which takes some tens of nanoseconds per parameter.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from amp_core.record.model.parameters import local_values
 
 
 class ParameterPlan:
-    """Of one optimizer. `names` has the model's names by the `id` of their parameters; a parameter that is none of the
-    model's is called `<prefix>.group<number>.<place>`."""
+    """The plan of one optimizer. `names` maps the `id` of the model's parameters to their names; a parameter that is
+    not the model's is called `<prefix>.group<group>.<index>`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], prefix: str) -> None:
         self._optimizer = optimizer
@@ -28,8 +28,8 @@ class ParameterPlan:
         self._names: list[str] = []
 
     def gradients(self) -> tuple[list[str], list[torch.Tensor]]:
-        """Names and values of the gradients that there are now, in the order of the groups; the lists are not to be
-        changed."""
+        """Names and values of the present gradients, in the order of the groups. The caller must not modify the
+        lists."""
         self._update()
         grads = [p.grad for p in self._parameters]
         names = self._names

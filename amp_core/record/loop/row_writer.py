@@ -1,11 +1,11 @@
-"""Attempted steps on their way into the run folder, in the order in which they were made.
+"""Writes attempted steps into the run folder, in order.
 
-    >>> outbox = Outbox(writer, phases, sampling)
-    >>> outbox.send(attempts)       # starts their one copy to the host, writes those whose numbers have come
-    >>> outbox.empty()              # at the end: waits for the rest
+    >>> rows = RowWriter(writer, phases, sampling)
+    >>> rows.send(attempts)         # starts their host transfer, writes the steps whose numbers have arrived
+    >>> rows.empty()                # at the end: waits for the rest
 
-A step is written when its numbers have arrived, which on a GPU is some steps later. Only a device that is further
-behind than `MAX_WAITING` steps is waited for.
+A step is written when its numbers have arrived, on a GPU some steps later. The host waits for the device only where
+more than `MAX_WAITING` steps are pending.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ MAX_WAITING = 64
 
 
 class RowWriter:
-    """Writes the rows of attempted steps, and tells `sampling` what each has cost."""
+    """Writes the rows of attempted steps, and reports the cost of each to `sampling`."""
 
     def __init__(self, writer: RunWriter, phases: Phases, sampling: Sampling) -> None:
         self._writer = writer
@@ -35,9 +35,9 @@ class RowWriter:
         self._sampling = sampling
         self._waiting: deque[Attempt] = deque()
         self.calibration = Calibration()
-        """What watching costs beyond what is clocked, learned from the steps that are written."""
+        """Estimates the hidden cost of watching from the steps that are written."""
         self.mirrors: list[Mirror] = []
-        """Trackers that are told of every step too."""
+        """Trackers that also receive every step."""
 
     def send(self, attempts: Iterable[Attempt]) -> None:
         """Nothing more will be added to these attempts."""
@@ -45,11 +45,11 @@ class RowWriter:
         self._write(wait=len(self._waiting) > MAX_WAITING)
 
     def empty(self, attempts: Iterable[Attempt] = ()) -> None:
-        """Send these last ones, wait for what is still on the device, and write it."""
+        """Send these last attempts, wait for the numbers still on the device, and write them."""
         try:
             self._take(attempts)
             self._write(wait=True)
-        except RuntimeError as error:  # the device has failed: what it still held is lost, and the run says so
+        except RuntimeError as error:  # the device failed: its pending numbers are lost, which an event reports
             lost = len(self._waiting)
             detail = f"the last {lost} steps stayed on it: {error}"
             self._writer.event("warning", name="steps lost", detail=detail)

@@ -14,7 +14,7 @@ from amp_core.record.loop.attempt import Attempt
 from amp_core.record.stats.layout import Column, Histograms, Key, joined, merged, packed_length, unpack_together
 
 _NAMED = 8
-"""Non-finite gradients named in one event; the rest is counted."""
+"""Non-finite gradients named in one event; the others are only counted."""
 
 
 def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any]]:
@@ -42,7 +42,7 @@ def step_row(attempt: Attempt, times: Mapping[str, float]) -> dict[str, list[Any
 
 
 def tensor_rows(attempt: Attempt) -> dict[str, Any]:
-    """The rows of `tensors`, one per tensor and kind; what passed several times in a step is counted together."""
+    """The rows of `tensors`, one per tensor and kind; measurements of one tensor in the same step are merged."""
     keys, (columns, histograms) = _unpacked(attempt)
     scales = {kind: attempt.multiplied_by(kind) for kind in {kind for _, kind, _ in keys}}
     rows: dict[str, Any] = {
@@ -64,7 +64,7 @@ def tensor_rows(attempt: Attempt) -> dict[str, Any]:
 
 
 def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], Histograms]]:
-    """One measurement for each name, kind and dtype, in the order of their first."""
+    """One measurement for each name, kind and dtype, in the order of first occurrence."""
     if len(set(attempt.measured)) == len(attempt.measured):
         parts = attempt.measured_by_part()
         return attempt.measured, joined(
@@ -81,14 +81,14 @@ def _unpacked(attempt: Attempt) -> tuple[list[Key], tuple[dict[str, Column], His
 
 @functools.lru_cache(maxsize=64)
 def _texts(values: tuple[str, ...]) -> pa.Array:
-    """A column of words: the same at every sampled step, so made once."""
+    """A column of strings: the same at every sampled step, so it is cached."""
     encoded = [value.encode("utf-8", "replace") for value in values]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
 def _lists(histograms: Histograms, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """A column of exponent counts, null where nothing is `there`; by default it is everywhere."""
+    """A column of exponent counts, null where `there` is False; without `there` nowhere."""
     lengths, valid = histograms.lengths, None
     if there is not None:
         lengths = np.zeros(len(there), np.int64)
@@ -100,7 +100,7 @@ def _lists(histograms: Histograms, there: npt.NDArray[np.bool_] | None = None) -
 
 
 def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
-    """An event for a skipped step, or, where no scaler guards it, for one with non-finite gradients; mostly none."""
+    """An event for a skipped step, or for a step with non-finite gradients without a scaler; mostly none."""
     bad = _nonfinite(attempt)
     scaled = list(_logged_scaled(attempt))
     if not (bad or scaled or attempt.skipped):
@@ -117,7 +117,7 @@ def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
         rows["value"].append(ratio)
         rows["limit"].append(attempt.loss_scale)
     if attempt.skipped or bad:
-        # Gradients arrive from the last layer to the first: what is non-finite latest in the model was so first.
+        # Backward goes from the last layer to the first: the last non-finite gradient in the model's order came first.
         first = bad[-1] if bad else ""
         named = ", ".join(reversed(bad[-_NAMED:])) + (", …" if len(bad) > _NAMED else "")
         rows["step"].append(attempt.step)
@@ -131,7 +131,7 @@ def event_rows(attempt: Attempt) -> dict[str, list[Any]]:
 
 
 def _logged_scaled(attempt: Attempt) -> Iterator[tuple[str, float]]:
-    """What the loop logged is the true value times the loss scale, within 1 %: its name, and logged over true."""
+    """Logged values that are the true value times the loss scale, within 1 %: name, and logged over true value."""
     if attempt.loss_scale < 2 or attempt.skipped:
         return
     for name, true in (("loss", attempt.transfer.value("loss")), ("grad_norm", attempt.grad_norm)):

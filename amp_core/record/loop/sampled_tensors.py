@@ -1,4 +1,4 @@
-"""What is measured tensor by tensor at a sampled step, and added to its attempt."""
+"""Tensor statistics of a sampled step, added to its attempt."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,7 +13,7 @@ from amp_core.record.stats.module_outputs import Outputs
 
 
 class Tensors:
-    """Measures gradients and weights under their names, and collects what passed the hooks on module outputs."""
+    """Measures gradients and weights by name, and collects the statistics of module outputs."""
 
     def __init__(
         self, names: Mapping[int, str], kinds: frozenset[str], wanted: Callable[[str], bool], outputs: Outputs
@@ -31,7 +31,7 @@ class Tensors:
         *,
         alike: bool,
     ) -> None:
-        """Measure the kinds asked for. `alike`: weight and output gradients are multiplied by the same factor, so that
+        """Measure the requested kinds. `alike`: weight and output gradients are multiplied by the same factor, so that
         the latter cap the former; see `channels`."""
         if "weight_grad" in self._kinds:
             caps = self._outputs.caps(self._names) if alike and "output_grad" in self._kinds else {}

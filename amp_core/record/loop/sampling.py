@@ -1,7 +1,7 @@
 """Which steps are measured tensor by tensor: every nth, or as many as a budget allows.
 
 >>> sampling = Sampling(every=10, budget=0.03)
->>> sampling.due(step)                      # ask as often as you like: a step keeps its answer
+>>> sampling.due(step)                      # the same answer however often it is called for a step
 >>> sampling.learn(sampled=True, step_ms=52.0, watch_ms=4.0)
 40                                          # the interval was stretched; None where it stays
 """
@@ -10,11 +10,11 @@ from collections import deque
 from statistics import median
 
 REMEMBERED = 9
-"""Steps of each sort whose median stands for what such a step costs: one hiccup among them changes nothing."""
-ENOUGH = 2
-"""Sampled steps seen before the interval is changed."""
-LONGEST = 2**10
-"""The interval is stretched to at most so many times `every`."""
+"""Steps of each sort of which the median is taken as the cost: a single outlier has no effect."""
+MIN_SAMPLED = 2
+"""Sampled steps before the interval is first changed."""
+MAX_STRETCH = 2**10
+"""The interval is at most `every` times this."""
 
 
 class Sampling:
@@ -25,8 +25,8 @@ class Sampling:
     def __init__(self, every: int, budget: float | None = None) -> None:
         self.interval = every
         self.lean = False
-        """Whether steps that are not sampled cost more than the budget by themselves. Then, and from then on, they are
-        run with as few hooks as can be."""
+        """Whether steps that are not sampled exceed the budget by themselves. From then on they run with as few hooks
+        as possible."""
         self._every = every
         self._budget = budget
         self._next = 0
@@ -44,7 +44,7 @@ class Sampling:
         return step == self._last
 
     def learn(self, sampled: bool, step_ms: float, watch_ms: float) -> int | None:
-        """Take in what a step cost; returns the new interval where that changes it."""
+        """Add the cost of a step. Returns the new interval if it changes, else None."""
         if self._budget is None:
             return None
         self._bare.append(step_ms - watch_ms)
@@ -57,10 +57,11 @@ class Sampling:
         self._wrote = sampled
         if len(self._others) == REMEMBERED and self._spare(self._budget) <= 0:
             self.lean = True
-        if len(self._sampled) < ENOUGH:
+        if len(self._sampled) < MIN_SAMPLED:
             return None
         wanted = self._wanted(self._budget)
-        # Shrinking waits until a quarter would do, so that a cost near the edge does not make the interval flap.
+        # The interval shrinks only where a quarter suffices, so that a cost near the threshold does not make it
+        # oscillate.
         if wanted > self.interval or wanted * 4 <= self.interval:
             self.interval = wanted
             if self._last is not None:
@@ -72,15 +73,15 @@ class Sampling:
         extra = max(0.0, median(self._sampled) - self._always())
         spare = self._spare(budget)
         interval = self._every
-        while interval < self._every * LONGEST and (spare <= 0 or extra / interval > spare):
+        while interval < self._every * MAX_STRETCH and (spare <= 0 or extra / interval > spare):
             interval *= 2
         return interval
 
     def _always(self) -> float:
-        """What a step costs that is not sampled."""
+        """The cost of a step that is not sampled, in milliseconds."""
         return median(self._others) if self._others else 0.0
 
     def _spare(self, budget: float) -> float:
-        """What of the budget is left, in milliseconds of each step, for samples."""
+        """The part of the budget left for samples, in milliseconds per step."""
         # watch / (bare + watch) <= budget, so watch may take bare * budget / (1 - budget) of each step on average.
         return median(self._bare) * budget / (1 - budget) - self._always()

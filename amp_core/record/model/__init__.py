@@ -1,3 +1,3 @@
-"""The user's torch objects as watching reads them: parameters and modules under the names the user knows, the scaler,
-optimizers inside of framework wrappers. Reads only; runs no user code.
+"""Reads the user's torch objects: parameters and modules under the names the user knows, the scaler, optimizers inside
+framework wrappers. It changes nothing and runs no user code.
 """

@@ -1,4 +1,4 @@
-"""Variables of a caller's frame, read so that the frame keeps nothing alive for it.
+"""Local variables of a caller's frame, read without extending their lifetime.
 
 >>> local_variables(sys._getframe(1)).get("self")
 """

@@ -1,4 +1,4 @@
-"""Modules as watching reads them: which compute, their classes, the tensors in their outputs."""
+"""Reads modules: whether they compute, their classes, the tensors in their outputs."""
 
 import contextlib
 import inspect
@@ -21,13 +21,13 @@ def layer_class(module: torch.nn.Module) -> str:
 
 
 def computes(module: torch.nn.Module) -> bool:
-    """Whether a module does something of its own: it has parameters of its own, or no children."""
+    """Whether a module computes itself: it has own parameters, or no children."""
     return not any(True for _ in own.children(module)) or any(True for _ in own.parameters(module, recurse=False))
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's output, however it is built; dataclasses, which pytree leaves alone, included."""
-    if isinstance(output, torch.Tensor):  # most are, and pytree takes its time
+    if isinstance(output, torch.Tensor):  # the most frequent case, and pytree is slow
         return iter((output,))
     fields = getattr(type(output), "__dataclass_fields__", None)
     if fields is not None and not isinstance(output, Mapping):
@@ -36,17 +36,17 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
 
 
 def _field(output: Any, name: str) -> Any:
-    """A field of a dataclass; None for one that is computed when it is read."""
-    found = own.held(output, name)
+    """A field of a dataclass; None for one that is computed on access."""
+    value = own.held(output, name)
     slot = inspect.getattr_static(type(output), name, None)
-    if found is None and inspect.ismemberdescriptor(slot):
+    if value is None and inspect.ismemberdescriptor(slot):
         with contextlib.suppress(AttributeError):  # a slot that was never filled
             return slot.__get__(output)
-    return found
+    return value
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether the model, or a part of it, runs as a compiled graph, into which listeners do not reach."""
+    """Whether the model, or a part of it, runs as a compiled graph, where listeners are not called."""
     return any(
         own.child(m, "_orig_mod") is not None or own.held(m, "_compiled_call_impl") is not None
         for m in own.modules(model)

@@ -1,11 +1,11 @@
-"""What a user's module holds, read without running any code of the user.
+"""Reads the contents of a user's module without running user code.
 
     >>> parameter(module, "weight")          # None for a weight that a parametrization computes
     >>> dict(named_parameters(model))
 
-`module.weight` may be a property: of `torch.nn.utils.parametrizations.spectral_norm` one that runs a power iteration,
-so that to read it is to train differently. Methods such as `parameters` may be overridden, and a missing attribute may
-be answered by `__getattr__`. So modules are read through their `__dict__`.
+`module.weight` may be a property: that of `torch.nn.utils.parametrizations.spectral_norm` runs a power iteration, so
+reading it would change the training. Methods such as `parameters` may be overridden, and `__getattr__` may provide
+missing attributes. So modules are read through their `__dict__`.
 """
 
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """The instance attributes of any object; empty where it has slots alone."""
+    """The instance attributes of any object; empty if it only has slots."""
     try:
-        found: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+        attributes: dict[str, Any] = object.__getattribute__(thing, "__dict__")
     except AttributeError:
         return {}
-    return found
+    return attributes
 
 
 def held(thing: Any, name: str) -> Any:
-    """The instance attribute `name` of any object; None where the object has none of that name."""
+    """The instance attribute `name` of any object; None if it has none of that name."""
     return attributes(thing).get(name)
 
 
@@ -38,7 +38,7 @@ def _table(module: torch.nn.Module, name: str) -> Any:
 def parameter(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     """The parameter that is registered in `module` under `name`; None where there is none."""
     table = _table(module, "_parameters")
-    if type(table) is dict:  # another class may have a `get` of its own
+    if type(table) is dict:  # another class may define its own `get`
         return table.get(name)
     return next((p for n, p in table.items() if n == name), None)
 

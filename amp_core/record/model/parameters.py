@@ -1,4 +1,4 @@
-"""Getting at a model's gradients: whose they are, which values this process holds, and how large they are."""
+"""Reads a model's parameters and gradients: their names, devices, and the values that this process holds."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 from amp_core.record.model import own
 
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module"})
-"""What FSDP, activation checkpointing, `torch.compile` and Lightning's Fabric put into the names of what they wrap."""
+"""Name parts that FSDP, activation checkpointing, `torch.compile` and Lightning's Fabric add to what they wrap."""
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
@@ -26,8 +26,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 def written_class(module: torch.nn.Module) -> type:
     """The class that the user wrote, of which FSDP2's `fully_shard` makes a new one."""
-    found = type(module)
-    return found.__mro__[2] if len(found.__bases__) == 2 and found.__bases__[0].__name__ == "FSDPModule" else found
+    kind = type(module)
+    return kind.__mro__[2] if len(kind.__bases__) == 2 and kind.__bases__[0].__name__ == "FSDPModule" else kind
 
 
 def named_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -56,7 +56,7 @@ def plain_name(name: str) -> str:
 
 
 def in_backward() -> bool:
-    """Whether this thread is at work for autograd just now: what modules run then is made again by a checkpoint."""
+    """Whether this thread runs backward: modules that are called then are recomputed by checkpointing."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -64,7 +64,7 @@ def local_values(grad: torch.Tensor) -> torch.Tensor:
     """The values of a gradient that this process holds: of a sharded one its shard, of a sparse one its entries, of a
     complex one its real and imaginary parts."""
     if type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.requires_grad and not grad.is_complex():
-        return grad  # nearly all are like that
+        return grad  # nearly all gradients
     grad = grad.detach()
     if hasattr(grad, "to_local"):
         grad = grad.to_local()
@@ -88,7 +88,7 @@ def real_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether there is anything to read: a tensor on the meta device and one of a lazy module hold no values."""
+    """Whether a tensor holds values: those on the meta device and those of lazy modules do not."""
     return not is_lazy(tensor) and not tensor.is_meta
 
 
@@ -98,7 +98,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """That of the first parameter group; None where there is none, and where reading it would wait for a GPU."""
+    """The learning rate of the first parameter group; None without one, or if reading it would wait for a GPU."""
     rate = optimizer.param_groups[0].get("lr")
     if isinstance(rate, torch.Tensor):  # a capturable optimizer's
         return float(rate) if rate.device.type == "cpu" else None

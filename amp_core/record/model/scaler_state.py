@@ -1,8 +1,8 @@
 """Reading a GradScaler without waiting for the device and without disturbing it.
 
 The names with an underscore are PyTorch's own, unchanged from 2.3 to 2.13 (torch/amp/grad_scaler.py); there is no
-public way to learn of a skipped step. `found_inf` lives between `step()` and `update()`: `update()` adds the flags of
-all optimizers in place and then forgets them, so it is read in between, and cloned.
+public way to detect a skipped step. `found_inf` is valid between `step()` and `update()`: `update()` adds the flags of
+all optimizers in place and then discards them, so it is read and cloned in between.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 
 def is_active(scaler: Any) -> bool:
-    """Whether there is a scaler and it scales."""
+    """Whether there is a scaler and it is enabled."""
     return scaler is not None and bool(scaler.is_enabled())
 
 
@@ -28,7 +28,8 @@ def growth_tracker(scaler: Any) -> torch.Tensor | None:
 
 
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """How many devices saw a non-finite gradient of `optimizer` since the last `update()`; None where not yet known."""
+    """The number of devices with a non-finite gradient of `optimizer` since the last `update()`; None if not known
+    yet."""
     state = scaler._per_optimizer_states.get(id(optimizer))
     flags = list(state["found_inf_per_device"].values()) if state is not None else []
     if not flags:
@@ -43,7 +44,7 @@ def still_scaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Whether the gradients of `optimizer` are multiplied by the loss scale at this moment."""
     if not is_active(scaler) or scale(scaler) is None:
         return False
-    state = scaler._per_optimizer_states.get(id(optimizer))  # .get: looking must not create a state
+    state = scaler._per_optimizer_states.get(id(optimizer))  # .get: reading must not create an entry
     return state is None or state["stage"].name == "READY"
 
 

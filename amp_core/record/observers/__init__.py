@@ -1,4 +1,4 @@
-"""Observers: what looks on beside the step itself. Each is told the moments it overrides (see `record.observer`).
+"""Observers of a recorded loop. Each is notified of the moments it overrides (see `record.observer`).
 
 defaults (which ones are attached) · device · memory, storages · profile · signals/ (what findings need to know)
 """

@@ -1,9 +1,9 @@
-"""What findings need to know beyond numbers: the observers that `watch` puts on by default.
+"""The observers that `watch` attaches by default: they record what findings need beyond the tables.
 
     observers = default_signals(writer, model, optimizers, scaler, "standard")
 
-What they see becomes events (`schema.EVENT_KINDS`) and facts in the head of the run. With level `full` the outputs of
-all modules are measured on every step on a GPU too, so that the first non-finite one is always named in its own step.
+They write events (`schema.EVENT_KINDS`) and facts in the head of the run. With level `full`, the outputs of all modules
+are measured in every step on a GPU too, so that the first non-finite one is always reported in its own step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +31,12 @@ def default_signals(
     scaler: Any,
     level: str,
 ) -> Iterator[Observer]:
-    """The observers for one run, each made as it is asked for, in the order in which they are notified."""
+    """The observers for one run, created lazily, in the order in which they are notified."""
     device = device_of(model)
     yield StartFacts(writer, model, optimizers, scaler)
     calls = CallOrder(writer, optimizers, scaler)
     yield calls
-    yield BackwardState(writer, device, scaler, calls.times_asked_for_scale)
+    yield BackwardState(writer, device, scaler, calls.scale_calls)
     if not is_compiled(model):
         yield ForwardCheck(writer, model, device, each_step=level == "full")
     yield AutocastKept(writer, device)

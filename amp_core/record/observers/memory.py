@@ -1,15 +1,15 @@
-"""Where the memory of a step goes: what is held at each moment of a sampled step, by what it is.
+"""The memory of a sampled step by category, at each of its moments.
 
     MemoryWatch(writer, model, [optimizer], torch.device("cuda:0"))      # an observer: see `observers`
 
-A row of `memory` is a moment: the end of a module's forward, the arrival of a parameter's gradient, the borders between
-the phases. It says what is allocated there and how much of that is parameters, buffers, gradients, optimizer state,
-activations and autocast's copies of weights, each by the storages behind the tensors. On CUDA it says too what was the
-highest since the moment before, so a peak is found with what was alive just after it. On a CPU nothing counts
-allocations; the resident set of the process stands beside the tensors.
+A row of `memory` is a moment: the end of a module's forward, the arrival of a parameter's gradient, or a transition
+between phases. It holds the allocated bytes, and how many of them are parameters, buffers, gradients, optimizer state,
+activations and autocast's copies of weights, counted by the storages behind the tensors. On CUDA it also holds the peak
+since the previous moment, so that a peak is shown with what was alive just after it. On a CPU no allocator counts
+bytes; the row holds the resident set size of the process beside the tensors.
 
-Only steps 1, 4, 16, 64, … are looked at. Nothing is computed differently there. On CUDA torch's own peak is begun anew
-at each moment (see `Cuda.read_allocator`); the run keeps the true peak.
+Only steps 1, 4, 16, 64, … are measured. Their computation is unchanged. On CUDA torch's own peak is reset at each
+moment (see `Cuda.read_allocator`); the run keeps the true peak.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,15 +27,15 @@ from amp_core.record.torch_internals.module_calls import after_call
 from amp_core.store.writer import RunWriter
 
 MAX_MODULES = 150
-"""Modules at whose end a moment is noted: of a deep model those nearer to its root."""
+"""Modules whose end is a moment: in a deep model, those nearer to the root."""
 MAX_GRADIENTS = 150
-"""Gradients at whose arrival a moment is noted, evenly over the model; all of them are counted."""
+"""Gradients whose arrival is a moment, spread evenly over the model; all of them are counted."""
 MAX_MOMENTS = 2000
-"""Moments of one step. With very many micro-batches the last are left out but for the borders of phases."""
+"""Moments of one step. With very many micro-batches, later ones are omitted, except transitions between phases."""
 
 
 def sampled(step: int) -> bool:
-    """Whether a step is looked at: 1, 4, 16, 64, … Step 0 makes the optimizer's state and is like no other."""
+    """Whether a step is measured: 1, 4, 16, 64, … Step 0 allocates the optimizer state, so it is not representative."""
     return step > 0 and step & (step - 1) == 0 and step.bit_length() % 2 == 1
 
 
@@ -58,8 +58,8 @@ class MemoryWatch(Observer):
         self._backend = backend_of(device)
         self._compiled = is_compiled(model)
         self._saved = Saved(device)
-        self._sees_saved = False
-        self._told = False
+        self._counts_saved = False
+        self._reported = False
         self._broken = False
         self._step: int | None = None
         self._phase = "forward"
@@ -79,7 +79,7 @@ class MemoryWatch(Observer):
         self._step, self._rows, self._phase = step, [], "forward"
         try:
             self._begin()
-        except Exception:  # reported by whoever called; nothing is left on the model
+        except Exception:  # the caller reports it; no hook stays on the model
             self._leave()
             raise
 
@@ -88,46 +88,47 @@ class MemoryWatch(Observer):
         buffers = storages(own.buffers(self._model), self._device)
         self._held = {"parameters_bytes": sum(fixed.values()), "buffers_bytes": sum(buffers.values())}
         self._attach()
-        unseen = "what is compiled keeps its tensors out of sight" if self._compiled else None
-        unseen = unseen or self._saved.start(ignored=fixed.keys() | buffers.keys())
-        self._sees_saved = unseen is None
-        self._tell_unseen(unseen)
-        self._backend.read_allocator()  # what came before the step is not its peak
-        self._border("step begins")
+        reason = "hooks do not see the tensors of a compiled model" if self._compiled else None
+        reason = reason or self._saved.start(ignored=fixed.keys() | buffers.keys())
+        self._counts_saved = reason is None
+        self._report_uncounted(reason)
+        self._backend.read_allocator()  # the peak before the step does not count
+        self._transition("step begins")
 
     def forward_ended(self, output: Any) -> None:
         self._phase = "forward"
-        self._border("forward ends")
+        self._transition("forward ends")
         self._saved.before_release = self._loss_done
 
     def _loss_done(self) -> None:
-        """Without a scaler the first gradient that is seen is the model's output's: the loss has let go by then."""
+        """The first saved tensor is released. Without a scaler the first gradient that a hook receives is the model
+        output's; by then the tensors saved for the loss are already released."""
         self._safely(lambda: self._note("loss computed"))
 
     def backward_began(self) -> None:
         self._saved.before_release = None
-        self._phase = "forward"  # also where another module than the watched one was called
-        self._border("backward begins")
+        self._phase = "forward"  # also if another module than the watched one was called
+        self._transition("backward begins")
         self._phase = "backward"
 
     def backward_ended(self) -> None:
-        self._border("backward ends")
+        self._transition("backward ends")
         self._phase = "optimizer"
 
     def called(self, what: str, optimizer: int | None) -> None:
         if what == "scale":
             return
-        self._stop_looking()
+        self._detach()
         if self._step is not None and self._rows[-1]["moment"] != "optimizer begins":
-            self._border("optimizer begins")
+            self._transition("optimizer begins")
 
     def step_ended(self, step: int) -> None:
-        self._stop_looking()
+        self._detach()
         if self._step is None:
             return
-        self._tell_unseen(self._saved.interrupted)
+        self._report_uncounted(self._saved.interrupted)
         self._phase = "optimizer"
-        self._border("step ends")
+        self._transition("step ends")
         if self._step is not None:
             columns = {name: [row.get(name) for row in self._rows] for name in self._rows[0]}
             self._writer.append("memory", columns)
@@ -137,10 +138,10 @@ class MemoryWatch(Observer):
         self._leave()
         self._backend.forget_readings()
 
-    # what is put on for a step
+    # hooks of a step
 
     def _attach(self) -> None:
-        if self._compiled:  # a hook on a part of a compiled model would have it compiled again
+        if self._compiled:  # a hook on a part of a compiled model would cause a recompilation
             return
         for name, module in _outer_modules(self._model):
             self._handles.append(after_call(module, self._after_module(name)))
@@ -151,14 +152,14 @@ class MemoryWatch(Observer):
             hook = self._after_gradient(name if i % stride == 0 or i == len(trained) - 1 else None)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _stop_looking(self) -> None:
+    def _detach(self) -> None:
         self._saved.stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _leave(self) -> None:
-        self._stop_looking()
+        self._detach()
         self._step = None
 
     def _after_module(self, name: str) -> Callable[..., None]:
@@ -178,48 +179,48 @@ class MemoryWatch(Observer):
 
     def _gradient(self, parameter: torch.Tensor, name: str | None) -> None:
         if parameter.grad is not None and self._phase == "backward":
-            found = storage_of(parameter.grad, self._device)
-            if found is not None:
-                self._gradients[found[0]] = found[1]
+            storage = storage_of(parameter.grad, self._device)
+            if storage is not None:
+                self._gradients[storage[0]] = storage[1]
             if name is not None:
                 self._note("gradient", name)
 
-    def _safely(self, look: Callable[[], None]) -> None:
-        """Look, within the program's own forward or backward: whatever goes wrong stays here, and is said once."""
+    def _safely(self, measure: Callable[[], None]) -> None:
+        """Measure within the program's own forward or backward. An exception is reported once, never propagated."""
         if self._broken:
             return
         try:
-            look()
+            measure()
         except Exception as error:
             self._broken, self._step = True, None
             detail = f"what memory is made of, from now on: {type(error).__name__}: {error}"
             self._writer.event("warning", name="not recorded", detail=detail)
 
-    def _tell_unseen(self, why: str | None) -> None:
-        if why is not None and not self._told:
-            self._told = True
+    def _report_uncounted(self, why: str | None) -> None:
+        if why is not None and not self._reported:
+            self._reported = True
             detail = f"activations and autocast's casts in memory: {why}"
             self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
 
     # a moment
 
-    def _border(self, moment: str) -> None:
+    def _transition(self, moment: str) -> None:
         """A moment between phases."""
         if self._step is not None:
-            self._safely(lambda: self._at_border(moment))
+            self._safely(lambda: self._at_transition(moment))
 
-    def _at_border(self, moment: str) -> None:
-        """Gradients and optimizer state are looked up."""
+    def _at_transition(self, moment: str) -> None:
+        """Count gradients and optimizer state again, and note the moment."""
         grads = (p.grad for p in own.parameters(self._model) if p.grad is not None)
         self._gradients = storages(grads, self._device)
         state = storages(optimizer_tensors(self._optimizers), self._device)
         self._held["optimizer_bytes"] = sum(state.values())
-        self._note(moment, border=True)
+        self._note(moment, transition=True)
 
-    def _note(self, moment: str, name: str = "", *, border: bool = False) -> None:
-        if self._step is None or (len(self._rows) >= MAX_MOMENTS and not border):
+    def _note(self, moment: str, name: str = "", *, transition: bool = False) -> None:
+        if self._step is None or (len(self._rows) >= MAX_MOMENTS and not transition):
             return
-        whole = self._sees_saved and self._saved.interrupted is None
+        whole = self._counts_saved and self._saved.interrupted is None
         seen = whole and (self._saved.seen or moment == "step begins")
         self._rows.append(
             {
@@ -239,7 +240,7 @@ class MemoryWatch(Observer):
 
 
 def _outer_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """At most `MAX_MODULES` modules of one depth, or without children above it: they follow one another."""
+    """At most `MAX_MODULES` modules of one depth, or leaves above it: none contains another."""
     named = [(name, module) for name, module in named_modules(model) if name]
     depths = sorted({name.count(".") for name, _ in named})
     chosen: list[tuple[str, torch.nn.Module]] = []

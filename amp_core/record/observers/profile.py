@@ -2,10 +2,10 @@
 
     watch(model, optimizer, scaler=scaler, into="runs/a", profile=(50, 53))      # profiles steps 50, 51 and 52
 
-While the window is open, torch's profiler records, and every module's forward, the phases and the steps are marked in
-its trace. At the end the trace goes through the same reader as an imported one, `amp_core.traces`, into the tables
-`kernels` and `windows`. The profiled steps take longer; their results are the same bit for bit, and afterwards nothing
-is left in place. AMPscope's own kernels are in phase `watch`.
+While the window is open, torch's profiler records, and the forward of every module, the phases and the steps are marked
+in its trace. At the end `amp_core.traces` reads the trace, as it reads imported ones, into the tables `kernels` and
+`windows`. Profiled steps take longer; their results are the same bit for bit, and all hooks are detached afterwards.
+AMPscope's own kernels are in phase `watch`.
 """
 
 import tempfile
@@ -44,12 +44,13 @@ class ProfileWindow(Observer):
         self._over = False
 
     def step_began(self, step: int) -> None:
-        """A window from the first step on opens here; others open when the step before ends, to hold data loading."""
+        """A window that begins with the first step opens here; others open at the end of the step before, to include
+        data loading."""
         if self._profiler is None and not self._over and step >= self._first:
             self._open(step)
 
     def phase_entered(self, phase: str) -> None:
-        """Mark it in the trace, on whichever thread it is."""
+        """Mark the phase in the trace, on the present thread."""
         if self._profiler is not None:
             _mark(phase)
 
@@ -82,7 +83,7 @@ class ProfileWindow(Observer):
         if step >= self._last:
             self._over = True
             return
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # torch.profiler asks it so itself
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # torch.profiler checks it the same way
             self._over = True
             self._not_recorded("another profiler is running")
             return
@@ -90,7 +91,7 @@ class ProfileWindow(Observer):
         for backend in accelerators():
             if backend.profiler_activity is not None:
                 activities.append(backend.profiler_activity)
-                backend.synchronize()  # or kernels of the step before would run within the window
+                backend.synchronize()  # otherwise kernels of the step before would run within the window
         profiler = profile(activities=activities, record_shapes=True)
         try:
             profiler.prepare_trace()
@@ -104,13 +105,13 @@ class ProfileWindow(Observer):
         if hindrance is None:
             try:
                 self._modules.attach(unwrapped(self._model))
-            except Exception as error:  # a module that takes no hooks: the kernels are worth having without its name
+            except Exception as error:  # a module that accepts no hooks: kernels without module names are still useful
                 self._modules.detach()
                 hindrance = f"{type(error).__name__}: {error}"
         if hindrance is not None:
             self._writer.event("warning", name="not recorded", detail=f"modules of kernels: {hindrance}")
         self._begin_step(step)
-        _mark("watch")  # the recorder is at its own work while it tells of the end of a step
+        _mark("watch")  # the phase while observers are notified of the end of a step
 
     def _begin_step(self, step: int) -> None:
         self._step = record_function(f"ProfilerStep#{step}")
@@ -122,7 +123,7 @@ class ProfileWindow(Observer):
             self._step = None
 
     def _finish(self) -> None:
-        """Stop the profiler, read its trace and write the rows. Whatever goes wrong, training goes on."""
+        """Stop the profiler, read its trace and write the rows. Errors are reported, never propagated."""
         profiler, self._profiler, self._over = self._profiler, None, True
         self._modules.detach()
         if profiler is None:
@@ -148,7 +149,7 @@ class ProfileWindow(Observer):
 
 
 def _mark(phase: str) -> None:
-    """A point in the trace from which on this thread is in `phase`."""
+    """Mark in the trace that this thread enters `phase`."""
     with record_function(PHASE + phase):
         pass
 
@@ -158,12 +159,12 @@ class _ModuleMarks:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
-        self._here = threading.local()  # a checkpoint runs forward again on a thread of autograd's
+        self._here = threading.local()  # checkpointing reruns forward on an autograd thread
 
     def attach(self, model: torch.nn.Module) -> None:
         for name, module in named_modules(model):
             self._handles.append(before_call(module, self._enter(name), first=True))
-            # A forward that raises is left as well.
+            # `always`: also after a forward that raises.
             self._handles.append(after_call(module, self._leave(name), always=True))
 
     def detach(self) -> None:
@@ -195,5 +196,5 @@ class _ModuleMarks:
     def _open(self) -> list[tuple[str, record_function]]:
         if not hasattr(self._here, "marks"):
             self._here.marks = []
-        found: list[tuple[str, record_function]] = self._here.marks
-        return found
+        marks: list[tuple[str, record_function]] = self._here.marks
+        return marks

@@ -1,15 +1,14 @@
-"""Whose memory it is: bytes of the storages behind tensors, each counted once, and those that autograd keeps.
+"""Bytes of the storages behind tensors, each counted once, and of the tensors that autograd saves for backward.
 
     parameters = storages(model.parameters(), device)       # bytes by address
     saved = Saved(device)
-    unseen = saved.start(ignored=parameters)                # None, or why it cannot be seen
+    unseen = saved.start(ignored=parameters)                # None, or why they cannot be counted
     loss = loss_fn(model(x), y)
     saved.activations, saved.autocast                       # bytes alive now
-    loss.backward()                                         # … and they go, as backward is done with them
+    loss.backward()                                         # … and they are released as backward proceeds
     saved.stop()
 
-Views share a storage, so a tensor and its transpose are counted once. Only storages of the device that is looked at are
-counted.
+Views share a storage, so a tensor and its transpose are counted once. Only storages of the given device are counted.
 """
 
 import _thread
@@ -26,26 +25,26 @@ from amp_core.record.model.parameters import in_backward, local_values
 
 Key = int
 """Address of a storage: two that live at the same time never share it."""
-AGAIN_S = 0.01
-"""How soon a Ctrl-C comes again that came where Python drops exceptions."""
+REPEAT_INTERRUPT_S = 0.01
+"""Delay after which a Ctrl-C is raised again if it came where Python drops exceptions."""
 
 
 def storage_of(tensor: torch.Tensor, device: torch.device) -> tuple[Key, int] | None:
-    """Address and bytes of the storage behind `tensor`; None where it is elsewhere, empty, or has none to be seen."""
+    """Address and bytes of the storage behind `tensor`; None if it is on another device, empty, or inaccessible."""
     if tensor.device != device:
         return None
     try:
         storage = local_values(tensor).untyped_storage()
         size = storage.nbytes()
         return (storage.data_ptr(), size) if size else None
-    except (RuntimeError, NotImplementedError, ValueError):  # wrappers of tensors and lazy ones hold no memory
+    except (RuntimeError, NotImplementedError, ValueError):  # tensor wrappers and lazy tensors hold no memory
         return None
 
 
 def storages(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[Key, int]:
     """Bytes of each distinct storage behind `tensors` on `device`, by its address."""
-    found = (storage_of(tensor, device) for tensor in tensors)
-    return dict(one for one in found if one is not None)
+    present = (storage_of(tensor, device) for tensor in tensors)
+    return dict(storage for storage in present if storage is not None)
 
 
 def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
@@ -56,51 +55,52 @@ def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[t
 
 
 class Saved:
-    """What autograd keeps for backward, seen through `torch.autograd.graph.saved_tensors_hooks` while it is started.
+    """Counts the tensors that autograd saves for backward, by `torch.autograd.graph.saved_tensors_hooks`.
 
-    Autograd gets a detached alias of the very tensor it would have kept: the same memory, the same values. When it lets
-    go of that alias the tensor is counted off. Storages in `ignored` (parameters, buffers) are not counted.
+    Autograd gets a detached alias of the tensor that it would have saved: the same memory, the same values. When it
+    releases the alias, the tensor is subtracted. Storages in `ignored` (parameters, buffers) are not counted.
 
-    torch.func refuses to run under such hooks, whoever put them on. So where anything is about to turn them off for a
-    while, ours are taken off first, and `interrupted` says that the count is no longer whole.
+    torch.func refuses to run under any such hooks. So when a program is about to disable them, these hooks are detached
+    first, and `interrupted` says that the count is incomplete.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._ignored: set[Key] = set()
-        self._alive: dict[Key, list[Any]] = {}  # by storage: aliases that live, bytes, what it is
+        self._alive: dict[Key, list[Any]] = {}  # by storage: live aliases, bytes, kind
         self._references: dict[int, weakref.ref[torch.Tensor]] = {}
         self._bytes = {"activations": 0, "autocast": 0}
-        self._lock = threading.RLock()  # aliases go on autograd's threads; reentrant, as that may happen within `pack`
+        # Autograd's threads release aliases; reentrant, since that may happen within `_pack`.
+        self._lock = threading.RLock()
         self._hooks: Any = None
-        self._turning_off: Any = graph.disable_saved_tensors_hooks
+        self._original_disable: Any = graph.disable_saved_tensors_hooks
         self._thread = 0
         self.counting = True
         self.interrupted: str | None = None
-        """Why what was counted since the start is not all; None where it is."""
+        """Why the count since the start is incomplete; None if it is complete."""
         self.seen = False
         """Whether anything has been counted since the start."""
         self.before_release: Callable[[], None] | None = None
-        """Called once, before the next tensor that is let go is counted off."""
+        """Called once, before the next released tensor is subtracted."""
 
     @property
     def activations(self) -> int:
-        """Bytes kept for backward now, weights' casts apart."""
+        """Bytes saved for backward now, without casts of weights."""
         return self._bytes["activations"]
 
     @property
     def autocast(self) -> int:
-        """Bytes of 16-bit casts of weights kept for backward now."""
+        """Bytes of 16-bit casts of weights saved for backward now."""
         return self._bytes["autocast"]
 
     def start(self, ignored: Iterable[Key]) -> str | None:
-        """See what is kept from now on, on this thread; where that would disturb the program, why it is not done."""
+        """Count from now on, on this thread. Returns None, or the reason if counting would disturb the program."""
         self._ignored = set(ignored)
         self._alive.clear()
         self._references.clear()
         self._bytes = dict.fromkeys(self._bytes, 0)
         self.counting, self.seen, self.before_release, self.interrupted = True, False, None, None
-        if hooks_are_on():  # ours would take their place: of nested hooks the innermost alone are called
+        if hooks_are_on():  # of nested hooks only the innermost are called, so ours would replace them
             return "the program has saved-tensor hooks of its own"
         hooks = graph.saved_tensors_hooks(self._pack, _unpack)
         try:
@@ -108,34 +108,34 @@ class Saved:
         except RuntimeError as error:  # torch.autograd.graph.disable_saved_tensors_hooks
             return f"saved-tensor hooks are turned off: {error}"
         self._hooks, self._thread = hooks, threading.get_ident()
-        self._turning_off = graph.disable_saved_tensors_hooks
-        graph.disable_saved_tensors_hooks = self._make_way
+        self._original_disable = graph.disable_saved_tensors_hooks
+        graph.disable_saved_tensors_hooks = self._detach_and_disable
         return None
 
     def stop(self) -> None:
-        """See no more. On another thread than `start`'s there is nothing to take off, and nothing is done."""
+        """Stop counting. On another thread than `start`'s this does nothing."""
         if self._hooks is None or self._thread != threading.get_ident() or in_backward():
-            return  # what is taken off in backward, where an optimizer may step, autograd puts on again
+            return  # hooks that are removed within backward, where an optimizer may step, autograd restores
         self._hooks.__exit__(None, None, None)
         self._hooks = None
-        if graph.disable_saved_tensors_hooks == self._make_way:
-            graph.disable_saved_tensors_hooks = self._turning_off
+        if graph.disable_saved_tensors_hooks == self._detach_and_disable:
+            graph.disable_saved_tensors_hooks = self._original_disable
 
-    def _make_way(self, error_message: str) -> Any:
-        """In place of `torch.autograd.graph.disable_saved_tensors_hooks` while ours are on."""
-        original = self._turning_off
+    def _detach_and_disable(self, error_message: str) -> Any:
+        """Replaces `torch.autograd.graph.disable_saved_tensors_hooks` while our hooks are attached."""
+        original = self._original_disable
         if self._hooks is not None and self._thread == threading.get_ident():
             self.interrupted = f"the program turned saved-tensor hooks off, as torch.func does ({error_message[:80]})"
             self.stop()
         return original(error_message)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        kept = tensor.detach()  # torch asks not to keep `tensor` itself: an output would refer to itself
+        kept = tensor.detach()  # keeping `tensor` itself would make an output refer to itself
         if self.counting:
             try:
-                found = storage_of(kept, self._device)
-                if found is not None and found[0] not in self._ignored:
-                    self._count(kept, *found, kind="autocast" if is_cast_of_weight(tensor) else "activations")
+                storage = storage_of(kept, self._device)
+                if storage is not None and storage[0] not in self._ignored:
+                    self._count(kept, *storage, kind="autocast" if is_cast_of_weight(tensor) else "activations")
             except Exception as error:  # this runs within the program's own forward
                 self.counting, self.interrupted = False, f"{type(error).__name__}: {error}"
         return kept
@@ -147,24 +147,22 @@ class Saved:
             if not entry[0]:
                 self._bytes[kind] += size
             entry[0] += 1
-            reference = weakref.ref(kept, functools.partial(self._gone, key))
+            reference = weakref.ref(kept, functools.partial(self._on_release, key))
             self._references[id(reference)] = reference
 
-    def _gone(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
+    def _on_release(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
         try:
-            self._count_off(key, reference)
-        except (
-            KeyboardInterrupt
-        ):  # nobody hears of it here, in the callback of a weak reference: once more, in a moment
-            threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+            self._subtract(key, reference)
+        except KeyboardInterrupt:  # Python drops exceptions in weak reference callbacks: raise it again shortly
+            threading.Timer(REPEAT_INTERRUPT_S, _thread.interrupt_main).start()
 
-    def _count_off(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
+    def _subtract(self, key: Key, reference: "weakref.ref[torch.Tensor]") -> None:
         with self._lock:
             if self._references.pop(id(reference), None) is None:  # of an earlier step
                 return
-            tell, self.before_release = self.before_release, None
-            if tell is not None:
-                tell()
+            callback, self.before_release = self.before_release, None
+            if callback is not None:
+                callback()
             entry = self._alive[key]
             entry[0] -= 1
             if not entry[0]:
@@ -180,7 +178,7 @@ def hooks_are_on() -> bool:
     with torch.enable_grad():
         node: Any = torch.ones(1, requires_grad=True).exp().grad_fn
     try:
-        node._raw_saved_result.register_hooks(_unpack, _unpack)  # refused to a tensor that was saved under others
+        node._raw_saved_result.register_hooks(_unpack, _unpack)  # refused for a tensor that was saved under other hooks
     except RuntimeError:
         return True
     return False
@@ -191,13 +189,13 @@ def _unpack(kept: torch.Tensor) -> torch.Tensor:
 
 
 _VIEWS = ("TBackward", "TransposeBackward", "ViewBackward", "UnsafeViewBackward", "PermuteBackward", "ExpandBackward")
-_DEEPEST = 6
+_MAX_DEPTH = 6
 
 
 def is_cast_of_weight(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is what autocast made of a parameter: a cast, or a view of one, straight from a leaf."""
+    """Whether `tensor` is autocast's cast of a parameter: a cast of a leaf, or a view of such a cast."""
     node = tensor.grad_fn
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if node is None:
             return False
         above = [n for n, _ in node.next_functions if n is not None]

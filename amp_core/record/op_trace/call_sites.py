@@ -1,11 +1,11 @@
-"""Where an operator was called: in which module, inside which autocast region, from which line of code.
+"""The module, the autocast region and the call site of an operator.
 
     modules, regions = Modules(model), Regions(("cpu",))
     modules.attach(), regions.attach()
     modules.here(), regions.now("cpu"), call_site()       # "blocks.0.fc", Region("bfloat16", False), CallSite(…)
 
-Backward runs in C++, but each autograd node carries a number that grows with every node made, so what a node belongs to
-follows from the module that was at work when its number came up.
+Backward runs in C++, but each autograd node has a sequence number that increases with every node, so its module is the
+one that was running when that number was assigned.
 """
 
 import sys
@@ -28,7 +28,7 @@ _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class Modules:
-    """Knows the module at work on each thread, by listening to every module. Names are those of `named_modules()`."""
+    """Tracks the running module of each thread by hooks on every module. Names are those of `named_modules()`."""
 
     def __init__(self, model: torch.nn.Module, changed: Callable[[], None] = _NOTHING) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class Modules:
         self._first = True
 
     def attach(self) -> None:
-        """Follow along from now on: before the model's forward, or from a hook on it that comes before."""
+        """Track from now on: to be called before the model's forward, or in a hook on it that runs earlier."""
         self._main = threading.get_ident()
         self._stacks[self._main] = [""]
         self._first = True
@@ -53,18 +53,18 @@ class Modules:
         for module in own.modules(self._model):
             self._handles += [
                 before_call(module, self._enter),
-                # A recomputed forward may end with an exception: checkpointing stops when it has what it needs.
+                # A recomputed forward may end with an exception: checkpointing stops early on purpose.
                 after_call(module, self._leave, always=True),
             ]
 
     def detach(self) -> None:
-        """Leave the modules alone again."""
+        """Detach from the modules."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def here(self) -> str | None:
-        """The innermost module at work on this thread; empty in the model's own forward, None outside of it."""
+        """The innermost running module on this thread; empty in the model's own forward, None outside of it."""
         stack = self._stacks.get(threading.get_ident())
         return stack[-1] if stack else None
 
@@ -101,7 +101,7 @@ class Modules:
         self._mark()
 
     def _mark(self) -> None:
-        """From this moment on new nodes belong to the module that is at work now."""
+        """Assign new autograd nodes to the running module from now on."""
         starts, names = self._marks.setdefault(threading.get_ident(), ([], []))
         starts.append(torch._C._autograd._get_sequence_nr())
         names.append(self.here())
@@ -112,13 +112,13 @@ class Region(NamedTuple):
     """The autocast region around an operator."""
 
     dtype: str | None
-    """Its dtype; None where autocast is off."""
+    """Its dtype; None if autocast is off."""
     disabled: bool
-    """It is off inside a region that is on."""
+    """Whether it is off inside a region that is on."""
 
 
 class Regions:
-    """Knows the autocast regions of each thread. Inside an operator torch itself no longer tells: it is off there."""
+    """Tracks the autocast regions of each thread. Inside an operator torch itself reports autocast as off."""
 
     def __init__(self, device_types: Sequence[str], cleared: Callable[[], None] = _NOTHING) -> None:
         self._types = tuple(dict.fromkeys(device_types))
@@ -128,22 +128,22 @@ class Regions:
         self._patches = Patches()
 
     def attach(self) -> None:
-        """Follow along from now on, beginning with what is in force here."""
+        """Track from now on, starting with the present state."""
         self._main = threading.get_ident()
         self._stacks[self._main] = [self._read()]
         self._patches.wrap(autocast, "__enter__", self._around_enter)
         self._patches.wrap(autocast, "__exit__", self._around_exit)
-        # A region that was entered before does not call our `__exit__`, but it calls these by their names.
+        # A region that was entered earlier does not call the patched `__exit__`, but it calls these by name.
         for name in ("set_autocast_enabled", "set_autocast_dtype"):
             self._patches.wrap(torch, name, self._around_setting)
         self._patches.wrap(torch, "clear_autocast_cache", self._around_clearing)
 
     def detach(self) -> None:
-        """Give torch its own functions back."""
+        """Restore torch's functions."""
         self._patches.restore()
 
     def now(self, device_type: str) -> Region:
-        """The region on this thread; a thread of autograd's has that of the thread which called backward."""
+        """The region on this thread; an autograd thread has that of the thread that called backward."""
         stack = self._stack()
         dtype = stack[-1].get(device_type)
         return Region(dtype, dtype is None and any(outer.get(device_type) for outer in stack[:-1]))
@@ -199,13 +199,13 @@ class CallSite(NamedTuple):
     """The line of Python that called an operator."""
 
     key: tuple[int, int]
-    """One per call: operators of the same key belong to one call of torch."""
+    """Identifies a call: operators with the same key belong to one call of torch."""
     function: str | None
     """The function of `torch.nn.functional` that was called, where it is one written in Python."""
     phase: str | None
     """`optimizer` where the code is an optimizer's, a scaler's or a clipping function's, `backward` in autograd's."""
     engine: bool
-    """Autograd's own C++ called it, in backward."""
+    """Whether autograd's C++ engine called it, in backward."""
 
 
 _PLUMBING = ("torch._dynamo.eval_frame", "torch._compile", "torch.utils._python_dispatch", __name__)
@@ -214,15 +214,16 @@ _SCALER = "torch.amp.grad_scaler"
 
 
 def call_site(plumbing: Sequence[str] = ()) -> CallSite:
-    """Where the operator at hand was called; `plumbing` names modules to be looked through besides torch's own."""
+    """The call site of the present operator; frames of the modules in `plumbing` are skipped, as torch's own are."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (name := _module(frame)) in (*_PLUMBING, *plumbing):
         frame = frame.f_back
-    if frame is None:  # a thread of autograd's, on which no Python runs
+    if frame is None:  # an autograd thread, on which no Python runs
         return CallSite((0, 0), None, None, True)
     key, engine = (id(frame), frame.f_lasti), _module(frame) == "torch.autograd.graph"
     function: str | None = None
-    phase = "backward" if _module(frame).startswith("torch.autograd") else None  # the loss's own gradient, for one
+    # Also outside of the engine, for example the gradient of the loss itself.
+    phase = "backward" if _module(frame).startswith("torch.autograd") else None
     look_for_function = True
     while frame is not None:
         name = _module(frame)

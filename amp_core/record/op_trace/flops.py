@@ -1,9 +1,9 @@
-"""Floating-point operations of an operator that multiplies matrices: a multiplication and an addition are two.
+"""Floating-point operations of matrix products; a multiply-add counts as two.
 
     >>> flops(torch.ops.aten.mm.default, (a, b), {}, out)       # 2 · M · N · K
 
-Formulas of `torch.utils.flop_counter`, and by the same rules those it lacks: attention on a CPU and recurrent layers.
-It is imported at its first use, for it imports Triton, whose LLVM and TensorFlow's cannot be in one process.
+Formulas of `torch.utils.flop_counter`, extended by attention on a CPU and recurrent layers. It is imported at first
+use, because it imports Triton, whose LLVM conflicts with TensorFlow's in one process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    """Operations of one call; None for operators without a formula, and where it does not fit the call."""
+    """Operations of one call; None for operators without a formula, or if it does not fit the call."""
     from torch.utils.flop_counter import flop_registry
 
     packet = getattr(func, "_overloadpacket", None)
@@ -21,7 +21,7 @@ def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -
             return own(args)
         if packet in flop_registry:
             return int(flop_registry[packet](*args, **kwargs, out_val=out))
-    except (AssertionError, AttributeError, IndexError, TypeError, ValueError):  # called in a way it does not foresee
+    except (AssertionError, AttributeError, IndexError, TypeError, ValueError):  # unexpected arguments
         return None
     return None
 
@@ -41,7 +41,7 @@ def _attention_backward(args: Sequence[Any]) -> int:
 
 
 def _layer(args: Sequence[Any]) -> int:
-    """One direction of one recurrent layer: every position of every sample meets both matrices once."""
+    """One direction of one recurrent layer: every position of every sample is multiplied by both matrices once."""
     x, from_input, from_state = args[:3]
     return int(2 * x.shape[0] * x.shape[1] * (from_input.numel() + from_state.numel()))
 

@@ -1,11 +1,11 @@
-"""Which operator ran in which dtype, in which module, and which autocast policy decided it: one step, traced whole.
+"""Traces one step operator by operator: dtypes, modules, and the autocast policy that applied.
 
     watch(model, optimizer, scaler=scaler, into="runs/a", trace_ops=2)        # traces step 2 into the table `ops`
 
-On that one step every operator is seen (forward, loss, backward, optimizer), with the casts that autocast made for it,
+In that step every operator is recorded (forward, loss, backward, optimizer), with the casts that autocast made for it,
 weights it took from autocast's cache, and its floating-point operations. The step takes longer, its results are the
-same bit for bit, and afterwards nothing is left in place. What runs as a compiled graph cannot be seen. Of an optimizer
-that calls its closure several times, as LBFGS does, the first call is traced: the row of the step tells of that one.
+same bit for bit, and afterwards all hooks are detached. Operators in a compiled graph are not visible. If an optimizer
+calls its closure several times, as LBFGS does, the first call is traced, which the row of the step describes.
 """
 
 import torch
@@ -26,7 +26,7 @@ STEP = 2
 
 
 class OpTrace(Observer):
-    """Traces one step of `model` and writes the table `ops`, with an event that says what was traced or why not."""
+    """Traces one step of `model` and writes the table `ops`, with an event that reports what was traced, or why not."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int = STEP) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -34,15 +34,15 @@ class OpTrace(Observer):
         self._writer = writer
         self._model = model
         self._step = step
-        self._tally: OpCounter | None = None
+        self._counter: OpCounter | None = None
         self._mode: OpCounterMode | None = None
         self._done = False
-        self._hindrance = ""
+        self._reason = ""
 
     def step_began(self, step: int) -> None:
-        """Begin with the step that was asked for, or with the first after it."""
+        """Trace the requested step, or the first one after it."""
         self._leave()
-        if self._done or self._tally is not None or step < self._step:
+        if self._done or self._counter is not None or step < self._step:
             return
         if is_compiled(self._model):
             self._done = True
@@ -53,53 +53,53 @@ class OpTrace(Observer):
             self._not_recorded("this torch would no longer run what the program compiled as it was compiled", step)
             return
         if within_compiled():
-            self._hindrance = "the steps began within what `torch.compile` made of the loop"
+            self._reason = "the steps began within a compiled part of the loop"
             return
-        if _get_current_dispatch_mode_stack():  # it may end before ours does, and would end ours instead
-            self._hindrance = "another TorchDispatchMode was active"
+        if _get_current_dispatch_mode_stack():  # if it is left before ours, it would remove ours instead
+            self._reason = "another TorchDispatchMode was active"
             return
         model = unwrapped(self._model)
         types = [p.device.type for p in own.parameters(model)]
         self._step = step
-        self._tally = OpCounter(model, (*types, *BACKENDS), self.at_own_work)
-        self._tally.attach()
-        self._mode = OpCounterMode(self._tally)
+        self._counter = OpCounter(model, (*types, *BACKENDS), self.at_own_work)
+        self._counter.attach()
+        self._mode = OpCounterMode(self._counter)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def called(self, what: str, optimizer: int | None) -> None:
-        """Whatever is not the scaling of a loss belongs to the optimizer, until another forward begins."""
-        if self._tally is not None:
-            self._tally.phase = "forward" if what == "scale" else "optimizer"
+        """Calls other than `scale` belong to the optimizer phase, until another forward begins."""
+        if self._counter is not None:
+            self._counter.phase = "forward" if what == "scale" else "optimizer"
 
     def step_ended(self, step: int) -> None:
-        """Take everything off and write what was seen."""
+        """Detach and write the rows."""
         self._leave()
-        if self._tally is not None:
+        if self._counter is not None:
             self._finish()
 
     def close(self) -> None:
-        """Take everything off. A step that never came, or was not finished, is told."""
+        """Detach. A step that never came, or was not finished, is reported."""
         self._leave()
-        if self._tally is not None:
+        if self._counter is not None:
             self._not_recorded("the run ended before the traced step did, which is recorded as far as it went", None)
             self._finish()
         elif not self._done:
             self._done = True
-            self._not_recorded(self._hindrance or f"the run ended before step {self._step}", None)
+            self._not_recorded(self._reason or f"the run ended before step {self._step}", None)
 
     def _leave(self) -> None:
-        """Leave the mode, which otherwise stays, idle, until the next moment."""
+        """Leave the mode; where that is not possible it stays, idle, until the next moment."""
         if self._mode is not None and self._mode.leave():
             self._mode = None
 
     def _finish(self) -> None:
-        tally, self._tally, self._done = self._tally, None, True
-        assert tally is not None
-        tally.detach()
-        rows = tally.rows()
+        counter, self._counter, self._done = self._counter, None, True
+        assert counter is not None
+        counter.detach()
+        rows = counter.rows()
         if rows["op"]:
             self._writer.append("ops", {"step": [self._step] * len(rows["op"])} | rows)
-        seen = f"{tally.calls:,} operators"
+        seen = f"{counter.calls:,} operators"
         regions = {
             f"{dtype} on {device.partition(':')[0]}"
             for dtype, device in zip(rows["autocast"], rows["device"], strict=True)
@@ -107,8 +107,8 @@ class OpTrace(Observer):
         }
         detail = f"{seen}; autocast: {', '.join(sorted(regions)) or 'none'}"
         self._writer.event("traced", name="ops", detail=detail, step=self._step)
-        if tally.error is not None:
-            error = f"{type(tally.error).__name__}: {tally.error}"
+        if counter.error is not None:
+            error = f"{type(counter.error).__name__}: {counter.error}"
             self._not_recorded(f"counting stopped after {seen}: {error}", self._step)
 
     def _not_recorded(self, why: str, step: int | None) -> None:

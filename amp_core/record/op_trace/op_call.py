@@ -1,4 +1,4 @@
-"""One operator that ran under a traced step: what it took and gave, and which autocast policy decided that."""
+"""One operator of a traced step: its inputs and output, and the autocast policy that applied."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from amp_core.hardware import autocast_ops
 
 _WIDE = ("float32", "float64")
 _MAX_SHAPES = 8
-"""Of longer lists of tensors, as optimizers take them, the shapes are left out."""
+"""Shapes of longer lists of tensors, such as those of optimizers, are omitted."""
 
 
 @dataclass
 class Call:
-    """One operator that ran, and what is found out about it."""
+    """One operator that ran, with what is derived about it."""
 
     op: str
     module: str | None
@@ -29,14 +29,14 @@ class Call:
     out_bytes: int
     by_engine: bool = False
     cut_short: bool = False
-    """In a forward made again for backward, which ends as soon as all that is needed has been saved."""
+    """Whether it ran in a recomputed forward, which ends as soon as all needed tensors are saved."""
     flops: int | None = None
     storages: tuple[int, ...] = ()
     policy: str | None = None
     cast_by: str | None = None
     cast_of: str | None = None
     cached: int | None = None
-    """Of a cast that autocast may keep: where its result lies."""
+    """For a cast that autocast may cache: the address of its result."""
     repeated: int | None = None
     undone: int | None = None
     casts: int = 0
@@ -49,19 +49,19 @@ class Call:
 
 
 def policy_of(call: Call) -> str | None:
-    """The policy that decided a call: the one of the function in Python around it, else the operator's own."""
+    """The policy that applied to a call: that of the Python function around it, else the operator's own."""
     if call.region is None or call.region == "disabled":
         return None
     kind = call.device.partition(":")[0]
     named = autocast_ops.policy(call.function, kind) if call.function is not None else None
-    found = named or autocast_ops.policy(call.op, kind)
-    if found is None:
+    policy = named or autocast_ops.policy(call.op, kind)
+    if policy is None:
         return "none"
-    if found == "lower_precision_fp":
-        return found if call.region in call.in_dtypes else "not applied"
-    if found in autocast_ops.FP32_POLICIES:
-        return found if call.out_dtype in _WIDE else "not applied"
-    return found
+    if policy == "lower_precision_fp":
+        return policy if call.region in call.in_dtypes else "not applied"
+    if policy in autocast_ops.FP32_POLICIES:
+        return policy if call.out_dtype in _WIDE else "not applied"
+    return policy
 
 
 def cast_source(name: str, args: Sequence[Any], outputs: list[torch.Tensor]) -> torch.Tensor | None:
@@ -77,7 +77,7 @@ def cast_source(name: str, args: Sequence[Any], outputs: list[torch.Tensor]) -> 
 
 
 def tensors_among(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, those in lists too."""
+    """The tensors among arguments, including those in lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -95,6 +95,6 @@ def shape_of(value: Any) -> list[Any]:
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
-    """Where a tensor's memory lies; None for tensors that are made of others."""
+    """The address of a tensor's storage; None for tensors that consist of others."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if plain else None

@@ -1,15 +1,15 @@
-"""Counts the operators of one step, by module, dtypes and the autocast policy that decided them.
+"""Counts the operators of one step, by module, dtypes and the autocast policy that applied.
 
-    tally = Tally(model, ("cuda", "cpu"))
-    tally.attach()
-    with Seeing(tally):
+    counter = OpCounter(model, ("cuda", "cpu"))
+    counter.attach()
+    with OpCounterMode(counter):
         …                       # a step
-    tally.detach()
-    tally.rows()                # columns of the table `ops`
+    counter.detach()
+    counter.rows()              # columns of the table `ops`
 
-What is seen are the operators that run, below autocast and autograd: `addmm` after autocast has cast its inputs. Casts
-come before the operator that they were made for within one call of torch from Python; a cast that is all there is to a
-call was written there by somebody. So the operators of a call are held back until the next call begins.
+It counts the operators that run below autocast and autograd: `addmm` after autocast has cast its inputs. Casts by
+autocast come before their operator within one call of torch from Python; a call that is only a cast was written by the
+user. So the operators of a call are held back until the next call begins.
 """
 
 import json
@@ -29,7 +29,7 @@ from amp_core.record.torch_internals.quiet_mode import QuietMode
 
 _NO_WORK = ("_unsafe_view", "lift_fresh", "_local_scalar_dense")
 MAX_ROWS = 20_000
-"""From here on shapes no longer tell rows apart: a model whose shapes never repeat must not fill the memory."""
+"""With more rows, shapes no longer distinguish them: a model whose shapes never repeat must not fill the memory."""
 
 _COUNTED = ("count", "cast_bytes", "casts", "out_bytes", "cache_hits", "flops", "repeated", "undone")
 _KEYS = (
@@ -48,18 +48,18 @@ _KEYS = (
 
 
 class OpCounterMode(QuietMode):
-    """Hands every operator to a tally."""
+    """Passes every operator to a counter."""
 
-    def __init__(self, tally: "OpCounter") -> None:
+    def __init__(self, counter: "OpCounter") -> None:
         super().__init__()
-        self._tally = tally
+        self._counter = counter
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        self._tally.on_op(func, args, kwargs, out)
+        self._counter.on_op(func, args, kwargs, out)
 
 
 class OpCounter:
-    """The operators seen so far, added up."""
+    """Totals of the operators that ran so far."""
 
     def __init__(
         self, model: torch.nn.Module, device_types: Sequence[str], at_own_work: Callable[[], bool] = lambda: False
@@ -71,7 +71,7 @@ class OpCounter:
         self.calls = 0
         self._closed = False
         self.error: Exception | None = None
-        """What went wrong with the counting itself. The training goes on, the counting does not."""
+        """An exception of the counting itself, which then stops; the training continues."""
         self._rows: dict[tuple[Any, ...], list[int | None]] = {}
         self._open: dict[int, tuple[tuple[int, int], list[Call]]] = {}
         self._copies: set[int] = set()
@@ -87,7 +87,7 @@ class OpCounter:
         self.modules.attach()
 
     def detach(self) -> None:
-        """Leave modules and autocast alone again, and take note of nothing more."""
+        """Detach from modules and autocast, and count no more."""
         self._closed = True
         self.modules.detach()
         self.regions.detach()
@@ -96,7 +96,7 @@ class OpCounter:
             self._results.clear()
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Take note of an operator that has run. Raises nothing: see `error`."""
+        """Count an operator that has run. Never raises: see `error`."""
         if self._closed or self.error is not None:
             return
         try:
@@ -106,10 +106,10 @@ class OpCounter:
             self.error = error
 
     def rows(self) -> dict[str, list[Any]]:
-        """What was seen, as columns of the table `ops` without `step`."""
+        """The totals, as columns of the table `ops` without `step`."""
         with self._lock:
             for thread in list(self._open):
-                self._settle(thread)
+                self._finish_call(thread)
         columns: dict[str, list[Any]] = {name: [] for name in (*_KEYS, *_COUNTED)}
         for key, counted in self._rows.items():
             for name, value in zip((*_KEYS, *_COUNTED), (*key, *counted), strict=True):
@@ -142,13 +142,13 @@ class OpCounter:
         thread = threading.get_ident()
         key = site.key if not site.engine else (id(node), self.calls)
         if thread in self._open and self._open[thread][0] != key:
-            self._settle(thread)
+            self._finish_call(thread)
         self._open.setdefault(thread, (key, []))[1].append(call)
         call.by_engine = site.engine
         call.cut_short = in_backward and not site.engine
 
     def _learn(self, func: Any) -> tuple[str, bool]:
-        """The operator's name, and whether it only looks at memory in another way or makes new memory."""
+        """The operator's name, and whether it only creates a view or allocates memory."""
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
         name = name.partition(".")[0]
         schema = getattr(func, "_schema", None)
@@ -195,7 +195,7 @@ class OpCounter:
         return call
 
     def _remember_cast(self, call: Call, source: torch.Tensor, result: torch.Tensor) -> None:
-        """Whether the same has been cast before, or is a cast's result itself; tensors are not kept alive for it."""
+        """Determine whether the source was cast before, or is itself the result of a cast. Keeps no tensor alive."""
         version = 0 if source.is_inference() else source._version
         ref, seen_version, dtypes = self._casted.get(id(source), (None, 0, set[torch.dtype]()))
         if ref is None or ref() is not source or seen_version != version:
@@ -213,10 +213,10 @@ class OpCounter:
     # ---- one call of torch ------------------------------------------------------------------------------------------
 
     def _next_call(self) -> None:
-        """What comes next on this thread is another call."""
+        """The next operator on this thread belongs to another call."""
         with self._lock:
             if threading.get_ident() in self._open:
-                self._settle(threading.get_ident())
+                self._finish_call(threading.get_ident())
 
     def _cache_cleared(self) -> None:
         self._next_call()
@@ -224,19 +224,19 @@ class OpCounter:
             self._copies.clear()
             self._fresh.clear()
 
-    def _settle(self, thread: int) -> None:
-        """The operators of one call, now that all are known: whom the casts were made by, and for what."""
+    def _finish_call(self, thread: int) -> None:
+        """Add the operators of one complete call, after determining what made its casts, and for which operator."""
         _, calls = self._open.pop(thread)
-        decided: Call | None = None
+        operator: Call | None = None
         others = any(not call.is_cast for call in calls)
         for call in reversed(calls):
             if not call.is_cast:
                 call.policy = policy_of(call)
-                decided = call if call.policy in autocast_ops.POLICIES else decided
-            elif decided is not None and call.out_dtype in decided.in_dtypes:
+                operator = call if call.policy in autocast_ops.POLICIES else operator
+            elif operator is not None and call.out_dtype in operator.in_dtypes:
                 call.cast_by = "autocast"
-                decided.casts += 1
-                decided.cast_bytes += call.out_bytes
+                operator.casts += 1
+                operator.cast_bytes += call.out_bytes
             elif call.cut_short and call.cached is not None:
                 call.cast_by = "autocast"
             else:

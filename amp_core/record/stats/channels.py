@@ -1,4 +1,4 @@
-"""The largest output gradient of each channel of a layer, and what that says of the layer's weight gradient.
+"""The largest output gradient of each channel of a layer, which bounds the layer's weight gradient.
 
     >>> largest = channel_largest(output_grad, channel=2)     # of a linear layer on (batch, time, channel)
     >>> ChannelLargest(largest, row=0, dims=2).cap_for(layer.weight.grad)
@@ -66,7 +66,7 @@ class ChannelLargest:
     def take_in(self, grad: torch.Tensor, channel: int) -> bool:
         """Take in another output gradient. The first one of a step takes the place of those before it.
 
-        False where its channels are not as many, or it is of another dtype or device, and nothing is done.
+        Returns False, without effect, if the number of channels, the dtype or the device differs.
         """
         values = self.values
         if grad.shape[channel] != len(values) or grad.dtype is not values.dtype or grad.device != values.device:
@@ -81,9 +81,9 @@ class ChannelLargest:
         return True
 
     def cap_for(self, grad: torch.Tensor) -> Cap | None:
-        """The cap for the weight's gradient; None where it does not fit.
+        """The cap for the weight's gradient; None if it does not apply.
 
-        It does not fit a gradient that is kept on another device, in FP8, or of which this process holds a shard.
+        It does not apply to a gradient on another device, in FP8, or of which this process holds a shard.
         """
         values, dtype, shape = self.values, grad.dtype, grad.shape
         if (
@@ -94,5 +94,5 @@ class ChannelLargest:
         ):
             return None
         inner = shape[self.row + 1 :].numel()
-        # What the gradient's dtype cannot hold could never be in it: a cap below its smallest value is zero there.
+        # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.
         return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None

@@ -1,9 +1,10 @@
-"""Chooses who computes a statistic: the kernel that a device's backend has, or plain torch.
+"""Chooses how a statistic is computed: by a kernel of the device's backend, or by plain torch.
 
     >>> by_kernel("channels", "cpu", grad, count, inner)     # None: plain torch has to do it
 
 Kernels come from `Backend.kernels()`. Where they cannot be imported, or one fails (Triton compiles on first use, which
-takes a C compiler), plain torch gives the same numbers, slower: `fallbacks` says so, and each run has an event of it.
+takes a C compiler), plain torch gives the same numbers, but slower; `fallbacks` holds the reason, and an event of each
+run reports it.
 """
 
 import logging
@@ -19,7 +20,7 @@ KERNELS = ("measure", "channels", "norms", "passing")
 `measure.passing_tensors`."""
 
 fallbacks: dict[str, str] = {}
-"""By device type, why plain torch measures there."""
+"""By device type: why plain torch measures there."""
 
 _kernels: dict[str, dict[str, Kernel]] = {}
 
@@ -35,25 +36,25 @@ def kernel_of(name: str, device_type: str) -> Kernel | None:
 
 
 def by_kernel(name: str, device_type: str, *args: Any) -> torch.Tensor | None:
-    """What the kernel of that name returns; None where plain torch has to do it."""
+    """What the kernel of that name returns; None if plain torch has to compute it."""
     kernel = kernel_of(name, device_type)
     if kernel is None:
         return None
     try:
-        found: torch.Tensor = kernel(*args)
+        result: torch.Tensor = kernel(*args)
     except Exception as error:
         if not BACKENDS.get(device_type, Backend).may_lack_kernels or isinstance(error, torch.OutOfMemoryError):
             raise
         _kernels[device_type].pop(name, None)  # another thread may have been here before
         _fall_back(device_type, error)
         return None
-    return found
+    return result
 
 
 def _import_kernels(device_type: str) -> dict[str, Kernel]:
     try:
         return BACKENDS.get(device_type, Backend).kernels()
-    except Exception as error:  # a package that is missing, or is there and does not work
+    except Exception as error:  # a missing or broken package
         _fall_back(device_type, error)
         return {}
 

@@ -1,12 +1,12 @@
-"""What a step measured on the device, on its way to the host in one copy.
+"""Copies all measurements of a step from the device to the host at once.
 
-    >>> parcel = Parcel()
-    >>> parcel.put("loss", loss.detach())
-    >>> parcel.send()
-    >>> parcel.ready() and parcel.value("loss")
+    >>> transfer = HostTransfer()
+    >>> transfer.put("loss", loss.detach())
+    >>> transfer.send()
+    >>> transfer.ready() and transfer.value("loss")
 
-The backend of the device copies. On CUDA the copy goes to pinned memory on the current stream and nobody waits for it:
-a transfer is ready when its event has passed. What is on the host already stays as it is, and is ready at once.
+The backend of the device copies. On CUDA the copy goes to pinned memory on the current stream, and the host does not
+wait for it: a transfer is ready when its event has passed. Values that are on the host are ready at once.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from amp_core.record.backends.base import Event
 
 
 class HostTransfer:
-    """Named tensors, gathered into one float64 vector and copied to the host together."""
+    """Named tensors, concatenated into one float64 vector and copied to the host together."""
 
     def __init__(self) -> None:
         self._here: dict[str, float | npt.NDArray[np.float64]] = {}
@@ -32,7 +32,8 @@ class HostTransfer:
         self._event: Event | None = None
 
     def put(self, key: str, value: torch.Tensor | float) -> None:
-        """Add a number, or a tensor of any shape that must not change any more: clone what training goes on using."""
+        """Add a number, or a tensor of any shape that must not change any more: clone tensors that the training
+        continues to use."""
         if not isinstance(value, torch.Tensor):
             self._here[key] = value
         elif not value.is_cpu:
@@ -44,7 +45,7 @@ class HostTransfer:
             self._here[key] = (value if as_it_is else value.reshape(-1).to(torch.float64)).detach().numpy()
 
     def send(self) -> None:
-        """Start the copy. Tensors of several devices meet on the first of them."""
+        """Start the copy. Tensors of several devices are first moved to one of them."""
         position = 0
         for key, tensor in self._parts.items():
             self._slices[key] = slice(position, position + tensor.numel())
@@ -54,7 +55,7 @@ class HostTransfer:
             self._host, self._event = backend_of(parts[0].device).copy_to_host(parts)
 
     def ready(self, wait: bool = False) -> bool:
-        """Whether the copy has arrived; with `wait`, stay until it has."""
+        """Whether the copy has arrived; with `wait`, blocks until it has."""
         if self._event is None:
             return True
         if wait:
@@ -62,7 +63,7 @@ class HostTransfer:
         return bool(self._event.query())
 
     def has(self, key: str) -> bool:
-        """Whether anything was put in under `key`."""
+        """Whether a value was put under `key`."""
         return key in self._here or key in self._slices
 
     def values(self, key: str) -> npt.NDArray[np.float64]:
@@ -78,11 +79,11 @@ class HostTransfer:
             return self.values(keys[0])
         parts = [self._slices[key] for key in keys if key in self._slices]
         if len(parts) == len(keys) and all(one.stop == two.start for one, two in pairwise(parts)):
-            return self._arrived()[parts[0].start : parts[-1].stop]  # put in one after another: nothing to copy
+            return self._arrived()[parts[0].start : parts[-1].stop]  # adjacent: nothing to copy
         return np.concatenate([self.values(key) for key in keys])
 
     def value(self, key: str) -> float | None:
-        """The one number of that name; None where nothing was put in."""
+        """The one number of that name; None if nothing was put under it."""
         here = self._here.get(key)
         if here is None and key not in self._slices:
             return None

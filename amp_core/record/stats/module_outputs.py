@@ -1,4 +1,4 @@
-"""Measuring what modules put out and what comes back to it: the kinds `activation` and `output_grad`.
+"""Measures module outputs and their gradients: the kinds `activation` and `output_grad`.
 
 Modules are listened to only during a sampled step. A module's output tensors get tensor hooks of their own, so
 in-place modules, reused modules, nested, dict and dataclass outputs all work, and nothing is kept alive: each tensor is
@@ -30,7 +30,7 @@ Packed = tuple[list[Key], list[torch.Tensor]]
 
 
 class Outputs:
-    """Listens to the modules of one model for a step, and leaves them alone after it."""
+    """Hooks on the modules of one model that are attached for one step at a time."""
 
     def __init__(
         self,
@@ -52,31 +52,31 @@ class Outputs:
         self._on_tensors = TensorHooks()
         self._passing = passing_tensors("cpu")
         self._passing_keys: list[Key] = []
-        self._measured: dict[torch.device, Packed] = {}  # what that does not take
+        self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
         self._channels: dict[type, tuple[int, int] | None] = {}
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
 
     def attach(self) -> None:
-        """Measure what passes from now on."""
+        """Measure outputs and their gradients from now on."""
         if self._kinds and not self._on:
             self._forget_largest()
             self._on = True
             self._switches.on()
 
     def detach(self) -> None:
-        """Leave the modules alone again."""
+        """Detach from the modules."""
         if self._on:
             self._on = False
             self._switches.off()
         self._on_tensors.detach_leaves()
 
     def remove(self) -> None:
-        """Leave everything alone: tensors of earlier forwards too."""
+        """Detach from everything, including tensors of earlier forwards."""
         self.detach()
         self._on_tensors.remove()
 
     def take(self) -> list[Packed]:
-        """All that passed since the last `take`, by device."""
+        """All measurements since the last `take`, by device."""
         measured, self._measured = list(self._measured.values()), {}
         if self._passing is not None and self._passing_keys:
             measured.append((self._passing_keys, self._passing.take()))

@@ -13,15 +13,15 @@ def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     CPU one call of a kernel does for all, where they are FP32 and numba is there.
     """
     if all(g.dtype is torch.float32 and g.is_cpu and g.is_contiguous() for g in grads):
-        found = by_kernel("norms", "cpu", grads)
-        if found is not None:
-            return found, list(range(len(grads)))
+        computed = by_kernel("norms", "cpu", grads)
+        if computed is not None:
+            return computed, list(range(len(grads)))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, grad in enumerate(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(i)
     parts = []
     for (_, held), members in groups.items():
-        # A norm is added up in at least FP32: the squares of FP16 gradients do not fit FP16.
+        # A norm is summed in at least FP32: squares of FP16 gradients overflow FP16.
         wide = torch.float64 if held == torch.float64 else torch.float32
         parts.append(torch.stack(torch._foreach_norm([grads[i] for i in members], 2, dtype=wide)))
     device = grads[0].device

@@ -1,4 +1,4 @@
-"""Everything that touches torch's own machinery: patched functions, compiled code, CUDA graph captures, dispatch modes.
+"""Access to torch's internals: patched functions, compiled code, CUDA graph captures, dispatch modes.
 
-Whatever is installed here is removed again, and copies and pickles of watched objects do not carry it.
+All hooks and patches are removed when watching ends. Copies and pickles of watched objects do not contain them.
 """

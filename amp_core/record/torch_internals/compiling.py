@@ -1,12 +1,12 @@
-"""Code of ours within what `torch.compile` compiles: a wrapped method, or a hook on an optimizer.
+"""Keep our code out of what `torch.compile` compiles: patched methods and hooks on optimizers.
 
     @untraced
     def before_step(self, optimizer): ...
 
-dynamo would trace such code with the loop's own, and take its clocks, locks and modes for part of the program. Hooks on
-modules do nothing where a graph is made, so that it stays as it would have been. Optimizers and scalers break their
-graphs by themselves; there our code runs between two graphs, and is left alone by dynamo. A function of torch's that
-calls ours from deep within, as clipping does, runs as Python while it is listened to.
+dynamo would trace such code with the loop's own, and treat its clocks, locks and modes as part of the program. Hooks on
+modules do nothing while a graph is made, so that it is unchanged. Optimizers and scalers break their graphs themselves;
+there our code runs between two graphs, and dynamo skips it. A function of torch that calls ours from deep within, as
+clipping does, runs as Python while it is patched.
 """
 
 import functools
@@ -25,8 +25,9 @@ _here = threading.local()
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def not_by_itself(function: Function) -> Function:
-    """dynamo does not compile calls of `function` that it meets outside of a graph; what `function` calls it does."""
+def not_compiled(function: Function) -> Function:
+    """Let dynamo not compile `function` itself when it is called outside of a graph; functions it calls are
+    compiled."""
     code: Any = function.__code__
     if hasattr(eval_frame, "skip_code"):  # in older versions of torch
         eval_frame.skip_code(code)
@@ -37,9 +38,10 @@ def not_by_itself(function: Function) -> Function:
 
 
 def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
-    """`look`, not traced: a graph is broken for it, or where none may be (`fullgraph=True`), it is left out.
+    """Wrap `look` so that it is not traced: it breaks the graph, or is omitted where that is forbidden
+    (`fullgraph=True`).
 
-    Returns what `look` does, or None.
+    Returns the result of `look`, or None.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -50,14 +52,14 @@ def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _here.compiled = outer
 
-    apart = _disable_dynamo(run)  # unlike `torch.compiler.disable` it does not import all of dynamo
+    disabled = _disable_dynamo(run)  # unlike `torch.compiler.disable` it does not import all of dynamo
 
-    @not_by_itself
+    @not_compiled
     @functools.wraps(look)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return None if _in_one_graph() else apart(*args, **kwargs)
-        # What dynamo gave up on runs as Python, but what that calls would be compiled again.
+            return None if _in_one_graph() else disabled(*args, **kwargs)
+        # After a graph break, code runs as Python, but dynamo would compile the functions it calls.
         compiler = set_eval_frame(None)
         if compiler is None:
             return look(*args, **kwargs)
@@ -70,20 +72,20 @@ def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def within_compiled() -> bool:
-    """Asked by what is `untraced`: whether the loop came to it from within what `torch.compile` runs.
+    """Whether the loop called the present `untraced` function from within compiled code.
 
-    What is put on or taken off torch's dispatcher there does not last: compiled code puts back what it found.
+    Changes of dispatch modes do not last there: compiled code restores the modes that it started with.
     """
     return getattr(_here, "compiled", False)
 
 
 def _in_one_graph() -> bool:
-    """Whether the graph that is being made may not be broken. dynamo calls this and takes its answer for a constant."""
+    """Whether the present graph may not be broken. dynamo calls this and treats the result as a constant."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
         making = InstructionTranslator.current_tx()
-    except AttributeError:  # no dynamo is at work: `torch.export` without it
+    except AttributeError:  # dynamo is not active: `torch.export` without it
         return True
     return bool(making.one_graph or getattr(making, "error_on_graph_break", False))
 
@@ -92,9 +94,9 @@ _in_one_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]  # `t
 
 
 def mode_would_uncompile() -> bool:
-    """Whether a `TorchDispatchMode` would have what the program compiled, a loss for one, run uncompiled from then on.
+    """Whether a `TorchDispatchMode` would make compiled functions of the program, such as a loss, run uncompiled.
 
-    Under a mode that says it ignores what is compiled that goes on as before. Older versions of torch do not ask.
+    A mode may declare that it ignores compiled code, which then runs unchanged. Older versions of torch do not check.
     """
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return False

@@ -1,15 +1,15 @@
-"""Listening to the calls of a module without leaving anything in the module.
+"""Hooks on the calls of modules that leave the modules themselves unchanged.
 
     handles = [before_call(module, began), after_call(module, ended)]    # began(module, args, kwargs)
     handles[0].remove()                                                  # ended(module, args, kwargs, output)
 
-torch keeps hooks in the module itself: they are copied and pickled with it, `torch.jit.script` compiles them, and a
-`TransformerEncoderLayer` that has any computes another way in evaluation. So none is registered. `Module.__call__`
+torch stores hooks in the module itself: they are copied and pickled with it, `torch.jit.script` compiles them, and a
+`TransformerEncoderLayer` with hooks takes another code path in evaluation. So none is registered. `Module.__call__`
 looks up `_compiled_call_impl`, a class attribute that is None except in modules compiled by `module.compile()`. While
-anybody listens, a descriptor stands there: it answers None for every module that nobody listens to.
+there are listeners, a descriptor replaces it: it returns None for every module without listeners.
 
-Listeners hear ordinary calls only: none within what `torch.compile`, `torch.export`, `torch.jit.trace` or `torch.fx`
-trace. A listener that raises is dropped with a warning.
+Listeners are notified of ordinary calls only, not of calls that `torch.compile`, `torch.export`, `torch.jit.trace` or
+`torch.fx` trace. A listener that raises is dropped with a warning.
 """
 
 import sys
@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 from torch.fx import _symbolic_trace
 
 from amp_core.record.model.own import without_torch_function
-from amp_core.record.torch_internals.compiling import not_by_itself
+from amp_core.record.torch_internals.compiling import not_compiled
 from amp_core.record.torch_internals.patches import Patches
 
 Before = Callable[[torch.nn.Module, Any, Any], None]
@@ -34,12 +34,12 @@ _patches = Patches()
 
 
 class Handle:
-    """Stops the listening. Twice is harmless."""
+    """Removes its listener. Twice is harmless."""
 
     def __init__(self, listened: "_Listened", listener: Any, always: bool | None) -> None:
         self._listened: _Listened | None = listened
         self._listener = listener
-        self._always = always  # None for what is told before the call
+        self._always = always  # None for a listener before the call
 
     def remove(self) -> None:
         """No longer call the listener."""
@@ -66,10 +66,10 @@ def after_call(module: torch.nn.Module, listener: After, *, always: bool = False
 
 
 class Switches:
-    """Listeners to the calls of many modules, to be turned on and off every few steps.
+    """Listeners to the calls of many modules that are turned on and off every few steps.
 
-    It makes no objects after its first time, unless others listen to the modules too: those of a thousand modules in
-    ten steps would be enough for Python's garbage collector to look through all objects of the process.
+    After the first time it allocates no objects, unless the modules have other listeners too: the objects for a
+    thousand modules in ten steps would make Python's garbage collector traverse all objects of the process.
     """
 
     def __init__(self, listeners: Iterable[tuple[torch.nn.Module, After]]) -> None:
@@ -81,8 +81,8 @@ class Switches:
         return len(self._entries)
 
     def on(self, which: Iterable[int] | None = None) -> None:
-        """Call listeners after each call of their modules, behind other listeners; by default all, else those of these
-        places. They are off."""
+        """Call listeners after each call of their modules, behind other listeners: all, or those with the indices
+        `which`. They must be off."""
         for key, alone, own in self._chosen(which):
             present = _listened.get(key)
             if present is None:
@@ -93,11 +93,11 @@ class Switches:
         _install()
 
     def off(self, which: Iterable[int] | None = None) -> None:
-        """Stop calling them."""
+        """Stop calling them; likewise."""
         for key, alone, own in self._chosen(which):
             present = _listened.get(key)
             if present is None:
-                continue  # a listener that failed is gone already
+                continue  # a listener that failed is already removed
             if present is alone and alone.after is own and not alone.before:
                 del _listened[key]
             else:
@@ -109,13 +109,13 @@ class Switches:
 
 
 def listeners(module: torch.nn.Module) -> list[Any]:
-    """Who listens to `module` now."""
-    found = _listened.get(id(module))
-    return [*found.before, *(listener for listener, _ in found.after)] if found is not None else []
+    """The present listeners of `module`."""
+    present = _listened.get(id(module))
+    return [*present.before, *(listener for listener, _ in present.after)] if present is not None else []
 
 
 class _Listened:
-    """What a module that is listened to is called through."""
+    """Calls a module and its listeners."""
 
     __slots__ = ("after", "before", "module")
 
@@ -138,12 +138,12 @@ class _Listened:
         try:
             output = module._call_impl(*args, **kwargs)
         except Exception:
-            self._tell(module, args, kwargs, None, raised=True)
+            self._notify(module, args, kwargs, None, raised=True)
             raise
-        self._tell(module, args, kwargs, output, raised=False)
+        self._notify(module, args, kwargs, output, raised=False)
         return output
 
-    def _tell(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
+    def _notify(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, raised: bool) -> None:
         with without_torch_function():
             for after, always in self.after:
                 if always or not raised:
@@ -154,11 +154,11 @@ class _Listened:
 
     def _fail(self, listener: Any, always: bool | None, error: Exception) -> None:
         self.drop(listener, always)
-        said = f"AMPscope no longer listens to {type(self.module).__name__}: {error!r}"
-        warnings.warn(said, RuntimeWarning, stacklevel=4)
+        message = f"AMPscope no longer listens to {type(self.module).__name__}: {error!r}"
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def drop(self, listener: Any, always: bool | None) -> None:
-        """Remove one listener; with the last one of all modules, the descriptor goes too."""
+        """Remove one listener; with the last one of all modules, the descriptor is removed too."""
         if always is None:
             self.before = _without(self.before, listener)
         elif len(self.after) == 1 and self.after[0][0] == listener and self.after[0][1] == always:
@@ -170,8 +170,8 @@ class _Listened:
             _uninstall_if_unused()
 
 
-class _Seam:
-    """In the place of `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
+class _Descriptor:
+    """Replaces `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
 
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
         if is_compiling():
@@ -179,11 +179,11 @@ class _Seam:
         return _listened.get(id(module))
 
 
-_SEAM = _Seam()  # always the same one, so that a graph with a guard on it is found again
+_DESCRIPTOR = _Descriptor()  # always the same object, so that guards of compiled graphs on it still match
 
 
 def _of(module: torch.nn.Module) -> _Listened:
-    """That of the module; a new one where there is none."""
+    """The entry of the module; a new one if it has none."""
     present = _listened.get(id(module))
     if present is None:
         present = _listened[id(module)] = _Listened(module)
@@ -193,7 +193,7 @@ def _of(module: torch.nn.Module) -> _Listened:
 
 def _install() -> None:
     if len(_patches) == 0 and _listened:
-        _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _SEAM)
+        _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _DESCRIPTOR)
 
 
 def _uninstall_if_unused() -> None:
@@ -209,7 +209,7 @@ def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
 
 
 def _is_ordinary() -> bool:
-    """Whether modules are called just now to compute, and not to be traced."""
+    """Whether modules are called to compute, not to be traced."""
     if torch._C._get_tracing_state() is not None or _symbolic_trace._is_fx_tracing_flag:
         return False
     if "torch._dynamo.eval_frame" not in sys.modules:
@@ -217,9 +217,9 @@ def _is_ordinary() -> bool:
     compiler = eval_frame.set_eval_frame(None)
     if compiler is None:
         return True
-    eval_frame.set_eval_frame(compiler)  # what dynamo gave up on runs as Python, and what that calls is compiled
+    eval_frame.set_eval_frame(compiler)  # after a graph break, code runs as Python, and functions it calls are compiled
     return False
 
 
-for _function in (_Listened.__call__, _Seam.__get__, _is_ordinary):
-    not_by_itself(_function)
+for _function in (_Listened.__call__, _Descriptor.__get__, _is_ordinary):
+    not_compiled(_function)

@@ -1,12 +1,12 @@
 """Hooks on optimizer steps that leave nothing in the optimizer.
 
-    handle = before_step(hook, of=optimizer)   # as `optimizer.register_step_pre_hook(hook)`
-    handle = before_step(hook)                 # of every optimizer in the program
+    handle = before_step(hook, of=optimizer)   # like `optimizer.register_step_pre_hook(hook)`
+    handle = before_step(hook)                 # for every optimizer in the program
     handle.remove()
 
-The hooks that torch keeps in an optimizer go where its `__dict__` goes: into copies and pickles. So one pair of torch's
-hooks for all optimizers calls those that are meant. They run before an optimizer's own hooks where a step begins, and
-after them where it ends.
+Hooks registered on an optimizer are part of its `__dict__`, hence of copies and pickles. So one pair of torch's global
+optimizer hooks calls those of the optimizer that steps. At the beginning of a step they run before the optimizer's own
+hooks, at its end after them.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Handle:
 
 
 class _Hooks:
-    """All hooks on the beginning of steps, or all on their end."""
+    """All hooks before steps, or all hooks after them."""
 
     def __init__(self, register: Callable[[Hook], Any]) -> None:
         self._register = register
@@ -61,7 +61,7 @@ class _Hooks:
         changed = None
         called: set[int] = set()
         with without_torch_function():
-            # A hook may add others: those of an optimizer that is met for the first time see this very step.
+            # A hook may add others: hooks of an optimizer that is adopted in this step already run in it.
             while handle := next((h for h in self._handles if id(h) not in called and h.of in (None, optimizer)), None):
                 called.add(id(handle))
                 result = handle.hook(optimizer, args, kwargs)
@@ -77,7 +77,7 @@ _after = _Hooks(register_optimizer_step_post_hook)
 def before_step(hook: Hook, of: torch.optim.Optimizer | None = None) -> Handle:
     """Call `hook(optimizer, args, kwargs)` before each step of `of`, or of every optimizer.
 
-    What it returns, if anything, are the new arguments of the step.
+    If it returns a value, that is `(args, kwargs)` for the step.
     """
     return _before.add(hook, of)
 

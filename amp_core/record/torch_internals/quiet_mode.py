@@ -1,16 +1,16 @@
-"""A `TorchDispatchMode` that only looks: what runs under it runs as it would without.
+"""A `TorchDispatchMode` that only observes: operators under it run as they would without it.
 
     class Counting(QuietMode):
-        def saw(self, func, args, kwargs, out):
+        def on_op(self, func, args, kwargs, out):
             self.count += 1
 
-Any other mode changes two things. What `torch.compile` has compiled is run uncompiled under it, and compiled again
-afterwards. And an operator of `torch.library.custom_op` that calls others from inside calls them with autocast off,
-since all that comes before a mode in torch's dispatcher is switched off within it.
+Any other mode changes two things. Compiled functions run uncompiled under it, and are compiled again afterwards. And an
+operator of `torch.library.custom_op` calls other operators with autocast off, since all dispatch keys before the mode's
+are excluded within it.
 
-Some of torch's own operators ask whether a mode is active and then take another way to the same result. Of the samples
-that torch 2.13 tests its operators by (2,414 calls and 1,449 backward passes on a CPU, under autocast) these differ,
-most in the last bits: `pinv`, `lstsq`, singular values or eigenvalues without vectors, and the gradients of `prod` and
+Some of torch's own operators check whether a mode is active and then take another code path. Among the sample inputs of
+torch 2.13's operator tests (2,414 calls and 1,449 backward passes on a CPU, under autocast) these differ, most in the
+last bits: `pinv`, `lstsq`, singular values or eigenvalues without vectors, and the gradients of `prod` and
 of the value of `masked_fill`.
 """
 
@@ -27,9 +27,9 @@ from amp_core.record.torch_internals.compiling import within_compiled
 
 _AUTOCAST = {kind: getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}") for kind in BACKENDS}
 _ABOVE_BILINEAR = tuple(kind for kind in BACKENDS if policy("bilinear", kind) is None)
-"""Device types whose list has not `bilinear`, but what it does its work with."""
+"""Device types whose autocast lists lack `bilinear`, but have the operators that it calls."""
 _TORCHS_OWN = ("aten", "prim", "prims", "c10d", "_c10d_functional", "higher_order", "fsdp")
-"""Libraries of operators that do their work below autocast."""
+"""Operator libraries whose operators run below autocast."""
 
 
 class QuietMode(TorchDispatchMode):
@@ -42,14 +42,14 @@ class QuietMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let what is compiled stay compiled."""
+        """Let compiled functions stay compiled."""
         return True
 
     def leave(self) -> bool:
-        """Leave the mode where that ends no other and lasts. Otherwise it stays, and False says to come again later.
+        """Leave the mode if that is safe and lasting. Otherwise it stays, and False means to try again later.
 
-        A mode entered since would be ended in its place, and autograd and compiled code put back, when they are done,
-        the modes that were active when they began.
+        A mode that was entered since would be left in its place; and autograd and compiled code restore, when they
+        return, the modes that were active when they began.
         """
         if torch._C._current_graph_task_id() != -1 or within_compiled():
             return False
@@ -61,7 +61,7 @@ class QuietMode(TorchDispatchMode):
         return True
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        """Take note of an operator that has run."""
+        """Called with each operator after it has run."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,10 +80,10 @@ class QuietMode(TorchDispatchMode):
 
 @contextmanager
 def _autocast_of_the_caller(kinds: Sequence[str]) -> Iterator[None]:
-    """Autocast on devices of these types as it was when Python called the operator at hand."""
+    """Enable autocast for these device types as it was when Python called the present operator."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         on = [kind for kind in kinds if not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOCAST[kind])]
-    for kind in on:  # by its first name: the other is wrapped while a step is traced
+    for kind in on:  # torch._C's name: the public one is patched while a step is traced
         torch._C.set_autocast_enabled(kind, True)
     try:
         yield

@@ -1,12 +1,12 @@
-"""Hooks on tensors as they pass, at most one for each purpose, however often the same tensor passes.
+"""Hooks on tensors, at most one per purpose on each tensor, however often the same tensor occurs.
 
     hooks = TensorHooks()
     hooks.attach(tensor, "layer.1", on_grad)       # on_grad(grad), from backward
     hooks.detach_leaves()
     hooks.remove()
 
-Most tensors that pass are gone with their step, and their hooks with them. A parameter that a forward returns stays,
-as does a tensor that the program keeps: on these the hooks of all steps would add up.
+Most tensors, and their hooks, are freed with their step. A parameter that a forward returns stays alive, as does a
+tensor that the program keeps: on these the hooks of all steps would accumulate.
 """
 
 import sys
@@ -20,7 +20,7 @@ import torch
 from amp_core.record.model.own import without_torch_function
 
 MIN_TO_PRUNE = 64
-"""Tables that are kept before those of tensors that are gone are looked for."""
+"""Tables that are kept before those of freed tensors are removed."""
 
 OnGrad = Callable[[torch.Tensor], None]
 
@@ -48,16 +48,16 @@ class _Hook:
 class TensorHooks:
     """The hooks of one listener.
 
-    They stand where `Tensor.register_hook` puts its own, which makes a table, a handle and a weak reference for each
-    tensor: in a sampled step, with a hook for each output, enough to start Python's garbage collector several times.
-    Here a table is used again once the tensor it belonged to is gone.
+    They are stored where `Tensor.register_hook` stores its own. That creates a table, a handle and a weak reference per
+    tensor: in a sampled step, with a hook on each output, enough to trigger Python's garbage collector several times.
+    Here a table is reused once its tensor is freed.
     """
 
     def __init__(self) -> None:
-        self._hooks: dict[Any, _Hook] = {}  # by purpose the last one, which is mostly the next one too
-        self._tables: dict[Any, Table] = {}  # by purpose the last one made here
+        self._hooks: dict[Any, _Hook] = {}  # by purpose: the last one, which is mostly reused
+        self._tables: dict[Any, Table] = {}  # by purpose: the last one created here
         self._leaves: list[Any] = []  # weak references to the tables of leaves
-        self._others: list[Any] = []  # and to other tables that may yet be in use
+        self._others: list[Any] = []  # and to other tables that may still be in use
         self._prune_at = MIN_TO_PRUNE
 
     def attach(self, tensor: torch.Tensor, purpose: Any, on_grad: OnGrad) -> None:
@@ -82,11 +82,11 @@ class TensorHooks:
             self._keep(table, True)
 
     def _table(self, hook: _Hook) -> Table:
-        """A table with this hook alone, which belongs to no tensor yet."""
+        """A table with only this hook, which no tensor holds yet."""
         tables, purpose = self._tables, hook.purpose
         last = tables.get(purpose)
         if last is not None:
-            if len(last) == 1 and sys.getrefcount(last) == _UNUSED:  # no hook of the program's, and no tensor has it
+            if len(last) == 1 and sys.getrefcount(last) == _UNUSED:  # no hook of the program, and no tensor holds it
                 if hook not in last:
                     last.clear()
                     last[hook] = hook
@@ -98,7 +98,7 @@ class TensorHooks:
         return new
 
     def _keep(self, table: Table, of_leaf: bool) -> None:
-        """Remember a table for as long as its tensor is there."""
+        """Remember a table while its tensor is alive."""
         if of_leaf:
             self._leaves.append(weakref.ref(table))
             return
@@ -108,7 +108,8 @@ class TensorHooks:
             self._prune_at = max(MIN_TO_PRUNE, 2 * len(self._others))
 
     def detach_leaves(self) -> None:
-        """Remove the hooks from leaves, which may live longer than the step. Others may yet see their backward."""
+        """Remove the hooks from leaves, which may live longer than the step. The backward of other tensors may still
+        come."""
         self._detach(self._leaves)
         self._leaves = []
 
@@ -129,7 +130,7 @@ class TensorHooks:
 
 
 def _references_to_unused() -> int:
-    """As `TensorHooks._table` counts them."""
+    """The reference count of an unused table in `TensorHooks._table`."""
     tables: dict[str, Table] = {"": OrderedDict()}
     last = tables.get("")
     return sys.getrefcount(last)

@@ -86,7 +86,7 @@ def test_overflow_is_seen_through_the_wrappers(tmp_path):
     assert steps.skipped.iloc[0] and not steps.skipped.iloc[-1]
 
 
-def test_who_believes_in_fp16_and_has_neither_scaler_nor_autocast_is_told(tmp_path):
+def test_requested_fp16_without_scaler_and_autocast_is_reported(tmp_path):
     train("fp16-as-shipped", tmp_path / "run")
     run = load_run(tmp_path / "run")
     assert run.head.config["requested_precision"] == "fp16" and run.head.config["precision"] == "fp32"
@@ -94,7 +94,7 @@ def test_who_believes_in_fp16_and_has_neither_scaler_nor_autocast_is_told(tmp_pa
     assert finding.code == "autocast-inactive" and finding.title.startswith("fp16 was asked for")
 
 
-def test_a_planted_fault_is_found(tmp_path):
+def test_a_planted_fault_is_detected(tmp_path):
     model = small_model()
     with torch.no_grad():
         model[2].weight *= 1e7  # more than FP16 holds

@@ -2,20 +2,20 @@
 
 import threading
 
-from amp_core.record.frameworks.background_rows import MAX_WAITING, Aside
+from amp_core.record.frameworks.background_rows import MAX_WAITING, BackgroundRows
 
 
 def test_what_is_taken_is_sent_in_order_before_the_end():
     sent = []
-    aside = Aside(sent.extend, sent.append)
+    rows = BackgroundRows(sent.extend, sent.append)
     for number in range(10):
-        aside.take([number, -number])
-    aside.finish()
-    aside.finish()
+        rows.take([number, -number])
+    rows.finish()
+    rows.finish()
     assert sent == [sign * number for number in range(10) for sign in (1, -1)]
 
 
-def test_a_failure_is_told_and_the_next_are_sent():
+def test_a_failure_is_reported_and_the_next_are_sent():
     sent, failed = [], []
 
     def send(attempts):
@@ -23,10 +23,10 @@ def test_a_failure_is_told_and_the_next_are_sent():
             raise OSError("no space")
         sent.extend(attempts)
 
-    aside = Aside(send, failed.append)
+    rows = BackgroundRows(send, failed.append)
     for one in ("a", "bad", "b"):
-        aside.take([one])
-    aside.finish()
+        rows.take([one])
+    rows.finish()
     assert sent == ["a", "b"] and [str(error) for error in failed] == ["no space"]
 
 
@@ -38,14 +38,14 @@ def test_a_loop_that_is_far_ahead_waits_for_the_thread():
         go_on.wait(300)
         sent.extend(attempts)
 
-    aside = Aside(send, sent.append)
-    aside.take([0])
+    rows = BackgroundRows(send, sent.append)
+    rows.take([0])
     assert at_work.wait(300)
     for number in range(1, MAX_WAITING + 1):
-        aside.take([number])  # returns: so many may wait
+        rows.take([number])  # returns: so many may wait
 
     def one_more():
-        aside.take([MAX_WAITING + 1])
+        rows.take([MAX_WAITING + 1])
         ahead.set()
 
     loop = threading.Thread(target=one_more)
@@ -53,5 +53,5 @@ def test_a_loop_that_is_far_ahead_waits_for_the_thread():
     assert not ahead.wait(0.2)
     go_on.set()
     loop.join(300)
-    aside.finish()
+    rows.finish()
     assert ahead.is_set() and sent == list(range(MAX_WAITING + 2))

@@ -116,13 +116,13 @@ def run_events(tmp_path, kind):
     return events[events.kind == kind]
 
 
-def test_a_planted_fault_is_found(tmp_path):
+def test_a_planted_fault_is_detected(tmp_path):
     """Data that is not finite: every step from there on is skipped."""
     train("mixed_float16", [WatchCallback(tmp_path / "run")], scaled(initial_scale=4.0), rows=slice(100, 300))
     assert {"loss-nonfinite", "scale-collapse"} <= set(warned(load_run(tmp_path / "run")))
 
 
-def test_half_precision_without_a_loss_scale_is_found(tmp_path):
+def test_half_precision_without_a_loss_scale_is_detected(tmp_path):
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(), "mse", auto_scale_loss=False, jit_compile=False)
@@ -282,7 +282,7 @@ def test_what_goes_wrong_in_watching_does_not_end_the_training(tmp_path, monkeyp
     assert load_run(tmp_path / "run").status == "finished"
 
 
-def test_steps_that_no_optimizer_of_the_model_makes_are_said_to_be_missing(tmp_path):
+def test_steps_of_no_optimizer_of_the_model_are_reported_as_missing(tmp_path):
     elsewhere = [keras.optimizers.SGD()]
 
     class Hidden(keras.Sequential):

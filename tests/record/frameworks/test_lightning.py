@@ -162,7 +162,7 @@ def test_a_scale_that_is_too_high_is_skipped_and_counted(tmp_path):
     assert (steps.loss_scale.diff().dropna()[steps.skipped.shift(1).iloc[1:]] < 0).all()
 
 
-def test_a_planted_fault_is_found(tmp_path):
+def test_a_planted_fault_is_detected(tmp_path):
     class Wrong(Classifier):
         def training_step(self, batch, batch_idx):
             with torch.autocast("cpu", enabled=False):

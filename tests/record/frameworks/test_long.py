@@ -23,7 +23,7 @@ def nothing_is_left_behind():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_found(name, tmp_path):
+def test_an_example_is_the_same_whole_and_healthy_and_a_fault_is_detected(name, tmp_path):
     if find_spec(name) is None or find_spec("sklearn") is None:
         pytest.skip(f"{name} or scikit-learn is not installed")
     if name == "keras":

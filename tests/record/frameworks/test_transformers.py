@@ -102,7 +102,7 @@ def test_a_stock_training_is_the_same_and_its_run_whole_and_healthy(tmp_path, wa
         assert "scale backward scale backward unscale_ clip scaler.step update" in order
 
 
-def test_who_believes_in_fp16_and_has_neither_scaler_nor_autocast_is_told(tmp_path):
+def test_requested_fp16_without_scaler_and_autocast_is_reported(tmp_path):
     train(tmp_path, [WatchCallback(tmp_path / "run")], fp16=True, max_steps=3)
     run = load_run(tmp_path / "run")
     assert run.head.config["requested_precision"] == "fp16" and run.head.config["precision"] == "fp32"
@@ -111,7 +111,7 @@ def test_who_believes_in_fp16_and_has_neither_scaler_nor_autocast_is_told(tmp_pa
     assert "fp16 was asked for" in finding.title and "without a GradScaler" in finding.title
 
 
-def test_a_planted_fault_is_found(tmp_path):
+def test_a_planted_fault_is_detected(tmp_path):
     class Useless(HalfOnCpu):
         init_scale = 1.0
 

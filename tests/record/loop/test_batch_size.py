@@ -89,7 +89,7 @@ def encoder(batch_first):
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_layers_tell_which_dimension_is_the_batch(tmp_path, layer, batch_first, turned):
+def test_layers_determine_the_batch_dimension(tmp_path, layer, batch_first, turned):
     model = First(layer(batch_first), turned=turned)
     time_first = batch_first == turned
     found = samples(tmp_path / "run", model, lambda _: torch.randn(T, N, C) if time_first else torch.randn(N, T, C))
@@ -161,7 +161,7 @@ def test_the_first_dimension_is_the_batch_where_nothing_speaks_against_it(tmp_pa
     assert (samples(tmp_path / "loss", Losses(), lambda _: (torch.randn(9, 24), torch.randn(9, 24))) == 9).all()
 
 
-def test_where_inputs_and_outputs_contradict_each_other_nothing_is_said(tmp_path):
+def test_samples_are_unknown_if_inputs_and_outputs_contradict_each_other(tmp_path):
     assert samples(tmp_path / "graphs", Pooled(), lambda _: torch.randn(T, C)).isna().all()
     images = samples(tmp_path / "images", Losses(), lambda _: (torch.randn(3, 4, 24), torch.randn(2, 4, 24)))
     assert images.isna().all()

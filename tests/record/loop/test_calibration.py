@@ -6,8 +6,8 @@ from torch import nn
 
 from amp_core import load_run
 from amp_core.record import watch
-from amp_core.record.loop.calibration import ENOUGH, FIRST, FIRST_EVERY, LATER_EVERY, REMEMBERED, Calibration
-from amp_core.record.observers.signals.nonfinite_outputs import ARMED
+from amp_core.record.loop.calibration import FIRST, FIRST_EVERY, LATER_EVERY, MIN_DIFFERENCES, REMEMBERED, Calibration
+from amp_core.record.observers.signals.nonfinite_outputs import ARMED_STEPS
 from amp_core.record.step_phases import HostClock
 from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.test_step_phases import FakeTime
@@ -27,18 +27,18 @@ def calibrated(*pairs, optimizer=0):
 
 
 def test_what_plain_steps_take_longer_than_bare_ones_is_watching():
-    calibration = calibrated(*[(times(forward=14.0, backward=22.0), times())] * ENOUGH)
+    calibration = calibrated(*[(times(forward=14.0, backward=22.0), times())] * MIN_DIFFERENCES)
     found = calibration.corrected(0, "plain", times(forward=15.0, backward=25.0))
     assert found == times(forward=11.0, backward=23.0, watch=7.0)
 
 
 def test_a_bare_step_is_left_as_it_was_clocked():
-    calibration = calibrated(*[(times(forward=14.0), times())] * ENOUGH)
+    calibration = calibrated(*[(times(forward=14.0), times())] * MIN_DIFFERENCES)
     assert calibration.corrected(0, "bare", times()) == times()
 
 
 def test_nothing_is_corrected_before_enough_bare_steps_were_seen():
-    calibration = calibrated(*[(times(forward=14.0), times())] * (ENOUGH - 1))
+    calibration = calibrated(*[(times(forward=14.0), times())] * (MIN_DIFFERENCES - 1))
     assert calibration.corrected(0, "plain", times(forward=14.0)) == times(forward=14.0)
 
 
@@ -51,7 +51,9 @@ def test_differences_of_either_sign_are_no_cost():
 
 def test_a_machine_that_becomes_slower_changes_nothing():
     calibration = Calibration()
-    for k in range(5 * ENOUGH):  # each step takes 1 ms longer than the one before, plain ones 4 ms more than bare ones
+    for k in range(
+        5 * MIN_DIFFERENCES
+    ):  # each step takes 1 ms longer than the one before, plain ones 4 ms more than bare ones
         sort = "bare" if k % 5 == 2 else "plain"
         calibration.corrected(0, sort, times(forward=10.0 + k + (4.0 if sort == "plain" else 0.0)))
     assert calibration.corrected(0, "plain", times(forward=50.0)) == times(forward=46.0, watch=5.0)
@@ -59,7 +61,7 @@ def test_a_machine_that_becomes_slower_changes_nothing():
 
 def test_samples_are_compared_with_the_nearest_bare_step_however_far_it_is():
     calibration = Calibration()
-    for _ in range(ENOUGH + 1):
+    for _ in range(MIN_DIFFERENCES + 1):
         calibration.corrected(0, "sampled", times(backward=50.0))
         for sort in ("plain", "plain", "bare", "plain"):
             calibration.corrected(0, sort, times())
@@ -68,13 +70,13 @@ def test_samples_are_compared_with_the_nearest_bare_step_however_far_it_is():
 
 
 def test_no_phase_becomes_shorter_than_nothing():
-    calibration = calibrated(*[(times(forward=14.0), times())] * ENOUGH)
+    calibration = calibrated(*[(times(forward=14.0), times())] * MIN_DIFFERENCES)
     assert calibration.corrected(0, "plain", times(forward=1.0)) == times(forward=0.0, watch=2.0)
 
 
 def test_optimizers_that_take_turns_are_calibrated_apart():
     calibration = Calibration()
-    for _ in range(ENOUGH):
+    for _ in range(MIN_DIFFERENCES):
         for optimizer, forward in ((0, 14.0), (1, 100.0)):
             calibration.corrected(optimizer, "plain", times(forward=forward))
         calibration.corrected(0, "bare", times())
@@ -165,7 +167,7 @@ def test_a_budget_holds_for_what_watching_really_costs(tmp_path):
     assert len(steps) == 700
 
 
-@pytest.mark.parametrize(("bad", "hooks"), [(None, 0), (9 - ARMED, 1)])
+@pytest.mark.parametrize(("bad", "hooks"), [(None, 0), (9 - ARMED_STEPS, 1)])
 def test_no_step_is_bare_soon_after_something_was_not_finite(tmp_path, bad, hooks):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

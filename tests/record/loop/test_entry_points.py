@@ -5,7 +5,7 @@ from torch import nn
 
 from amp_core import diagnose, load_run
 from amp_core.record import watch
-from amp_core.record.loop.autocast_regions import RegionSeen
+from amp_core.record.loop.autocast_regions import RegionDetector
 from amp_core.record.loop.entry_points import EntryPoints
 from amp_core.record.torch_internals.module_calls import listeners
 from tests.record.loops import small_model
@@ -19,7 +19,7 @@ def entered(model, calls):
         model, lambda m, a, k: seen.append(names[id(m)]), lambda m, a, o: seen.append(names[id(m)] + ".")
     )
     calls()
-    entries.settle()
+    entries.narrow()
     stay = len(entries)
     entries.remove()
     assert not any(listeners(m) or m._forward_hooks for m in model.modules())
@@ -85,7 +85,7 @@ def test_autocast_inside_of_forward_is_seen(tmp_path):
 
 def test_looking_for_regions_leaves_autocast_as_it_was():
     enter = torch.autocast.__enter__
-    seen = RegionSeen("cpu")
+    seen = RegionDetector("cpu")
     with torch.autocast("cpu", dtype=torch.float16):
         pass
     assert seen.stop() == torch.float16

@@ -56,7 +56,7 @@ def test_a_forward_that_is_used_by_two_backwards_is_counted_once(tmp_path):
     assert load_run(tmp_path / "run").steps.samples.tolist() == [8] * STEPS
 
 
-def test_what_no_output_tells_of_is_counted_whole(tmp_path):
+def test_backward_without_a_hooked_output_is_counted_whole(tmp_path):
     """The model keeps its output to itself."""
 
     class Hidden(nn.Module):

@@ -45,7 +45,7 @@ def test_gradients_are_those_of_now():
     assert found(plan).keys() == before.keys()
 
 
-def test_groups_added_in_mid_run_are_found():
+def test_groups_added_during_a_run_are_included():
     _, optimizer, plan = planned()
     found(plan)
     extra = nn.Parameter(torch.ones(2))
@@ -54,7 +54,7 @@ def test_groups_added_in_mid_run_are_found():
     assert found(plan)["optimizer0.group1.0"] == extra.grad.data_ptr()
 
 
-def test_a_parameter_put_in_the_place_of_another_is_found():
+def test_a_replaced_parameter_is_included():
     _, optimizer, plan = planned()
     found(plan)
     other = nn.Parameter(torch.ones(3, 2))
@@ -71,7 +71,7 @@ def test_a_parameter_taken_out_is_missed():
     assert list(found(plan)) == ["0.weight", "1.weight", "1.bias"]
 
 
-def test_a_run_tells_of_groups_that_came_and_gradients_that_went(tmp_path):
+def test_a_run_has_added_groups_and_not_removed_gradients(tmp_path):
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.0)
     norms = []

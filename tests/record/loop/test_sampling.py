@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_core.record.loop.sampling import LONGEST, Sampling
+from amp_core.record.loop.sampling import MAX_STRETCH, Sampling
 
 
 def run(sampling, steps, bare_ms, sample_ms, other_ms):
@@ -74,7 +74,7 @@ def test_it_comes_back_when_steps_grow_longer():
 def test_where_even_unsampled_steps_cost_too_much_sampling_is_as_rare_as_it_gets():
     sampling = Sampling(1, budget=0.01)
     run(sampling, 40, 1.0, 5.0, 1.0)
-    assert sampling.interval == LONGEST
+    assert sampling.interval == MAX_STRETCH
 
 
 def test_one_slow_sample_is_no_reason():

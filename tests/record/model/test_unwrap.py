@@ -50,7 +50,7 @@ def given_in_a_wrapper(model, optimizer, into):
 
 
 @pytest.mark.parametrize("way", [as_variable, of_self, in_a_wrapper, given_in_a_wrapper])
-def test_the_loops_scaler_is_found(tmp_path, way):
+def test_the_scaler_of_the_loop_is_detected(tmp_path, way):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

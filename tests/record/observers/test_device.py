@@ -51,7 +51,7 @@ def reasons(run):
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_every_generation_is_sampled_as_far_as_it_tells(tmp_path, card):
+def test_every_generation_is_sampled_as_far_as_it_is_supported(tmp_path, card):
     run = sampled(tmp_path, FakeNvml(card))
     run.validate(full=True)
     assert len(reasons(run)) <= 1
@@ -65,7 +65,7 @@ def test_every_generation_is_sampled_as_far_as_it_tells(tmp_path, card):
         assert all(not isinstance(v, float) or math.isfinite(v) for v in row.values())
 
 
-def test_hopper_tells_everything_and_counters_begin_with_the_second_sample(tmp_path):
+def test_hopper_has_all_values_and_counters_begin_with_the_second_sample(tmp_path):
     run = sampled(tmp_path, FakeNvml(fakes.HOPPER))
     assert reasons(run) == []
     first, second = run.table("device").to_pylist()[:2]
@@ -122,7 +122,7 @@ def test_of_several_mig_instances_none_is_guessed_and_a_single_one_is_meant(tmp_
     assert run.device.tensor_active_frac.iloc[-1] == pytest.approx(0.41)
 
 
-def test_the_device_is_found_by_uuid_then_by_pci_address_never_by_number(tmp_path):
+def test_the_device_is_identified_by_uuid_then_by_pci_address_never_by_number(tmp_path):
     nvml = FakeNvml(fakes.PASCAL, fakes.HOPPER)
     run = sampled(tmp_path / "uuid", nvml, uuids=["MIG-unknown", fakes.HOPPER.uuid])
     assert run.device.power_limit_w.iloc[0] == 700.0 and "handle" not in nvml.calls
@@ -132,7 +132,7 @@ def test_the_device_is_found_by_uuid_then_by_pci_address_never_by_number(tmp_pat
     assert len(run.device) == 0 and reasons(run) == ["device samples: the driver does not know it"]
 
 
-def test_torch_tells_uuid_and_pci_address(monkeypatch):
+def test_torch_provides_uuid_and_pci_address(monkeypatch):
     properties = SimpleNamespace(uuid="1f0c-22", pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
@@ -168,7 +168,7 @@ def test_a_missing_package_is_a_reason(tmp_path, monkeypatch):
     assert reasons(load_run(tmp_path / "run")) == ["device samples: the package nvidia-ml-py is not installed"]
 
 
-def test_a_device_that_is_lost_is_said_once_and_found_again(tmp_path):
+def test_a_lost_device_is_reported_once_and_sampled_again(tmp_path):
     nvml = FakeNvml(fakes.HOPPER)
     seen = []
 
@@ -188,7 +188,7 @@ def test_a_device_that_is_lost_is_said_once_and_found_again(tmp_path):
     assert back.kind.tolist() == ["phase change"] and back.detail.iloc[0].startswith("again, after ")
 
 
-def test_on_a_cpu_nothing_is_sampled_and_nothing_is_said(tmp_path):
+def test_on_a_cpu_nothing_is_sampled_or_reported(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
         sampler = DeviceSampler(writer, torch.device("cpu"))
         assert sampler._thread is None
@@ -208,7 +208,7 @@ def test_cuda_that_torch_cannot_use_is_a_reason(tmp_path):
 def test_an_interval_below_what_the_counters_need_is_refused(tmp_path, interval_s):
     with (
         RunWriter(tmp_path / "run") as writer,
-        pytest.raises(RunError, match=r"interval_s=.* give 0\.2 seconds or more"),
+        pytest.raises(RunError, match=r"interval_s=.* of at least 0\.2"),
     ):
         DeviceSampler(writer, GPU, interval_s)
 
@@ -249,7 +249,7 @@ def test_a_driver_that_hangs_does_not_hold_the_end_of_a_run(tmp_path, monkeypatc
     assert not thread.is_alive()
 
 
-def test_what_holds_the_clocks_down_is_said_in_words():
+def test_the_reason_for_lowered_clocks_is_given_in_words():
     assert throttle_words(0) == "none"
     assert throttle_words(0x4 | 0x40) == "power cap, hardware thermal slowdown"
     assert throttle_words(0x1 | 0x8000) == "idle, reason 0x8000"

@@ -44,7 +44,7 @@ def test_a_loop_that_breaks_off_leaves_no_hooks(tmp_path):
     assert len(load_run(tmp_path / "run").memory) == 0
 
 
-def test_hooks_of_the_program_keep_their_place_and_the_reason_is_said(tmp_path):
+def test_hooks_of_the_program_stay_and_the_reason_is_reported(tmp_path):
     packed = []
 
     def pack(tensor):

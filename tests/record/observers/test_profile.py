@@ -70,7 +70,7 @@ def test_products_are_tied_to_module_phase_shapes_and_precision(profiled):
     assert forward[forward["module"] == "5"]["in_shapes"].tolist() == ["[[10], [16, 48], [48, 10], [], []]"]
 
 
-def test_phases_are_told_apart(profiled):
+def test_phases_are_distinguished(profiled):
     _, run = profiled
     rows = run.kernels
     assert set(rows[rows["op"] == "aten::cross_entropy_loss"]["phase"]) == {"forward"}

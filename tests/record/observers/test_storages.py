@@ -58,7 +58,7 @@ def test_hooks_are_taken_off_by_the_thread_that_put_them_on():
     assert not hooks_are_on()
 
 
-def test_where_hooks_are_turned_off_the_reason_is_told():
+def test_the_reason_is_reported_if_hooks_are_disabled():
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
         said = Saved(CPU).start(ignored=())
     assert said is not None and "not here" in said
@@ -74,7 +74,7 @@ def test_hooks_of_others_are_noticed_by_any_torch(monkeypatch, older):
     assert not hooks_are_on()
 
 
-def test_casts_of_weights_are_told_from_other_casts():
+def test_casts_of_weights_are_distinguished_from_other_casts():
     weight = nn.Parameter(torch.randn(4, 4))
     assert is_cast_of_weight(weight.to(torch.bfloat16)) and is_cast_of_weight(weight.to(torch.bfloat16).t())
     assert not is_cast_of_weight((weight * 2).to(torch.bfloat16))

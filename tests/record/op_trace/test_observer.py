@@ -64,7 +64,7 @@ def test_what_is_made_again_for_backward_belongs_to_its_module(name: str, tmp_pa
     assert set(casts["cast_by"]) == {"autocast"} and casts["repeated"].sum() == 2  # weight and bias, once more each
 
 
-def test_casts_are_told_apart_by_who_made_them(tmp_path: Path) -> None:
+def test_casts_are_distinguished_by_origin(tmp_path: Path) -> None:
     class Casting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def test_watching_itself_is_not_traced(tmp_path: Path) -> None:
     assert watched.to_dict() == alone.to_dict() and watched.sum() > 20
 
 
-def test_a_step_that_never_came_is_told(tmp_path: Path) -> None:
+def test_a_step_that_never_came_is_reported(tmp_path: Path) -> None:
     run = traced(loops_model, tmp_path / "run", trace_ops=40)
     assert run.ops.empty and "the run ended before step 40" in run.events["detail"].str.cat()
 
@@ -148,9 +148,7 @@ def test_what_is_no_step_is_refused(step: Any, tmp_path: Path) -> None:
         OpTrace(writer, loops_model(), step)
 
 
-def test_shapes_no_longer_tell_rows_apart_where_there_are_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_have_no_shapes_beyond_the_row_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op_counter, "MAX_ROWS", 5)
     run = traced(Model, tmp_path / "run")
     assert run.ops["in_shapes"].notna().sum() == 5

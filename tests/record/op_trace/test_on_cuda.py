@@ -78,7 +78,7 @@ def decided(run: Run) -> dict[str, tuple[Any, Any]]:
     return {o.op.removeprefix("aten::"): (o.policy, o.out_dtype) for o in ops.itertuples()}
 
 
-def test_cudas_policies_are_told_as_cuda_has_them(both: dict[str, Run]) -> None:
+def test_policies_on_cuda_are_those_of_cuda(both: dict[str, Run]) -> None:
     found = decided(both["cuda"])
     assert found["addmm"] == ("lower_precision_fp", "float16")
     assert found["native_layer_norm"] == ("fp32", "float32")

@@ -21,7 +21,7 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_compiled_code_is_found_again(tmp_path):
+def test_compiled_code_is_reused(tmp_path):
     """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
     code = (
         "import torch; from amp_core.record.stats.numba import measure as m; torch.set_num_threads(2); m.SHARE = 2048;"

@@ -271,7 +271,7 @@ def test_under_a_loss_scale_both_are_multiplied_by_it(tmp_path):
     assert (rows.loss_scale == 1024.0).all() and rows.capped_counts.notna().all()
 
 
-def test_the_head_tells_class_and_shape_of_every_layer(tmp_path):
+def test_the_head_has_class_and_shape_of_every_layer(tmp_path):
     class OwnLSTM(nn.LSTM):
         pass
 

@@ -57,7 +57,7 @@ def test_a_captured_step_is_left_alone_and_the_next_is_seen(tmp_path, capture, m
     assert told.kind.tolist() == ["warning"] and told.step.tolist() == [1]
 
 
-def test_where_only_forward_and_backward_are_captured_steps_are_found(tmp_path, capture):
+def test_steps_are_detected_if_only_forward_and_backward_are_captured(tmp_path, capture):
     """The loop replays a graph, of which Python sees nothing, and steps outside of it."""
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters())

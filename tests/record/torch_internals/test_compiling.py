@@ -198,7 +198,7 @@ def test_where_a_graph_may_not_break_our_code_is_left_out():
     assert called == [] and compiled.graphs == 1
 
 
-def test_under_torch_func_modules_are_left_alone_and_steps_are_found(tmp_path):
+def test_under_torch_func_modules_have_no_hooks_and_steps_are_detected(tmp_path):
     """Gradients for each sample alone, as for differential privacy."""
     losses = {}
     for into in (None, tmp_path / "run"):
@@ -235,7 +235,7 @@ def test_a_copy_of_a_watched_model_compiles_too(tmp_path):
         assert smooth(torch.ones(1, 16)).shape == (1, 1)  # older torch than 2.9 or so makes no graph of it
 
 
-def test_a_model_compiled_after_watch_is_told(tmp_path):
+def test_a_model_compiled_after_watch_is_reported(tmp_path):
     loop = Loop()
     with watch(loop.model, loop.optimizer, into=tmp_path / "run", every=2):
         loop.model = Compiled()(loop.model)

@@ -1,7 +1,7 @@
-"""What forwards leave behind and backwards start from: autocast switched or left on, anomaly mode, the loss's dtype,
-gradients of gradients.
+"""State around forward and backward: autocast switched or left on, anomaly mode, the loss's dtype, gradients of
+gradients.
 
-Each is told once: the first time that it is so.
+Each is reported once, when it first occurs.
 """
 
 import weakref
@@ -20,12 +20,12 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
-FIRST_BACKWARDS = 8
-"""The dtype that a loss was computed in is asked for in so many backward passes."""
+MAX_CHECKED_BACKWARDS = 8
+"""Backward passes in which the dtype of the loss's computation is checked."""
 
 
 class AutocastKept(Observer):
-    """Whether autocast is on as it was when a forward is over, and where not, says so once."""
+    """Reports once if autocast is not in the same state after a forward as before."""
 
     def __init__(self, writer: RunWriter, device: torch.device) -> None:
         self._writer = writer
@@ -43,17 +43,17 @@ class AutocastKept(Observer):
 
 
 class BackwardState(Observer):
-    """Looks at the state of torch whenever `backward` or `torch.autograd.grad` is called."""
+    """Checks the state of torch whenever `backward` or `torch.autograd.grad` is called."""
 
-    def __init__(self, writer: RunWriter, device: torch.device, scaler: Any, times_asked: Callable[[], int]):
+    def __init__(self, writer: RunWriter, device: torch.device, scaler: Any, scale_calls: Callable[[], int]):
         self._writer = writer
         self._kind = device.type
-        self._times_asked = times_asked  # for the loss scale
+        self._scale_calls = scale_calls  # how often the loop has called get_scale
         self._step = 0
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._scaled: list[weakref.ref[torch.Tensor]] = []
-        self._looked = 0  # backward passes of which it was asked what dtype their loss was computed in
-        self._asked_before: int | None = None  # when scaled gradients were made that are to be differentiated again
+        self._checked = 0  # backward passes whose loss's dtype was checked
+        self._calls_before: int | None = None  # calls of get_scale when scaled gradients with a graph were made
         self._scalings: list[patched_functions.Shared] = []
         if scaling.is_active(scaler):
             self.scaler_found(scaler)
@@ -71,7 +71,7 @@ class BackwardState(Observer):
 
     def step_ended(self, step: int) -> None:
         self._step = step + 1
-        self._asked_before = None
+        self._calls_before = None
 
     def close(self) -> None:
         patched_functions.backward.unlisten(self._on_backward)
@@ -83,29 +83,29 @@ class BackwardState(Observer):
         self._scaled += [weakref.ref(t) for t in tree_leaves(scaled) if isinstance(t, torch.Tensor)]
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.at_own_work() or in_backward():  # a checkpoint calls it for what it has made again
+        if self.at_own_work() or in_backward():  # checkpointing calls it for what it recomputes
             return
         if torch.is_autocast_enabled(self._kind):
             dtype = dtype_name(torch.get_autocast_dtype(self._kind))
-            self._say("autocast in backward", name="backward", dtype=dtype)
+            self._report("autocast in backward", name="backward", dtype=dtype)
         if torch.is_anomaly_enabled():
-            self._say("anomaly mode", name="torch.autograd.set_detect_anomaly")
+            self._report("anomaly mode", name="torch.autograd.set_detect_anomaly")
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor)]
         narrow = next((t.dtype for t in roots if t.dtype in NARROW), None)
         if narrow is not None:
-            self._say("loss dtype", name="loss", dtype=dtype_name(narrow))
-        elif self._looked < FIRST_BACKWARDS:
-            self._looked += 1
+            self._report("loss dtype", name="loss", dtype=dtype_name(narrow))
+        elif self._checked < MAX_CHECKED_BACKWARDS:
+            self._checked += 1
             computed = next((d for t in roots if (d := loss_dtype(t)) in NARROW), None)
             if computed is not None:
-                self._say("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
+                self._report("loss dtype", name="loss", dtype=dtype_name(computed), detail="computed")
         if kwargs.get("create_graph") or (len(args) > 3 and args[3]):  # (tensors, grad_tensors, retain_graph, …)
             self._on_created("backward", roots)
-        elif self._asked_before is not None:  # until now the loop may have asked for the scale to divide by it
-            self._say(
-                "create_graph", name="torch.autograd.grad", value=float(self._times_asked() == self._asked_before)
+        elif self._calls_before is not None:  # by now the loop may have called get_scale to divide by it
+            self._report(
+                "create_graph", name="torch.autograd.grad", value=float(self._scale_calls() == self._calls_before)
             )
-            self._asked_before = None
+            self._calls_before = None
 
     def _on_grad(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if kwargs.get("create_graph") or (len(args) > 4 and args[4]):  # outputs, inputs, grad_outputs, retain_graph
@@ -115,11 +115,11 @@ class BackwardState(Observer):
     def _on_created(self, name: str, roots: list[torch.Tensor]) -> None:
         scaled = {id(t) for ref in self._scaled if (t := ref()) is not None}
         if any(id(t) in scaled for t in roots):
-            self._asked_before = self._times_asked()
+            self._calls_before = self._scale_calls()
         else:
-            self._say("create_graph", name=name, value=0.0)
+            self._report("create_graph", name=name, value=0.0)
 
-    def _say(self, kind: str, **what: Any) -> None:
-        if (key := f"{kind} {what.get('value')}") not in self._said:
-            self._said.add(key)
+    def _report(self, kind: str, **what: Any) -> None:
+        if (key := f"{kind} {what.get('value')}") not in self._reported:
+            self._reported.add(key)
             self._writer.event(kind, step=self._step, **what)

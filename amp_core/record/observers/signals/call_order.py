@@ -1,7 +1,7 @@
 """The order in which a loop calls its optimizer, scaler and scheduler, step by step.
 
-An event `calls` holds the calls from the end of one step to the end of the next, and is written only where they are
-other than in the step before: a loop that does the same each time writes one. `schema.EVENT_KINDS` has the words.
+An event `calls` holds the calls from the end of one step to the end of the next. It is written only if they differ from
+those of the step before: a loop that repeats the same calls writes one event. `schema.EVENT_KINDS` lists the calls.
 """
 
 import functools
@@ -18,9 +18,9 @@ from amp_core.record.torch_internals import patched_functions
 from amp_core.store.writer import RunWriter
 
 MAX_CALLS = 200
-"""Calls of one step that are kept; a loop that goes on without ending a step calls on."""
+"""Calls of one step that are kept; a loop that never completes a step may call any number."""
 MAX_EVENTS = 2000
-"""Changes of order that are written; after so many, order is nothing that could be learned from."""
+"""Changes of order that are written; after that many, the order carries no information."""
 
 
 class CallOrder(Observer):
@@ -35,8 +35,8 @@ class CallOrder(Observer):
         self._step = 0
         self._written = 0
         self._inside = False  # of scaler.step
-        self._asked = 0
-        self._methods: list[tuple[patched_functions.Shared, Any]] = []  # and what listens to it
+        self._scale_calls = 0
+        self._methods: list[tuple[patched_functions.Shared, Any]] = []  # with their listeners
         for index, optimizer in enumerate(self._optimizers):
             self.optimizer_found(index, optimizer)
         if scaling.is_active(scaler):
@@ -63,9 +63,9 @@ class CallOrder(Observer):
         if len(self._calls) < MAX_CALLS:
             self._calls.append(what if optimizer is None else self._numbered(what, optimizer))
 
-    def times_asked_for_scale(self) -> int:
-        """How often the loop has asked for the loss scale so far."""
-        return self._asked
+    def scale_calls(self) -> int:
+        """How often the loop has called `get_scale` so far."""
+        return self._scale_calls
 
     def step_ended(self, step: int) -> None:
         self._write(step)
@@ -79,7 +79,7 @@ class CallOrder(Observer):
         for method, listener in self._methods:
             method.unlisten(listener)
         if any(not call.startswith(("scheduler", "zero_grad", "get_scale")) for call in self._calls):
-            self._write(self._step)  # a step that was begun and never came to its end
+            self._write(self._step)  # a step that began and never completed
 
     def _write(self, step: int) -> None:
         if self._calls != self._last and self._written < MAX_EVENTS:
@@ -91,12 +91,12 @@ class CallOrder(Observer):
         return f"{what}:{index}" if len(self._optimizers) > 1 else what
 
     def _note(self, call: str) -> None:
-        self._asked += call == "get_scale"
+        self._scale_calls += call == "get_scale"
         if len(self._calls) < MAX_CALLS and not self.at_own_work():
             self._calls.append(call)
 
     def _listen(self, thing: Any, name: str, call: str) -> None:
-        """Note `call` whenever the method `name` of an object is called."""
+        """Append `call` whenever the method `name` of `thing` is called."""
         method, listener = patched_functions.method_of(thing, name), functools.partial(self._on_method, call)
         method.listen(listener, of=thing)
         self._methods.append((method, listener))
@@ -114,7 +114,7 @@ class CallOrder(Observer):
         self._note("backward")
 
     def _on_scheduler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # One made of several tells of itself and of each: once is enough.
+        # A chained scheduler calls those it consists of: one entry is enough.
         if unwrap_optimizer(own.held(args[0], "optimizer")) in self._optimizers and self._calls[-1:] != ["scheduler"]:
             self._note("scheduler")
 

@@ -1,9 +1,9 @@
-"""The dtype that a loss was computed in, which what backward starts from does not tell.
+"""The dtype that a loss was computed in, which may differ from the dtype of the tensor that backward is called on.
 
     >>> loss_dtype(scaler.scale(out.half().square().sum()))    # the scale is FP32, and so is the product
     torch.float16
 
-A loss that overflowed in 16 bits stays infinite when it is scaled, divided or cast, in whatever dtype that is done.
+A loss that overflowed in 16 bits stays infinite when it is scaled, divided or cast, in any dtype.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from amp_core.record.model.narrow_dtypes import NARROW
 
 MAX_NODES = 64
-"""So many operators between single numbers are looked at: a sum of a few losses, their weights, a scale."""
+"""Operators between single numbers that are inspected: a sum of a few losses, their weights, a scale."""
 
 
 def loss_dtype(root: torch.Tensor) -> torch.dtype:

@@ -1,14 +1,14 @@
-"""Which module first gave a non-finite output, in the order of forward, in the very step in which it did.
+"""Detects the module with the first non-finite output, in forward order, in the step in which it occurs.
 
-On a CPU the inputs and outputs of the modules are kept until backward begins, and looked at only where the loss turns
-out not to be finite. A hook takes some microseconds, and an output that is kept is memory that the next one cannot
-take, fresh from the cache. So of a model of more than `MAX_ALL` modules only `MAX_SPREAD` have a hook, evenly apart,
-and others after every `EVERY` steps; all have one in the first steps and after something was not finite. A step that
-the recorder runs bare (see `calibration`) keeps only what the model itself took and gave.
+On a CPU the inputs and outputs of modules are kept until backward begins, and inspected only if the loss is not finite.
+A hook takes some microseconds, and an output that is kept occupies memory that the next one would otherwise reuse,
+still in the cache. So in a model of more than `MAX_ALL` modules only `MAX_SPREAD` have a hook, evenly spread, and
+others after every `EVERY` steps; all have one in the first steps and after a non-finite value. A step that the recorder
+runs bare (see `calibration`) keeps only the input and output of the model itself.
 
-On a GPU to ask whether a loss is finite would be to wait for it. So there outputs are measured on the device as they
-pass, on every `EVERY`th step, on the steps after something was not finite, and with `each_step` on all; the numbers are
-read when they have arrived.
+On a GPU the host would have to wait to check whether a loss is finite. So there outputs are measured on the device, in
+every `EVERY`th step, in the steps after a non-finite value, and with `each_step` in all; the numbers are read when they
+have arrived.
 """
 
 import functools
@@ -33,23 +33,23 @@ from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.store.writer import RunWriter
 
 EVERY = 10
-"""On a GPU every so many steps are looked at where nothing is wrong; on all devices, for outputs near the limit."""
-ARMED = 3
-"""Steps that are looked at after one with a non-finite loss or gradient."""
+"""Interval in steps: on a GPU between measured steps while all is finite; on all devices for outputs near the limit."""
+ARMED_STEPS = 3
+"""Steps that are measured after one with a non-finite loss or gradient."""
 MAX_BYTES = 64 * 2**20
-"""Tensors are kept up to this size together; what would come after them in the step is not looked at."""
+"""Total size of the tensors that are kept; later ones in the step are not inspected."""
 MAX_EVENTS = 100
 MAX_ALL = 64
 """Modules of a model that all have a hook on a CPU while nothing is wrong."""
 MAX_SPREAD = 16
-"""Modules of a larger model that have one."""
+"""Modules of a larger model that have a hook."""
 
 
 class ModuleCall(NamedTuple):
-    """A module's call, as it was: what is in it is looked for only where somebody asks."""
+    """A call of a module with its arguments; tensors in them are extracted only on access."""
 
     number: int
-    """Of the module among all."""
+    """Index of the module among all."""
     given: Any
     output: Any
 
@@ -65,7 +65,7 @@ class ModuleCall(NamedTuple):
 
 
 class ForwardCheck(Observer):
-    """Listens to all modules of one model; on a CPU it only keeps what passes."""
+    """Hooks on all modules of one model; on a CPU they only keep inputs and outputs."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device, each_step: bool):
         self._writer = writer
@@ -75,20 +75,19 @@ class ForwardCheck(Observer):
         self._modules = list(named_modules(self._model))
         self._kept: list[ModuleCall] = []
         self._bytes = 0
-        self._sent: list[
-            tuple[int, list[tuple[int, torch.dtype]], HostTransfer]
-        ] = []  # step, what was measured, the numbers
+        # Step, index and dtype of each measured output, and their magnitudes.
+        self._sent: list[tuple[int, list[tuple[int, torch.dtype]], HostTransfer]] = []
         self._step = 0
-        self._armed = ARMED  # the first steps are looked at: most that goes wrong does so at once
+        self._armed = ARMED_STEPS  # the first steps are measured: most faults show at once
         self._measuring = False
         self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
         self._written = 0
         self._near: set[int] = set()
         self._thread = threading.get_ident()
         self._threaded = False
-        self._dtypes: dict[int, list[torch.dtype]] = {}  # of what modules gave in the present forward
+        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the present forward
         self._recomputed = False
-        self._undescribed = False  # the model itself was not called, so nobody has looked for autocast yet
+        self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
         self._on: frozenset[int] = frozenset()
         self._all = frozenset(range(len(self._modules)))
@@ -119,7 +118,7 @@ class ForwardCheck(Observer):
             transfer.send()
             self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], transfer))
             self._measured = []
-        self._read(wait=len(self._sent) > ARMED + 1)
+        self._read(wait=len(self._sent) > ARMED_STEPS + 1)
 
     def close(self) -> None:
         self._attach(frozenset())
@@ -128,7 +127,7 @@ class ForwardCheck(Observer):
         self._read(wait=True)
 
     def _attach(self, wanted: frozenset[int]) -> None:
-        """From now on these modules have a hook, and no others."""
+        """Attach hooks to these modules, and detach those of all others."""
         if self._on != wanted:
             self._hooks.off(self._on - wanted)
             self._hooks.on(sorted(wanted - self._on))
@@ -143,7 +142,7 @@ class ForwardCheck(Observer):
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not torch.is_grad_enabled() or self.at_own_work():
                 return
-            if in_backward():  # checkpointing: on a GPU in a thread of autograd's own
+            if in_backward():  # checkpointing: on a GPU in an autograd thread
                 self._on_recomputed(index, output)
                 return
             if threading.get_ident() != self._thread:
@@ -151,18 +150,18 @@ class ForwardCheck(Observer):
                 return
             if self._undescribed:
                 self._describe()
-            sight = ModuleCall(index, (args, kwargs), output)
+            call = ModuleCall(index, (args, kwargs), output)
             if self._measuring:
-                self._dtypes[index] = [t.dtype for t in sight.outputs]
-                self._measure(index, sight.outputs)
+                self._dtypes[index] = [t.dtype for t in call.outputs]
+                self._measure(index, call.outputs)
             elif self._bytes < MAX_BYTES:
-                self._kept.append(sight)
-                self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(sight.outputs)
+                self._kept.append(call)
+                self._bytes += output.nbytes if isinstance(output, torch.Tensor) else _bytes(call.outputs)
 
         return after_forward
 
     def _describe(self) -> None:
-        """In a loop that calls parts of the model, autocast is looked for when the first of them has run."""
+        """Record autocast's dtype after the first call of a module, in a loop that calls parts of the model."""
         self._undescribed = False
         kind = self._device.type
         dtype = dtype_name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
@@ -194,18 +193,18 @@ class ForwardCheck(Observer):
             return
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
         if bad := [t for t in roots if not math.isfinite(t.item())]:
-            self._find(bad[0])
+            self._report_first(bad[0])
         elif self._step % EVERY == 0:
-            self._look_for_large()
+            self._report_large()
         if self._armed or self._step % EVERY == 0:
-            self._dtypes |= {sight.number: [t.dtype for t in sight.outputs] for sight in self._kept}
+            self._dtypes |= {call.number: [t.dtype for t in call.outputs] for call in self._kept}
         self._forget()
 
-    def _find(self, loss: torch.Tensor) -> None:
-        """Name the first module of those kept whose output is not finite."""
+    def _report_first(self, loss: torch.Tensor) -> None:
+        """Report the first kept call whose output is not finite."""
         if self._written >= MAX_EVENTS:
             return
-        bad = [k for k, sight in enumerate(self._kept) if not all(_finite(t) for t in sight.outputs)]
+        bad = [k for k, call in enumerate(self._kept) if not all(_finite(t) for t in call.outputs)]
         if not bad:
             self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
             return
@@ -215,12 +214,12 @@ class ForwardCheck(Observer):
         if self._has_bad_weights(first.number):
             detail = "weights"
         elif not all(_finite(t) for t in floating):
-            last = self._kept[-1]  # the model itself is through last, unless it was too much to keep
+            last = self._kept[-1]  # the model's own call is the last, unless the kept size was exceeded
             detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
         self._report(
             self._step,
             first.number,
-            # What was made between two modules is not the output of the second.
+            # A tensor made between two modules is not the output of the second.
             next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
             value=max((float(t.detach().abs().max()) for t in floating), default=None),
             count=len({self._kept[k].number for k in bad}),
@@ -236,24 +235,24 @@ class ForwardCheck(Observer):
 
     def _write(self, step: int, name: str, op: str, dtype: torch.dtype, **more: Any) -> None:
         self._written += 1
-        self._armed = ARMED
+        self._armed = ARMED_STEPS
         limit = float(torch.finfo(dtype).max)
-        found: dict[str, Any] = {"limit": limit, "dtype": dtype_name(dtype), "phase": "forward", "op": op}
-        self._writer.event("non-finite output", name, step=step, **found, **more)
+        facts: dict[str, Any] = {"limit": limit, "dtype": dtype_name(dtype), "phase": "forward", "op": op}
+        self._writer.event("non-finite output", name, step=step, **facts, **more)
 
-    def _look_for_large(self) -> None:
-        """Where FP16 outputs come within a factor of 2 of its largest number, say so once for each module."""
-        for sight in self._kept:
-            for tensor in sight.outputs:
+    def _report_large(self) -> None:
+        """Report FP16 outputs within a factor of 2 of the largest finite value, once for each module."""
+        for call in self._kept:
+            for tensor in call.outputs:
                 if (
                     tensor.dtype == torch.float16
                     and tensor.numel()
                     and not tensor.is_meta
-                    and sight.number not in self._near
+                    and call.number not in self._near
                 ):
-                    self._judge(self._step, sight.number, float(tensor.detach().abs().max()))
+                    self._report_if_near_limit(self._step, call.number, float(tensor.detach().abs().max()))
 
-    def _judge(self, step: int, index: int, size: float) -> None:
+    def _report_if_near_limit(self, step: int, index: int, size: float) -> None:
         largest = float(torch.finfo(torch.float16).max)
         if largest / 2 <= size <= largest and index not in self._near:
             self._near.add(index)
@@ -261,7 +260,7 @@ class ForwardCheck(Observer):
             more: dict[str, Any] = {"value": size, "limit": largest, "dtype": "float16", "phase": "forward"}
             self._writer.event("near overflow", name, step=step, op=type(module).__name__, **more)
 
-    # on a GPU: when the numbers have come
+    # on a GPU: when the numbers have arrived
 
     def _read(self, wait: bool) -> None:
         while self._sent and self._sent[0][2].ready(wait):
@@ -269,7 +268,7 @@ class ForwardCheck(Observer):
             sizes = transfer.values("sizes").tolist()
             for (index, dtype), size in zip(measured, sizes, strict=True):
                 if dtype == torch.float16:
-                    self._judge(step, index, size)
+                    self._report_if_near_limit(step, index, size)
             bad = [k for k, size in enumerate(sizes) if not math.isfinite(size)]
             if bad and self._written < MAX_EVENTS:
                 index, dtype = measured[bad[0]]
@@ -277,7 +276,7 @@ class ForwardCheck(Observer):
                     step,
                     index,
                     dtype,
-                    value=sizes[bad[0] - 1] if bad[0] else None,  # mostly its input: the output of the module before
+                    value=sizes[bad[0] - 1] if bad[0] else None,  # the previous module's output, mostly its input
                     count=len({measured[k][0] for k in bad}),
                     detail="weights" if self._has_bad_weights(index) else "",
                 )
@@ -285,7 +284,7 @@ class ForwardCheck(Observer):
 
 @functools.lru_cache(maxsize=4)
 def _some_of(number: int, turn: int) -> frozenset[int]:
-    """All of a few modules; of more `MAX_SPREAD`, evenly apart, the first among them, and at the next turn others."""
+    """All of at most `MAX_ALL` modules; else about `MAX_SPREAD`, evenly spread, with the first; others at each turn."""
     if number <= MAX_ALL:
         return frozenset(range(number))
     stride = -(-number // (MAX_SPREAD - 1))

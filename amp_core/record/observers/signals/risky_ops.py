@@ -1,8 +1,8 @@
-"""What the operators of the first forward and loss do that 16 bits do not forgive, found by watching that one step.
+"""Operators of the first forward and loss that are unsafe in 16 bits, detected by intercepting that one step.
 
-Constants are judged in the dtype in which the operator really works, below autocast: an `eps` that rounds to zero in
-FP16 keeps no divisor off zero, and a mask of -1e9 is -inf there. The module is found only where there is something to
-report, from the Python frames that led to the operator.
+Constants are checked in the dtype in which the operator runs, below autocast: an `eps` that rounds to zero in FP16 does
+not keep a divisor from being zero, and a mask of -1e9 is -inf there. The module is determined only if there is
+something to report, from the Python frames of the operator's callers.
 """
 
 import math
@@ -27,26 +27,26 @@ from amp_core.record.torch_internals.quiet_mode import QuietMode
 from amp_core.store.writer import RunWriter
 
 FLOORS = ("add", "clamp_min", "clamp", "maximum")
-"""Operators by which a small constant keeps a divisor, a root or a logarithm off zero."""
+"""Operators by which a small constant keeps a divisor, a root or a logarithm away from zero."""
 FACTORS = ("mul", "div")
-LARGEST_EPS = 1e-3
-"""Constants above this are no such constants."""
+MAX_EPS = 1e-3
+"""Larger constants do not serve as an eps."""
 MAX_EVENTS = 50
 MAX_OPERATORS = 20_000
-"""Operators that are looked at; a first step of more is looked at in part."""
+"""Operators that are inspected; of a longer first step, only these."""
 BANNED = ("binary_cross_entropy",)
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "mv": 0, "convolution": 1, "_convolution": 1}
 """Products that autocast runs in 16 bits, with the argument whose size says how many terms each output sums."""
 
 
 class FirstOperators(Observer):
-    """Looks at the operators from the first forward to the backward that follows."""
+    """Inspects the operators from the first forward to the backward that follows."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, device: torch.device) -> None:
         self._writer = writer
         self._model = unwrapped(model)
-        self._mode: _Looking | None = None
-        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would have it compiled again
+        self._mode: _OpChecker | None = None
+        self._done = is_compiled(model) or mode_would_uncompile()  # a mode around a graph would cause a recompilation
 
     def step_began(self, step: int) -> None:
         self._stop()
@@ -56,9 +56,9 @@ class FirstOperators(Observer):
         self._done = True
         if within_compiled():
             return
-        self._mode = _Looking(self._writer, self._model, step, self.at_own_work)
+        self._mode = _OpChecker(self._writer, self._model, step, self.at_own_work)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
-        # Gone before the optimizer steps: if that is compiled, an older torch would not do so under a mode.
+        # Removed before the optimizer steps: older torch versions do not compile an optimizer under a mode.
         patched_functions.backward.listen_after(self._after_backward)
 
     def called(self, what: str, optimizer: int | None) -> None:
@@ -66,7 +66,7 @@ class FirstOperators(Observer):
 
     def backward_began(self) -> None:
         if self._mode is not None:
-            self._mode.rest()
+            self._mode.pause()
 
     def _after_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._stop()
@@ -79,14 +79,14 @@ class FirstOperators(Observer):
 
     def _stop(self) -> None:
         if self._mode is not None:
-            self._mode.rest()
+            self._mode.pause()
             if self._mode.leave():
                 mode, self._mode = self._mode, None
                 patched_functions.backward.unlisten(self._after_backward)
-                mode.tell()
+                mode.write()
 
 
-class _Looking(QuietMode):
+class _OpChecker(QuietMode):
     def __init__(self, writer: RunWriter, model: torch.nn.Module, step: int, at_own_work: Any) -> None:
         super().__init__()
         self._writer = writer
@@ -95,46 +95,46 @@ class _Looking(QuietMode):
         self._at_own_work = at_own_work
         self._left = MAX_OPERATORS
         self._written = 0
-        self._said: set[tuple[str, str, float]] = set()
+        self._reported: set[tuple[str, str, float]] = set()
         self._wide: dict[str, float] = {}  # multiplications in FP32 within an autocast region, by module
         self._all = 0.0
         self._narrow: dict[torch.dtype, float] = {}  # multiplications that autocast did in 16 bits
-        self._widened: tuple[int, int] | None = None  # the Python call whose operator last widened 16-bit values
+        self._widened: tuple[int, int] | None = None  # the call site whose operator last widened 16-bit values
 
-    def rest(self) -> None:
-        """Look at nothing more."""
+    def pause(self) -> None:
+        """Inspect no more operators."""
         self._left = 0
 
     def on_op(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if self._left and not self._at_own_work():
             self._left -= 1
-            # Two operators with the same one are parts of one call that torch made of them.
+            # Operators of the same call site are parts of one call that torch decomposed.
             call = call_site((__name__, QuietMode.__module__)).key
             if _widens(out, args):
                 self._widened = call
-            self._look(call, func.overloadpacket.__name__, args, kwargs, out)
+            self._check(call, func.overloadpacket.__name__, args, kwargs, out)
 
-    def _look(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _check(self, call: tuple[int, int], op: str, args: Any, kwargs: Any, out: Any) -> None:
         if op in PRODUCTS and isinstance(out, torch.Tensor) and _inside_autocast():
-            # An operator that widens its own inputs, as attention without a fused kernel does, knows why.
+            # An operator that widens its own inputs, such as unfused attention, does so on purpose.
             self._count(op, args, out, wide=out.dtype == torch.float32 and call != self._widened)
         if op in BANNED and _inside_autocast():
-            self._say("banned op", op, 0.0, dtype=None, limit=None)
+            self._report("banned op", op, 0.0, dtype=None, limit=None)
             return
         if not isinstance(out, torch.Tensor) or out.dtype not in NARROW or op.startswith("_foreach"):
             return
         info = torch.finfo(out.dtype)
-        lost = float(info.tiny) * float(info.eps) / 2  # half of the smallest subnormal, which rounds to even: to 0
+        lost = float(info.tiny) * float(info.eps) / 2  # half of the smallest subnormal rounds to even, to 0
         for value in (*args[1:], *(kwargs or {}).values()):
             if isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu":
                 value = value.item()
             if not isinstance(value, float) or not math.isfinite(value) or value == 0:
                 continue
-            # What multiplies may be large, as long as the product is not; only masks multiply by such negative numbers.
+            # A factor may be large as long as the product is not; only masks multiply by such negative numbers.
             if value < -float(info.max) or (value > float(info.max) and op.rstrip("_") not in FACTORS):
-                self._say("constant overflow", op, value, out.dtype, float(info.max))
-            elif 0 < value <= min(lost, LARGEST_EPS) and op.rstrip("_") in FLOORS:
-                self._say("eps lost", op, value, out.dtype, lost)
+                self._report("constant overflow", op, value, out.dtype, float(info.max))
+            elif 0 < value <= min(lost, MAX_EPS) and op.rstrip("_") in FLOORS:
+                self._report("eps lost", op, value, out.dtype, lost)
 
     def _count(self, op: str, args: Any, out: torch.Tensor, wide: bool) -> None:
         factor = args[PRODUCTS[op]]
@@ -143,23 +143,23 @@ class _Looking(QuietMode):
         self._all += work
         if out.dtype in NARROW:
             self._narrow[out.dtype] = self._narrow.get(out.dtype, 0.0) + work
-        if wide and work:  # a tensor without elements takes none
-            name = _module_at_work(self._model, sys._getframe(1))
+        if wide and work:  # an empty tensor takes no work
+            name = _running_module(self._model, sys._getframe(1))
             self._wide[name] = self._wide.get(name, 0.0) + work
 
-    def tell(self) -> None:
-        """Write what was added up: the modules with most FP32 products, as shares of all."""
+    def write(self) -> None:
+        """Write the totals: the modules with most FP32 products, as shares of all."""
         for name, work in sorted(self._wide.items(), key=lambda item: -item[1])[:MAX_EVENTS]:
             self._writer.event("wide product", name, step=self._step, value=work / self._all, dtype="float32")
         seen = dict(self._writer.head.config) | {"products_seen": self._all}
-        if self._narrow and not seen.get("autocast_dtype"):  # the region is inside of forward, not around it
+        if self._narrow and not seen.get("autocast_dtype"):  # the region is inside forward, not around it
             seen = with_autocast(seen, dtype_name(max(self._narrow, key=self._narrow.__getitem__)))
         self._writer.update_head(config=seen)
 
-    def _say(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
-        name = _module_at_work(self._model, sys._getframe(1))
-        if self._written < MAX_EVENTS and (kind, name, value) not in self._said:
-            self._said.add((kind, name, value))
+    def _report(self, kind: str, op: str, value: float, dtype: torch.dtype | None, limit: float | None) -> None:
+        name = _running_module(self._model, sys._getframe(1))
+        if self._written < MAX_EVENTS and (kind, name, value) not in self._reported:
+            self._reported.add((kind, name, value))
             self._written += 1
             word = dtype_name(dtype) if dtype is not None else None
             more: dict[str, Any] = {"value": value or None, "limit": limit, "dtype": word, "phase": "forward"}
@@ -176,8 +176,8 @@ def _widens(out: Any, args: Any) -> bool:
     )
 
 
-def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
-    """The name of the innermost of the model's modules among the callers; `loss` where none is."""
+def _running_module(model: torch.nn.Module, frame: FrameType | None) -> str:
+    """The name of the innermost module of the model among the callers; `loss` without one."""
     names: dict[int, str] = {id(m): n for n, m in named_modules(model)}
     while frame is not None:
         owner = local_variables(frame).get("self")
@@ -188,14 +188,15 @@ def _module_at_work(model: torch.nn.Module, frame: FrameType | None) -> str:
 
 
 def _inside_autocast() -> bool:
-    """Whether an autocast region is open. In an operator that autocast handles it calls itself off; depth tells."""
+    """Whether an autocast region is open. Within an operator that autocast handles, `is_autocast_enabled` is False, so
+    the nesting depth is read."""
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth > 0
 
 
 class FailedIn(Observer):
-    """Names the module that was at work when an exception ended the run, from the exception's own frames."""
+    """Reports the module that was running when an exception ended the run, from the exception's traceback."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
@@ -208,7 +209,7 @@ class FailedIn(Observer):
 
     def close(self) -> None:
         error = sys.exc_info()[1]
-        if error is None:  # nobody caught it and Python is ending: it keeps what it printed
+        if error is None:  # uncaught, while Python exits: it keeps the last exception
             error = getattr(sys, "last_value", None)
             if error is self._before:
                 return

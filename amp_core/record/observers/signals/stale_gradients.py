@@ -1,11 +1,11 @@
-"""Gradients that no step ever clears: each backward adds to those of all steps before.
+"""Stale gradients: they are never cleared, so each backward adds to those of all earlier steps.
 
-    KeptGradients(writer, model, optimizers)
+    StaleGradients(writer, model, optimizers)
 
-An optimizer's gradients are looked at twice around each backward, by their place in memory and autograd's count of what
-was written there: whatever cleared them, and however, they are not as the step left them when the next backward comes.
-Accumulation, closures, several optimizers that step in turn, all clear them before they step again. So one that was
-seen to be cleared once is looked at no more, which is in the second step of nearly every loop.
+Before and after each backward, the address and the version counter of an optimizer's gradients are read. Any way of
+clearing them changes one or the other between the step and the next backward. Loops with accumulation, closures or
+several optimizers in turn also clear them before they step again. So after the first clearing an optimizer is no longer
+checked, which is in the second step of nearly every loop.
 """
 
 import functools
@@ -23,27 +23,27 @@ from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.optimizer_steps import after_step
 from amp_core.store.writer import RunWriter
 
-ENOUGH = 5
-"""Steps in a row from the first whose gradients were kept and added to, from which on it is said."""
+MIN_STEPS = 5
+"""Consecutive steps, from the first, whose gradients were kept and added to before an event reports it."""
 
 
 class _Kept:
-    """What is known of one optimizer's gradients."""
+    """State of one optimizer's gradients."""
 
     def __init__(self) -> None:
         self.chosen: list[torch.nn.Parameter] = []
         """The first, the middle and the last that had a gradient at the first step."""
         self.marks: list[tuple[int, int]] = []
-        """Of their gradients, as they were looked at last."""
+        """Address and version of each of their gradients when last read."""
         self.added = False
         """Whether a backward has added to them since the last step."""
         self.steps = 0
         self.transfer: HostTransfer | None = None
-        """Whether they hold anything, where they look as if they were kept: `p.grad.data.zero_()` is not counted."""
+        """Whether gradients that seem kept are nonzero: `p.grad.data.zero_()` does not change the version."""
 
 
 class StaleGradients(Observer):
-    """Looks on until every optimizer's gradients were cleared once."""
+    """Checks until every optimizer's gradients were cleared once."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._writer = writer
@@ -68,14 +68,14 @@ class StaleGradients(Observer):
         self._step = step
         for index, kept in list(self._kept.items()):
             if kept.transfer is not None and kept.transfer.ready():
-                self._tell(index, kept, kept.transfer)
+                self._report(index, kept, kept.transfer)
 
     def close(self) -> None:
         for index in list(self._kept):
             self._forget(index)
 
     def _forget(self, index: int) -> None:
-        """Nothing more is to be learned of this optimizer; after the last nothing is listened to."""
+        """Stop checking this optimizer; after the last one, detach from backward."""
         del self._kept[index]
         self._handles.pop(index).remove()
         if not self._kept:
@@ -87,7 +87,7 @@ class StaleGradients(Observer):
         if kept is None or capturing():
             return
         if not kept.chosen:
-            held = [(p, _held(p)) for group in optimizer.param_groups for p in group["params"]]
+            held = [(p, _local_gradient(p)) for group in optimizer.param_groups for p in group["params"]]
             given = [p for p, grad in held if grad is not None and grad.numel()]  # a process may hold no part of one
             kept.chosen = [given[i] for i in sorted({0, len(given) // 2, len(given) - 1})] if given else []
         kept.steps += kept.added
@@ -102,9 +102,9 @@ class StaleGradients(Observer):
                 continue
             if _marks(kept.chosen) != kept.marks:
                 self._forget(index)
-            elif kept.steps >= ENOUGH and kept.transfer is None:
+            elif kept.steps >= MIN_STEPS and kept.transfer is None:
                 kept.transfer = HostTransfer()
-                grads = [grad for grad in map(_held, kept.chosen) if grad is not None]
+                grads = [grad for grad in map(_local_gradient, kept.chosen) if grad is not None]
                 kept.transfer.put("any", torch.stack([(grad != 0).any() for grad in grads]))
                 kept.transfer.send()
 
@@ -116,29 +116,29 @@ class StaleGradients(Observer):
                 continue
             marks = _marks(kept.chosen)
             if marks is None or any(now[0] != then[0] for now, then in zip(marks, kept.marks, strict=True)):
-                self._forget(index)  # backward has put others in their place
+                self._forget(index)  # backward has replaced the gradients
             else:
                 kept.added = kept.added or marks != kept.marks
                 kept.marks = marks
 
-    def _tell(self, index: int, kept: _Kept, transfer: HostTransfer) -> None:
+    def _report(self, index: int, kept: _Kept, transfer: HostTransfer) -> None:
         if transfer.values("any").all():
             name = self._names.get(id(kept.chosen[0]), "")
             self._writer.event("kept gradients", name, step=self._step, count=kept.steps, optimizer=index)
         self._forget(index)
 
 
-def _held(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The gradient whose memory backward adds to: of a sharded one this process's part. None for a sparse one."""
+def _local_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The gradient whose memory backward adds to; this process's part of a sharded one. None for a sparse one."""
     grad = parameter.grad
     if grad is not None and hasattr(grad, "to_local"):
-        with torch.no_grad():  # then it is the very tensor that FSDP2 adds to
+        with torch.no_grad():  # without grad it is the same tensor that FSDP2 adds to
             grad = grad.to_local()
     return grad if type(grad) is torch.Tensor and grad.layout == torch.strided and not grad.is_meta else None
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, int]] | None:
-    """Where each one's gradient lies, and how often it was written to; None where one has none."""
-    grads = [_held(p) for p in parameters]
-    found = [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
-    return found if len(found) == len(grads) else None
+    """Address and version counter of each gradient; None if one has no gradient."""
+    grads = [_local_gradient(p) for p in parameters]
+    marks = [(grad.data_ptr(), grad._version) for grad in grads if grad is not None]
+    return marks if len(marks) == len(grads) else None

@@ -1,4 +1,4 @@
-"""Facts of the start that decide what can go wrong later: dtypes, eps values, where the weights come from, resuming.
+"""Facts at the start of a run that findings need: dtypes, eps values, the origin of the weights, resuming.
 
 They go into the head of the run: `model` gains `dtypes` (parameters that train and are not FP32), `frozen_dtypes`,
 `buffer_dtypes`, `eps` (of modules), `bfloat16_exact_frac` (share of nonzero FP32 weights that BF16 holds exactly) and
@@ -30,15 +30,15 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.store.writer import RunWriter
 
 EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
-"""What modules call the constant that keeps them from dividing by zero."""
-LOOKED_AT = 4096
-"""Weights of a tensor that are looked at to learn where they come from."""
+"""Attribute names of the constant that keeps a module from dividing by zero."""
+MAX_ELEMENTS = 4096
+"""Elements of a weight that are inspected to determine its origin."""
 MAX_TENSORS = 32
 MAX_NAMED = 10_000
 
 
 class StartFacts(Observer):
-    """Looks once: before the first forward, or, where lazy modules get their parameters in it, after it."""
+    """Collects them once: before the first forward, or after it if lazy modules get their parameters in it."""
 
     def __init__(
         self,
@@ -60,21 +60,21 @@ class StartFacts(Observer):
         self.awake = not self._done or self._transfer is not None
         self._step = step
         if not self._done and not self._has_lazy():
-            self._look()
+            self._collect()
 
     def forward_ended(self, output: Any) -> None:
         """Lazy modules have their parameters now."""
         if not self._done and not self._has_lazy():
-            self._look()
+            self._collect()
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if not self._done and what in ("unscale_", "scaler.step", "optimizer.step"):  # some were never called
-            self._look()
+        if not self._done and what in ("unscale_", "scaler.step", "optimizer.step"):  # some modules were never called
+            self._collect()
 
     def _has_lazy(self) -> bool:
         return any(is_lazy(p) for p in own.parameters(self._model))
 
-    def _look(self) -> None:
+    def _collect(self) -> None:
         self._done = True
         if "lazy" in self._writer.head.model:
             known = {k: v for k, v in self._writer.head.model.items() if k != "lazy"}
@@ -86,25 +86,25 @@ class StartFacts(Observer):
         }
         self._writer.update_head(model=dict(head.model) | _model_facts(self._model), config=dict(head.config) | config)
         if self._writer.earlier is not None:
-            self._tell_resumed(self._step)
+            self._write_resumed(self._step)
         self._send()
 
     def scaler_found(self, scaler: Any) -> None:
         self._scaler = scaler
         if self._done:
             config = dict(self._writer.head.config)
-            before = config["resumed"]["optimizer"]  # by now it may have made steps of its own
+            before = config["resumed"]["optimizer"]  # by now it may have stepped itself
             self._writer.update_head(config=config | {"resumed": _resumed((), scaler) | {"optimizer": before}})
 
-    def _tell_resumed(self, step: int) -> None:
-        brought = max((steps_made(o) for o in self._optimizers), default=0)
+    def _write_resumed(self, step: int) -> None:
+        steps = max((steps_made(o) for o in self._optimizers), default=0)
         if not any(_has_stepped(o) for o in self._optimizers):
-            detail = "the optimizer brings nothing of earlier steps: was a checkpoint loaded before the first step?"
-        elif not brought:
+            detail = "the optimizer has no state of earlier steps: was a checkpoint loaded before the first step?"
+        elif not steps:
             detail = f"the run holds {step} steps, the optimizer does not count its own"
         else:
-            detail = f"the run holds {step} steps, the optimizer has made {brought}"
-        self._writer.event("resumed", detail=detail, step=step, value=float(brought) if brought else None)
+            detail = f"the run holds {step} steps, the optimizer has made {steps}"
+        self._writer.event("resumed", detail=detail, step=step, value=float(steps) if steps else None)
 
     def step_ended(self, step: int) -> None:
         if self._transfer is not None and self._transfer.ready():
@@ -142,13 +142,13 @@ class StartFacts(Observer):
 
 
 def _exact(weight: torch.Tensor) -> torch.Tensor:
-    """How many of the first nonzero values BF16 holds exactly (their last 16 bits are 0), and how many there are.
+    """How many of the first nonzero values are exact in BF16 (their last 16 bits are 0), and how many there are.
 
-    Powers of two are left out: constants such as ones say nothing of where a weight comes from.
+    Powers of two are left out: constants such as ones do not indicate the origin of a weight.
     """
-    bits = weight.reshape(-1)[:LOOKED_AT].contiguous().view(torch.int32)
-    telling = (bits & 0x007FFFFF) != 0
-    return torch.stack([(telling & ((bits & 0xFFFF) == 0)).sum(), telling.sum()])
+    bits = weight.reshape(-1)[:MAX_ELEMENTS].contiguous().view(torch.int32)
+    informative = (bits & 0x007FFFFF) != 0
+    return torch.stack([(informative & ((bits & 0xFFFF) == 0)).sum(), informative.sum()])
 
 
 def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _model_facts(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _few(found: dict[str, Any]) -> dict[str, Any]:
-    return dict(list(found.items())[:MAX_NAMED])
+def _few(by_name: dict[str, Any]) -> dict[str, Any]:
+    return dict(list(by_name.items())[:MAX_NAMED])
 
 
 def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
@@ -198,20 +198,20 @@ def _settings(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[
 
 
 def _resumed(optimizers: Iterable[torch.optim.Optimizer], scaler: Any) -> dict[str, Any]:
-    """Whether the optimizer brings the state of earlier steps, and whether the scaler does.
+    """Whether the optimizer has state of earlier steps, and whether the scaler does.
 
-    A scaler that was never used and never loaded has made no clean step; `load_state_dict` brings their number.
+    The growth tracker of a scaler that was never used or loaded is 0; `load_state_dict` sets it.
     """
     optimizer = any(_has_stepped(o) for o in optimizers)
     if not scaling.is_active(scaler):
         return {"optimizer": optimizer, "scaler": None}
-    used = scaler._scale is not None  # at work before the watching began
+    used = scaler._scale is not None  # used before watching began
     loaded = bool(getattr(scaler, "_init_growth_tracker", 0))
     return {"optimizer": optimizer, "scaler": used or loaded, "first_scale": None if used else scaler._init_scale}
 
 
 def steps_made(optimizer: torch.optim.Optimizer) -> int:
-    """The steps that an optimizer counts in its state; 0 where it keeps no count, as plain SGD does not."""
+    """The steps that an optimizer counts in its state; 0 if it does not count them, as plain SGD."""
     counts = (state.get("step") for state in optimizer.state.values() if isinstance(state, dict))
     return max((int(float(count)) for count in counts if count is not None), default=0)
 
@@ -225,5 +225,5 @@ def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
             return float(step) > 0
         momentum = state.get("momentum_buffer")
         if isinstance(momentum, torch.Tensor):
-            return bool(momentum.any())  # zeros are how one begins
+            return bool(momentum.any())  # momentum starts at zero
     return False

@@ -1,6 +1,6 @@
-"""What training leaves behind: running statistics, weights that did not move, parameters without a gradient.
+"""State after a step: running statistics, weights that did not change, parameters without a gradient.
 
-Nothing here waits for the device: what must be counted there is sent off and read when it has arrived.
+The host never waits for the device: counts are copied asynchronously and read when they have arrived.
 """
 
 from collections.abc import Sequence
@@ -21,37 +21,38 @@ from amp_core.store.writer import RunWriter
 EVERY = 10
 FIRST_STEPS = 3
 MAX_TENSORS = 8
-LOOKED_AT = 2**16
+MAX_ELEMENTS = 2**16
 """Elements of a weight that are compared before and after a step."""
 MAX_NAMED = 8
 MAX_EVENTS = 2000
 
 
 class RunningStatistics(Observer):
-    """Whether the statistics of normalisation layers are still finite; on a CPU each step, else every `EVERY`th."""
+    """Checks that the running statistics of normalisation layers are finite; on a CPU each step, else every
+    `EVERY`th."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module) -> None:
         self._writer = writer
         named = ((n, b) for n, b in named_buffers(unwrapped(model)) if n.rpartition(".")[2].startswith("running_"))
         self._buffers = [(n, b) for n, b in named if b.is_floating_point()]
         self._sent: list[tuple[int, list[str], HostTransfer]] = []
-        self._said = False
+        self._reported = False
         self.awake = len(self._buffers) > 0
 
     def step_ended(self, step: int) -> None:
-        if self._said:
+        if self._reported:
             return
         if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
             self._send(step)
         self._read(wait=len(self._sent) > EVERY)
 
     def close(self) -> None:
-        if self._buffers and not self._said:
+        if self._buffers and not self._reported:
             self._read(wait=True)
 
     def _send(self, step: int) -> None:
         transfer = HostTransfer()
-        # The largest magnitudes: a sum of squares of 16-bit statistics would not fit where each of them does.
+        # The largest magnitudes: a sum of squares of 16-bit statistics may overflow although each of them is finite.
         present = [(n, b) for n, b in self._buffers if has_values(b) and b.numel()]
         if not present:
             return
@@ -61,17 +62,17 @@ class RunningStatistics(Observer):
         self._sent.append((step, [n for n, _ in present], transfer))
 
     def _read(self, wait: bool) -> None:
-        while self._sent and not self._said and self._sent[0][2].ready(wait):
+        while self._sent and not self._reported and self._sent[0][2].ready(wait):
             step, names, transfer = self._sent.pop(0)
             norms = transfer.values("norms")
             bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
             if bad:
-                self._said = True
+                self._reported = True
                 self._writer.event("statistics", bad[0], step=step, count=len(bad), phase="forward")
 
 
 class Movement(Observer):
-    """Whether 16-bit weights move when they are updated, and which 16-bit buffers are added to."""
+    """Checks whether 16-bit weights change when they are updated, and which 16-bit buffers are modified."""
 
     def __init__(self, writer: RunWriter, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._writer = writer
@@ -108,7 +109,7 @@ class Movement(Observer):
             self._before = []
         self._read(wait=len(self._sent) > EVERY)
         if self._buffers and step == FIRST_STEPS - 1:
-            self._tell_of_buffers(step)
+            self._report_buffers(step)
 
     def close(self) -> None:
         self._read(wait=True)
@@ -118,19 +119,19 @@ class Movement(Observer):
             step, names, dtype, transfer = self._sent.pop(0)
             counts = transfer.values("counts").reshape(-1, 2)
             shares = [float(same / moved) if moved else 0.0 for same, moved in counts]
-            # Most is lost where most elements stay, of the weights that mostly stay.
+            # The worst weight is the one with most unchanged elements among those that mostly do not change.
             worst = max(range(len(names)), key=lambda i: (shares[i] >= 0.5, counts[i][0]))
             more: dict[str, Any] = {"value": shares[worst], "count": int(counts[worst][1]), "dtype": dtype}
             self._writer.event("unmoved weights", names[worst], step=step, phase="optimizer", **more)
 
-    def _tell_of_buffers(self, step: int) -> None:
+    def _report_buffers(self, step: int) -> None:
         for (name, buffer), version in zip(self._buffers, self._versions, strict=True):
             if buffer._version != version:
                 self._writer.event("half buffer", name, step=step, dtype=dtype_name(buffer.dtype))
 
 
 class Branches(Observer):
-    """Which parameters have gradients, step by step, and whether some are missing that should not be."""
+    """Records which parameters have gradients in each step, and whether expected ones are missing."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Branches(Observer):
         self._list_parameters()
         self._known: dict[bytes, int] = {}
         self._last: bytes | None = None
-        self._looked = False
+        self._checked = False
         self._without_grad = False
         self._step = 0
         self._written = 0
@@ -164,12 +165,12 @@ class Branches(Observer):
 
     def step_began(self, step: int) -> None:
         self._step = step
-        self._looked = False
+        self._checked = False
 
     def called(self, what: str, optimizer: int | None) -> None:
-        if self._looked or what not in ("unscale_", "scaler.step", "optimizer.step"):
+        if self._checked or what not in ("unscale_", "scaler.step", "optimizer.step"):
             return
-        self._looked = True
+        self._checked = True
         present = bytes(p.grad is not None for p in self._parameters)
         if present != self._last:
             self._change(present)
@@ -205,8 +206,8 @@ class Branches(Observer):
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """The first elements, as this process holds them."""
+    """The first elements of this process's part."""
     local = tensor.detach()
     if hasattr(local, "to_local"):
         local = local.to_local()
-    return local.reshape(-1)[:LOOKED_AT]
+    return local.reshape(-1)[:MAX_ELEMENTS]

@@ -40,21 +40,21 @@ def _largest_of_singles(address: Any, outer: Any, channels: Any, inner: Any, int
 
 
 @numba.njit(nogil=True)
-def _largest(values: Any, outer: int, channels: int, inner: int, found: Any, magnitude: Any) -> None:
+def _largest(values: Any, outer: int, channels: int, inner: int, maxima: Any, magnitude: Any) -> None:
     """Signed integers do for magnitudes, whose highest bit is never set."""
     if inner == 1:
         for o in range(outer):
             row = values[o * channels : (o + 1) * channels]
             for c in range(channels):
                 a = row[c] & magnitude
-                found[c] = a if a > found[c] else found[c]
+                maxima[c] = a if a > maxima[c] else maxima[c]
         return
     for o in range(outer):
         for c in range(channels):
             start = (o * channels + c) * inner
             row = values[start : start + inner]
-            top = found[c]
+            top = maxima[c]
             for i in range(inner):
                 a = row[i] & magnitude
                 top = a if a > top else top
-            found[c] = top
+            maxima[c] = top

@@ -56,14 +56,14 @@ def _count_equal(typingctx: Any, address: Any, length: Any, value: Any) -> Any:
         undefined = ir.Constant(vector, ir.Undefined)
         one = builder.insert_element(undefined, value, ir.Constant(int32, 0))
         everywhere = builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(int32, LANES), [0] * LANES))
-        found = cgutils.alloca_once_value(builder, ir.Constant(vector, [0] * LANES))
+        counts = cgutils.alloca_once_value(builder, ir.Constant(vector, [0] * LANES))
         base = builder.inttoptr(start, lane.as_pointer())
         begin, step = ir.Constant(int64, 0), ir.Constant(int64, LANES)
         with cgutils.for_range_slice(builder, begin, length, step, intp=int64) as (i, _):
             fields = builder.load(builder.bitcast(builder.gep(base, [i]), vector.as_pointer()), align=1)
             equal = builder.icmp_unsigned("==", fields, everywhere)  # a lane of ones is -1
-            builder.store(builder.sub(builder.load(found), builder.sext(equal, vector)), found)
-        lanes = builder.load(found)
+            builder.store(builder.sub(builder.load(counts), builder.sext(equal, vector)), counts)
+        lanes = builder.load(counts)
         if lane.width < 16:
             lanes = builder.zext(lanes, wide)
         add = ir.FunctionType(ir.IntType(16), [wide])
@@ -123,13 +123,13 @@ def _sums_of(values: Any) -> Any:
 
 
 @numba.njit(nogil=True)
-def _count(found: Any, n: int, highest: Any, lowest: Any, into: Any) -> int:
+def _count(scratch: Any, n: int, highest: Any, lowest: Any, into: Any) -> int:
     """Add the number of the n fields that equal f to `into[f]`, for each f of a range; returns how many are left."""
-    field = found.dtype.type
+    field = scratch.dtype.type
     rest = n
     f = highest
     while rest > 0 and f >= lowest:
-        number: Any = _count_equal(found.ctypes.data, _padded(n), field(f))
+        number: Any = _count_equal(scratch.ctypes.data, _padded(n), field(f))
         into[f] += number
         rest -= number
         f -= 1
@@ -231,9 +231,9 @@ def _histograms(out: int, skip: int, mantissa: int, fields: int) -> Any:
 
 @numba.njit(nogil=True)
 def _count_exponents(
-    bits: Any, largest: Any, less: Any, normals: Any, subnormals: Any, wide: Any, wide_bits: Any, found: Any
+    bits: Any, largest: Any, less: Any, normals: Any, subnormals: Any, wide: Any, wide_bits: Any, scratch: Any
 ) -> Any:
-    """Count the exponents of finite values, of which `_fields_of` has just filled `found` and returned the extremes.
+    """Count the exponents of finite values, of which `_fields_of` has just filled `scratch` and returned the extremes.
 
     Returns how many are zero, and the smallest magnitude's bits less 1. Where values are subnormal, `wide` is lost.
     """
@@ -241,23 +241,23 @@ def _count_exponents(
     one, down = uint(1), uint(_mantissa(uint))
     first_normal = uint(one << down)
     n = bits.size
-    rest = _count(found, n, np.int64(largest >> down), max(1, np.int64(uint(less + one) >> down)), normals)
+    rest = _count(scratch, n, np.int64(largest >> down), max(1, np.int64(uint(less + one) >> down)), normals)
     if less < first_normal - one:
         _lift_subnormals(bits, first_normal, wide)
-        most_units, less_units = _fields_of(wide_bits[:n], found)
+        most_units, less_units = _fields_of(wide_bits[:n], scratch)
         lowest = np.int64(uint(less_units + one) >> down)
-        rest -= n - _count(found, n, np.int64(most_units >> down), lowest, subnormals)
+        rest -= n - _count(scratch, n, np.int64(most_units >> down), lowest, subnormals)
     return rest
 
 
 @numba.njit(nogil=True)
-def _cap_fields(found: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
+def _cap_fields(scratch: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
     """Lower the exponent fields of n values to those of their caps.
 
-    Returns the largest field, the smallest but 0 less 1, and whether a cap is subnormal: its field does not tell its
+    Returns the largest field, the smallest but 0 less 1, and whether a cap is subnormal: its field does not give its
     exponent then. The field of a NaN is the largest there is, so it caps nothing.
     """
-    uint, field = cap.dtype.type, found.dtype.type
+    uint, field = cap.dtype.type, scratch.dtype.type
     one, down = uint(1), uint(_mantissa(uint))
     normal = uint(uint(one << down) - one)
     step = field(1)
@@ -269,7 +269,7 @@ def _cap_fields(found: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
         if inner == 1:
             span = min(n - i, cap.size - channel)
             caps = cap[channel : channel + span]
-            some = found[i : i + span]
+            some = scratch[i : i + span]
             for j in range(span):
                 c = caps[j]
                 subnormal |= uint(c - one) < normal
@@ -284,7 +284,7 @@ def _cap_fields(found: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
             c = cap[channel]
             subnormal |= uint(c - one) < normal
             limit = field(c >> down)
-            some = found[i : i + span]
+            some = scratch[i : i + span]
             for j in range(span):
                 f = limit if limit < some[j] else some[j]
                 some[j] = f
@@ -296,10 +296,12 @@ def _cap_fields(found: Any, n: int, cap: Any, inner: int, begin: int) -> Any:
 
 
 @numba.njit(nogil=True)
-def _measure_some(task: Any, low: int, high: int, apart: int, skip: Any, wide: Any, wide_bits: Any, found: Any) -> None:
+def _measure_some(
+    task: Any, low: int, high: int, apart: int, skip: Any, wide: Any, wide_bits: Any, scratch: Any
+) -> None:
     """Measure the values of a task from number `low` to before `high`, into packed vectors `apart` bytes further on.
 
-    `skip` tells for each dtype by how many exponents its packed vector begins above the lowest of this width. Then come
+    `skip` holds for each dtype by how many exponents its packed vector begins above the lowest of this width. Then come
     three buffers of one block: real numbers, the same as bits, and integers that an exponent field fits in.
     """
     uint = wide_bits.dtype.type
@@ -316,7 +318,7 @@ def _measure_some(task: Any, low: int, high: int, apart: int, skip: Any, wide: A
     for start in range(low, high, BLOCK):
         n = min(BLOCK, high - start)
         bits = _loaded(task, start, n, wide, wide_bits)
-        largest, less = _fields_of(bits, found)
+        largest, less = _fields_of(bits, scratch)
         unfit = 0
         if largest >= special:
             infinite, nan = _without_special(bits, special, wide_bits)
@@ -324,31 +326,31 @@ def _measure_some(task: Any, low: int, high: int, apart: int, skip: Any, wide: A
             row[2] += nan
             unfit = infinite + nan
             bits = wide_bits[:n]
-            largest, less = _fields_of(bits, found)
+            largest, less = _fields_of(bits, scratch)
         total, squares = _sums_of(numba.carray(pointer(bits.ctypes.data), (n,), wide.dtype.type))
         row[5] += total
         row[6] += squares
-        row[0] += _count_exponents(bits, largest, less, normals, subnormals, wide, wide_bits, found) - unfit
+        row[0] += _count_exponents(bits, largest, less, normals, subnormals, wide, wide_bits, scratch) - unfit
         top = largest if largest > top else top
         bottom = less if less < bottom else bottom
         if task[CAP]:
             unusual = unfit > 0 or less < first_normal - one
             if not unusual:
-                most, least, unusual = _cap_fields(found, n, cap, task[INNER], start)
+                most, least, unusual = _cap_fields(scratch, n, cap, task[INNER], start)
                 if not unusual:
-                    _count(found, n, np.int64(most), np.int64(least) + 1, capped)
-            if unusual:  # fields alone do not tell
+                    _count(scratch, n, np.int64(most), np.int64(least) + 1, capped)
+            if unusual:  # fields alone do not decide
                 _capped(_loaded(task, start, n, wide, wide_bits), cap, task[INNER], start, special, wide_bits)
                 bits = wide_bits[:n]
                 _without_special(bits, special, wide_bits)
-                most_bits, less_bits = _fields_of(bits, found)
-                _count_exponents(bits, most_bits, less_bits, capped, capped_subnormals, wide, wide_bits, found)
+                most_bits, less_bits = _fields_of(bits, scratch)
+                _count_exponents(bits, most_bits, less_bits, capped, capped_subnormals, wide, wide_bits, scratch)
     wide_bits[0], wide_bits[1] = top, uint(bottom + one)  # 0 where nothing was nonzero
     row[3], row[4] = wide[0], wide[1]
 
 
 @numba.njit(nogil=True)
-def _measure_parts(address: int, wide: Any, wide_bits: Any, found: Any) -> None:
+def _measure_parts(address: int, wide: Any, wide_bits: Any, scratch: Any) -> None:
     """Take parts of the job at `address` until none is left, and measure each."""
     job = numba.carray(pointer(address), (ENTRIES,), np.int64)
     tasks = numba.carray(pointer(job[TASKS]), (job[COUNT], COLUMNS), np.int64)
@@ -367,7 +369,7 @@ def _measure_parts(address: int, wide: Any, wide_bits: Any, found: Any) -> None:
             low, high = max(begin - first, 0), min(end - first, tasks[k, LENGTH])
             first += tasks[k, LENGTH]
             if low < high:
-                _measure_some(tasks[k], low, high, part * job[APART], skip, wide, wide_bits, found)
+                _measure_some(tasks[k], low, high, part * job[APART], skip, wide, wide_bits, scratch)
 
 
 @kept

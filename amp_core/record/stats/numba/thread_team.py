@@ -43,11 +43,11 @@ def _team(process: int) -> Callable[[int, int, int, int], None] | None:
     if process != _HERE:
         return None
     try:
-        found: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+        parallel: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):  # no such library, or no such function in it
         return None
-    found.argtypes, found.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return found  # type: ignore[no-any-return]
+    parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return parallel  # type: ignore[no-any-return]
 
 
 _HERE = os.getpid()

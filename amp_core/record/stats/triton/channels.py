@@ -16,8 +16,8 @@ ROWS, COLUMNS = 16, 128
 """Values a program reads at a time where channels lie side by side."""
 SIZE = 1024
 """The same where the values of one channel do."""
-LONGEST = 256
-"""A program reads its part at most so many times."""
+MAX_READS = 256
+"""Times that one program reads its part, at most."""
 
 
 def channels_cuda(values: torch.Tensor, channels: int, inner: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def channels_cuda(values: torch.Tensor, channels: int, inner: int) -> torch.Tens
         outer = values.numel() // (channels * inner)
         beside = inner == 1
         blocks = triton.cdiv(outer, ROWS) if beside else outer
-        times = max(1, min(LONGEST, blocks // 64))  # at least 64 programs a channel block where there is work for them
+        times = max(1, min(MAX_READS, blocks // 64))  # at least 64 programs per channel block, if possible
         grid = (triton.cdiv(blocks, times), triton.cdiv(channels, COLUMNS) if beside else channels)
         settings = constants(FORMAT_OF_DTYPE[dtype_name(values.dtype)].name)
         launch: Any = _beside[grid] if beside else _apart[grid]

@@ -204,7 +204,7 @@ def test_a_listener_that_fails_is_dropped_and_torch_restored():
 
 
 def test_an_observer_that_fails_in_its_last_step_of_work_restores_torch(tmp_path, monkeypatch):
-    monkeypatch.setattr(risky_ops._Looking, "tell", lambda _: 1 / 0)
+    monkeypatch.setattr(risky_ops._OpChecker, "write", lambda _: 1 / 0)
     fp16(tmp_path / "run", steps=2).run()
     assert load_run(tmp_path / "run").events["detail"].str.contains("FirstOperators stopped").any()
     assert patched_in_torch() == []

@@ -80,7 +80,7 @@ def told(run):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("clear", [by_none, by_zeros, by_the_model, by_hand, through_data, with_new_ones, decayed])
-def test_however_they_are_cleared_nothing_is_said(tmp_path, clear, micro, scaled):
+def test_cleared_gradients_are_not_reported(tmp_path, clear, micro, scaled):
     for before in (False, True):
         run = train(tmp_path / f"{before}", clear, scaled=scaled, micro=micro, before=before)
         assert told(run).empty
@@ -91,7 +91,7 @@ def test_however_they_are_cleared_nothing_is_said(tmp_path, clear, micro, scaled
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_where_they_are_not_it_is_said_once(tmp_path, scaled, micro, clip, fused):
+def test_stale_gradients_are_reported_once(tmp_path, scaled, micro, clip, fused):
     run = train(tmp_path / "run", never, scaled=scaled, micro=micro, clip=clip, fused=fused)
     (row,) = told(run).itertuples()
     assert (row.name, row.optimizer) == ("0.weight", 0) and 5 <= row.count <= row.step < 8

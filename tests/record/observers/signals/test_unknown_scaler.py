@@ -9,7 +9,7 @@ from torch.amp import GradScaler
 from amp_core import diagnose, load_run
 from amp_core.record import watch, watching
 from amp_core.record.observer import Observer
-from amp_core.record.observers.signals.unknown_scaler import TRIES
+from amp_core.record.observers.signals.unknown_scaler import MAX_LOSSES
 from tests.record.loops import small_model
 
 STEPS = 12
@@ -131,7 +131,7 @@ def test_that_of_another_network_is_left_alone(tmp_path):
     assert len(run.steps) == STEPS and "scaler_unseen" not in run.head.config
 
 
-def test_an_observer_that_fails_as_it_is_found_is_dropped(tmp_path, monkeypatch):
+def test_an_observer_that_fails_in_scaler_found_is_dropped(tmp_path, monkeypatch):
     def fail(self, scaler):
         raise MemoryError
 
@@ -144,7 +144,7 @@ def test_an_observer_that_fails_as_it_is_found_is_dropped(tmp_path, monkeypatch)
     assert run.events.detail.str.contains("Failing stopped at scaler_found: MemoryError", regex=False).sum() == 1
 
 
-def test_one_whose_factor_is_taken_by_hand_is_told(tmp_path):
+def test_one_whose_factor_is_applied_by_hand_is_reported(tmp_path):
     torch.manual_seed(0)
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -152,7 +152,7 @@ def test_one_whose_factor_is_taken_by_hand_is_told(tmp_path):
     with watch(model, optimizer, into=tmp_path / "run"):
         scaler = GradScaler("cpu")
         looked_on = GradScaler.scale
-        for _ in range(TRIES):
+        for _ in range(MAX_LOSSES):
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = model(torch.randn(16, 24)).square().mean()
             (loss * scaler.scale(torch.ones(()))).backward()
