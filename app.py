@@ -39,8 +39,8 @@ if __name__ == "__main__":
             st.Page("pages/findings_guide.py", title="Findings guide", url_path="guide"),
         ],
     }
-    st.set_page_config(page_icon=icon, layout="wide", initial_sidebar_state=256)  # pixels, told before it is
-    page = st.navigation(pages, expanded=True)  # drawn; folded, the last pages would be looked for in vain
+    st.set_page_config(page_icon=icon, layout="wide", initial_sidebar_state=256)  # pixels; known before the sidebar is
+    page = st.navigation(pages, expanded=True)  # drawn; a folded list would hide the last pages
     st.set_page_config(f"{page.title} · AMPscope")
     frame.show(page)
 else:

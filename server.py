@@ -1,7 +1,7 @@
 """The app behind a server's checks; `ampscope serve` starts it with `streamlit run server.py`.
 
-Streamlit's own checks cover the WebSocket alone, take any port of this machine for the same site, and ask a server on
-the internet for this machine's address when a foreign origin knocks. `Guard` stands before every request instead: the
+Streamlit's own checks cover only the WebSocket, take any port of this machine for the same site, and ask a server on
+the internet for this machine's address when a foreign origin connects. `Guard` checks every request instead: the
 Host has to be one of those allowed, the Origin the server's own, and no foreign page may put the app into a frame.
 """
 
@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADERS = {
-    "Content-Security-Policy": "frame-ancestors 'self'",  # a frame would lend its clicks to Start and Delete
+    "Content-Security-Policy": "frame-ancestors 'self'",  # clickjacking would reach Start and Delete
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # the address names the run
 }
@@ -31,7 +31,7 @@ TRY_LATER = 1013
 
 
 class Guard:
-    """ASGI middleware that lets through what `rules` allow."""
+    """ASGI middleware that rejects requests that `rules` do not allow."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], rules: Rules) -> None:
         self.app = app

@@ -21,14 +21,14 @@ from pages.parts.library.run_list import Entry
 from pages.parts.overview import findings, report
 
 MAX_RUNS = 15
-ASK = "Choose two runs or more: the first is the reference that the others are set beside."
+ASK = "Choose two runs or more: the first is the baseline for the others."
 ALWAYS = ("speed_ratio", "memory_ratio")
-# A figure for each of these; beyond the first two only where a run has it.
+# One figure each; those after the first two only if a run recorded the quantity.
 BARS = (*ALWAYS, "samples_per_s", "energy_j", "tensor_frac", "eval_loss", "skip_frac")
 
 
 def pick() -> list[Entry]:
-    """The chosen runs, the reference first; kept in the address."""
+    """The chosen runs, the baseline first; kept in the address."""
     entries: dict[str, Entry] = st.session_state["entries"]
     known = [key for key, entry in entries.items() if entry.readable or entry.under_way]
     if not known:
@@ -40,13 +40,13 @@ def pick() -> list[Entry]:
             st.warning(f"There is no run {words.escape(key)} here; it is left out.")
         elif entries[key].status == "damaged":
             left_out(entries[key], entries[key].sentence)
-    if asked and asked != st.session_state.get("compare.address"):  # a link, or the browser's Back
+    if asked and asked != st.session_state.get("compare.address"):  # from a link or the browser's Back button
         address.set_value("compare.runs", asked[:MAX_RUNS])
     elif "compare.runs" not in st.session_state:
         st.session_state["compare.runs"] = suggested(entries, known)
     address.set_value("compare.runs", [key for key in st.session_state["compare.runs"] if key in known])
     keys = st.multiselect(
-        "Runs, the reference first",
+        "Runs, the baseline first",
         known,
         st.session_state["compare.runs"],  # see picker.show: what is set alone may never reach the browser
         key="compare.runs",
@@ -60,10 +60,8 @@ def pick() -> list[Entry]:
 
 
 def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
-    """The chosen run and those of the same place that train the same workload at the same size, FP32 first.
-
-    Those under way only where the chosen one is.
-    """
+    """The chosen run, and the runs of the same place that train the same workload at the same size, FP32 first. Runs
+    under way are included only if the chosen one is under way."""
 
     def turns(key: str) -> object:
         about = (entries[key].config or {}).get("comparison")
@@ -85,16 +83,16 @@ def suggested(entries: dict[str, Entry], known: list[str]) -> list[str]:
 
 
 def opened(entries: list[Entry]) -> list[Run]:
-    """The runs that can be read and have steps; a sentence for each of the others."""
+    """The runs that can be read and have steps. Shows a sentence for each of the others."""
     runs = []
     for entry in entries:
         try:
             run = loaders.open_run(entry)
             if run.steps.empty and entry.under_way:
-                continue  # its line says so
+                continue  # its status line shows that
             if run.steps.empty:
-                beside = " Step cost sets a trace beside another run." if run.table("windows").num_rows else ""
-                st.info(f"{words.escape(entry.name)} has no steps and is left out.{beside}")
+                relative = " Step cost sets a trace beside another run." if run.table("windows").num_rows else ""
+                st.info(f"{words.escape(entry.name)} has no steps and is left out.{relative}")
             else:
                 runs.append(run)
         except RunError as error:
@@ -103,12 +101,12 @@ def opened(entries: list[Entry]) -> list[Run]:
 
 
 def left_out(entry: Entry, why: object) -> None:
-    """A run that cannot be read is named, with what stopped its reading."""
+    """Show the name of a run that cannot be read, and why."""
     st.error(f"{words.escape(entry.name)} is left out: {words.escape(words.sentence(why))}")
 
 
 def gradients(runs: list[Run]) -> None:
-    """How far each recipe's gradients are from their replay in FP32, where they were audited."""
+    """How far the gradients of each audited recipe are from their replay in FP32."""
     agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
     if not AGREEMENT.absent(agreement):
         charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
@@ -140,33 +138,33 @@ def costs(runs: list[Run], compared: Comparison) -> None:
 
 
 def difference(changes: pd.DataFrame) -> pd.DataFrame:
-    """Memory by category against the first recipe, in words; what did not change is left out."""
+    """Memory by category compared with the first recipe, as text; unchanged categories are omitted."""
     moved = changes[changes["difference_bytes"].abs() > 0]
     rows = [
         {
             "Run": row.run,
             "Part": row.label,
-            "Reference": words.size(row.first_bytes),
+            "Baseline": words.size(row.first_bytes),
             "This run": words.size(row.bytes),
             "Why": row.why,
         }
         for row in moved.itertuples()
     ]
-    return pd.DataFrame(rows, columns=["Run", "Part", "Reference", "This run", "Why"])
+    return pd.DataFrame(rows, columns=["Run", "Part", "Baseline", "This run", "Why"])
 
 
-def findings_beside(runs: list[Run]) -> None:
-    """What shows of a run only beside the reference."""
+def show_relative_findings(runs: list[Run]) -> None:
+    """Findings that only a comparison with the baseline shows."""
     first = first_runs(runs)
     for run in first[1:]:
         alone = {(f.code, f.where) for f in loaders.analysed(diagnose, run)}
-        beside = loaders.analysed(diagnosed_beside, [first[0], run])
-        for finding in [f for f in beside if (f.code, f.where) not in alone]:
+        relative = loaders.analysed(diagnose_relative, [first[0], run])
+        for finding in [f for f in relative if (f.code, f.where) not in alone]:
             st.caption(f"{words.escape(run.name)}, beside {words.escape(first[0].name)}:")
             findings.card(finding)
 
 
-def diagnosed_beside(pair: Sequence[Run]) -> list[Finding]:
+def diagnose_relative(pair: Sequence[Run]) -> list[Finding]:
     """What the rules find in the second of two runs with the first as its baseline."""
     return diagnose(pair[1], pair[0])
 
@@ -188,11 +186,11 @@ compared = loaders.analysed(compare, runs)
 comparison.headline(compared)
 comparison.settings(compared)
 comparison.tables(compared)
-findings_beside(runs)
+show_relative_findings(runs)
 if not under_way:
     together.losses(runs)
 if compared.recipes["loss_change_frac"].notna().any():
     charts.show(deviation_figure(compared.recipes, charts.dark()), "compare.deviation")
 costs(runs, compared)
 gradients(runs)
-report.of(runs)
+report.include(runs)

@@ -1,4 +1,4 @@
-"""What can go wrong, how does one tell, and what repairs it?"""
+"""What can go wrong, how is it detected, and what repairs it?"""
 
 from collections import Counter
 
@@ -6,18 +6,18 @@ import streamlit as st
 
 from amp_core.findings import FAMILIES, Entry
 from pages.parts import address, head, words
-from pages.parts.overview.findings import LOOK, PAGES
+from pages.parts.overview.findings import PAGES, SEVERITY_STYLE
 
 
 def matches(entry: Entry, asked: str) -> bool:
-    """Whether every word that was asked for stands in the entry."""
+    """Whether the entry contains every word of the search."""
     text = " ".join((entry.code, entry.what, entry.signal, entry.threshold, entry.advice)).lower()
     return all(word in text for word in asked.lower().split())
 
 
 def explain(entry: Entry, *, unfolded: bool) -> None:
-    """One code, folded unless it was asked for."""
-    color, icon = LOOK[entry.severity]
+    """One finding code; `unfolded` if the search asked for it."""
+    color, icon = SEVERITY_STYLE[entry.severity]
     label = f":{color}[{icon}] **{entry.code}** — {entry.what}"
     with st.expander(label, expanded=unfolded, key=f"guide.{entry.code}.{unfolded}"):
         st.badge(entry.severity, icon=icon, color=color)
@@ -40,7 +40,7 @@ known = Counter(entry.severity for entries in FAMILIES.values() for entry in ent
 head.headline(f"AMPscope knows {known['error'] + known['warning']} ways in which mixed-precision training goes wrong.")
 st.caption(
     f"{words.plural(known['error'], 'error')} that break training, {words.plural(known['warning'], 'warning')} that "
-    f"cost quality or speed, and {words.plural(known['info'], 'info')}, good to know. Each is told from what a run "
+    f"cost quality or speed, and {words.plural(known['info'], 'info')}, good to know. Each is detected from what a run "
     "recorded; what it did not record is not guessed."
 )
 address.take("search", "guide.search", str)

@@ -31,11 +31,11 @@ SUMS = {
     "300 × 300 in FP16": ("fp16", "300", "×", "300"),
 }
 ELEMENTS = [form.name for form in element_formats()]
-FIELDS = ("format", "a", "operation", "b")  # what a sum or product is made of
+FIELDS = ("format", "a", "operation", "b")  # the operands of a sum or product
 
 
 def number(label: str, text: str) -> Number:
-    """The number that was typed; ends the page with a sentence where it is none."""
+    """The number that was typed; ends the page with a sentence if the text is not a number."""
     try:
         return parse_number(text)
     except RunError as error:
@@ -45,20 +45,20 @@ def number(label: str, text: str) -> Number:
 
 
 def take_example() -> None:
-    """An example was clicked: it becomes what is typed."""
+    """Callback of the number examples: put the clicked one into the field."""
     if chosen := st.session_state["lab.example"]:
         st.session_state["lab.number"] = chosen
 
 
 def take_sum() -> None:
-    """An example of a sum or product was clicked."""
+    """Callback of the examples of sums and products."""
     if chosen := st.session_state["lab.sum"]:
         for field, value in zip(FIELDS, SUMS[chosen], strict=True):
             st.session_state[f"lab.{field}"] = value
 
 
 def linked_sum(text: str) -> tuple[str, ...] | None:
-    """`bf16,256,+,1` from an address; None where it is no sum or product in a format."""
+    """`bf16,256,+,1` from the address; None if it is not a sum or product in a known format."""
     parts = tuple(text.split(","))
     return parts if len(parts) == len(FIELDS) and parts[0] in ELEMENTS and parts[2] in ("+", "×") else None
 
@@ -112,18 +112,18 @@ with st.container(horizontal=True):
     b = number("b", st.text_input("b", key="lab.b", max_chars=60, width=140))
     shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
     address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")
-    many = st.number_input("Add b so many times", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
+    many = st.number_input("Times to add b", 1, MAX_ADDENDS, 3000, key="lab.count", width=180)
 st.markdown(formats.operation(rounded_operation(a, b, sign, form), sign, form.label))
 sums = accumulated(a, b, int(many), form)
 title = words.raised(f"{st.session_state['lab.b']} added to {st.session_state['lab.a']} again and again")
 charts.show(accumulation_figure(sums, form.label, charts.dark(), title), "lab.sums")
 
-st.header("What is said of formats, and what is so", anchor=False)
-claims = tables.remember(formats.claims(format_myths()), "What is said of formats, and what is so.")
-st.table(claims, hide_index=True, border="horizontal")
+st.header("Myths about formats", anchor=False)
+table_of_myths = tables.remember(formats.myth_table(format_myths()), "Myths about formats.")
+st.table(table_of_myths, hide_index=True, border="horizontal")
 
-st.header("What is taught of the method, and what your run shows", anchor=False)
+st.header("Myths about mixed precision, and what your run shows", anchor=False)
 myths.show()
 
-st.header("Words, and where your own run shows them", anchor=False)
+st.header("Terms, and where your own run shows them", anchor=False)
 glossary.show()

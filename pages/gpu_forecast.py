@@ -30,13 +30,13 @@ COLUMNS = {
 
 
 def made(run: Run, gpus: tuple[str, ...]) -> Forecast:
-    """The forecast from the run's traced step, corrected where the run was itself made on a listed GPU."""
+    """The forecast from the run's traced step, corrected if the run was recorded on a listed GPU."""
     known = measured(run)
     return forecast(traces_of_run(run), gpus, factor=known[1] if known else None)
 
 
 def headline(table: pd.DataFrame) -> str:
-    """The page's answer: the best recipe of each GPU."""
+    """The page's answer: the best recipe for each GPU."""
     known = table[(table["recipe"].isin(["bf16", "fp16"])) & (table["why_not"] == "")]
     best_of = []
     for gpu, rows in known.groupby("gpu", sort=False):
@@ -50,7 +50,7 @@ def headline(table: pd.DataFrame) -> str:
 
 
 def span(row: pd.Series, column: str, unit: str) -> str:
-    """A value with its range, where it has one: a reference has none. Two digits: it is a forecast."""
+    """A value with its range if it has one (the baseline has none), to two digits: it is a forecast."""
     if pd.isna(row[column]):
         return words.NONE
     value, low, high = (words.number(row[name], digits=2) for name in (column, f"{column}_low", f"{column}_high"))
@@ -58,7 +58,7 @@ def span(row: pd.Series, column: str, unit: str) -> str:
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table in words, of what runs there."""
+    """The recipes that run on each GPU, as text."""
     rows = []
     for _, row in table[table["why_not"] == ""].iterrows():
         memory = pd.notna(row.get("memory_bytes_low"))
@@ -80,7 +80,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def left_out(table: pd.DataFrame) -> list[str]:
-    """What does not run there, each with its reason."""
+    """The recipes that do not run there, each with its reason."""
     without = table[table["why_not"] != ""]
     return [f"{row.recipe.upper()} is not forecast for {row.gpu}: {row.why_not}." for row in without.itertuples()]
 
@@ -97,7 +97,7 @@ if not asked:
     empty.nothing("Choose one GPU or more.")
 try:
     result = loaders.analysed(made, run, tuple(asked))
-except RunError:  # a profiler's trace has operators, but not what autocast decided of them
+except RunError:  # a profiler trace has operators, but not autocast's decisions
     empty.nothing(f"A forecast needs a step that AMPscope traced, and this run has none. {HOW}", sample=True)
 with answer:
     head.headline(headline(result.table))

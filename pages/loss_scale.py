@@ -44,7 +44,7 @@ def headline(about: ScaleSummary, episodes: int, recipe: str) -> str:
 
 
 def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
-    """The scale now, steps skipped, and how often it went down and up."""
+    """The current loss scale, skipped steps, and how often the scale decreased and increased."""
     clean = f"after {interval:,} clean steps each" if isinstance(interval, int) else "from one step to the next"
     share = f"{words.percent(about.skip_frac)} of {about.attempts:,}"
     left, right = cards.pairs()
@@ -59,7 +59,7 @@ def show_cards(about: ScaleSummary, episodes: int, interval: object) -> None:
 
 
 def table(episodes: pd.DataFrame) -> pd.DataFrame:
-    """The episodes in words."""
+    """The episodes as text."""
     rows = [
         {
             "steps": f"{e.first:,}" if e.first == e.last else f"{e.first:,}–{e.last:,}",
@@ -75,14 +75,14 @@ def table(episodes: pd.DataFrame) -> pd.DataFrame:
 
 
 def tensors_of(episodes: pd.DataFrame, rows: list[int]) -> list[str]:
-    """Names of the tensors of the chosen episode; none without one."""
+    """Names of the tensors of the selected episode; empty if none is selected."""
     if not rows or rows[0] >= len(episodes):
         return []
     return str(episodes["tensors"].iloc[rows[0]]).partition(" and ")[0].split(", ")
 
 
 def open_step(step: int) -> None:
-    """A step was clicked: Layer detail around it, on the gradient that was not finite there, where one is known."""
+    """Callback of a clicked step: open Layer detail around it, on the gradient that was not finite there, if known."""
     names = loaders.analysed(tensor_names, run, "weight_grad")
     here = episodes[(episodes["first"] <= step) & (step <= episodes["last"])]
     culprits = [name for name in tensors_of(here, [0]) if name in names]
@@ -130,7 +130,7 @@ if len(episodes):
         selection_mode="single-row",
         alt=EPISODES,
     )
-    # Shown in words; a file of them holds the numbers.
+    # The table shows text; its downloads hold the numbers.
     tables.remember(episodes.rename(columns={"first": "first_step", "last": "last_step"}), EPISODES)
     with opening:
         names = tensors_of(episodes, event["selection"]["rows"])

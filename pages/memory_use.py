@@ -18,10 +18,10 @@ from pages.parts.hardware import memory
 
 
 def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
-    """The page's answer; of what was not looked at, the reason, which the number of steps tells."""
+    """The page's answer; if nothing was sampled, the reason, which follows from the number of attempted steps."""
     if breakdown.total_bytes is None:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
-        return f"What this run's memory is made of was not looked at: {why}."
+        return f"The parts of this run's memory were not measured: {why}."
     largest = breakdown.named.nlargest(2, "bytes")
     named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
     if breakdown.on_cpu:
@@ -34,7 +34,7 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
 
 
 def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
-    """The row of cards: the peak, and that of each phase."""
+    """The row of cards: the peak, and the peak of each phase."""
     on_cpu = breakdown.on_cpu
     column = "tensors_bytes" if on_cpu else "peak_bytes"
     left, right = cards.pairs()
@@ -53,7 +53,7 @@ def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
 
 
 def pick_step(steps: list[int]) -> int:
-    """Which of the steps that were looked at."""
+    """A field for one of the sampled steps."""
     if len(steps) == 1:
         return steps[0]
     key = f"memory.step.{len(steps)}"
@@ -64,7 +64,7 @@ def pick_step(steps: list[int]) -> int:
 
 
 def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
-    """What the peak was made of, and how it came about."""
+    """What the peak consisted of, and how it built up."""
     for note in breakdown.notes:
         st.markdown(note)
     charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
@@ -77,12 +77,12 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
 
 
 def difference(run: Run) -> None:
-    """This run beside another: which category shrank, which grew, and why."""
+    """Compare this run with another: which categories shrank or grew, and why."""
     other = memory.pick_other(run)
     if other is None:
         return
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
-        st.info(f"{words.escape(other.name)} did not look at what its memory is made of.")
+        st.info(f"{words.escape(other.name)} did not measure the parts of its memory.")
         return
     beside = MEMORY_COMPARISON.frame([other, run], loaders.analysed)
     charts.show(

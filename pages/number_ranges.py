@@ -47,7 +47,7 @@ clicked = clicks.points(charts.show(heatmap, "ranges.heatmap", clicks=True), f"r
 st.caption("Click a cell, or the start of a row of the table, to see that tensor over time.")
 if len(steps) > 1:
     ranges.over_steps(run, kind, layers, depth)
-if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.SEEN).any(axis=None):
+if (classes[["subnormal_frac", "inf_frac", "nan_frac"]] > ranges.MIN_SHOWN_FRAC).any(axis=None):
     charts.show(CLASSES.figure(classes, charts.dark()), "ranges.classes")
 opened = ranges.table(classes, kind)
 here = None if step is None else (step, step)

@@ -1,4 +1,4 @@
-"""In which precision did each operator really run, and what decided it?"""
+"""In which precision did each operator run, and what decided it?"""
 
 import streamlit as st
 

@@ -12,7 +12,7 @@ from pages.parts.overview import costs_and_gains, findings, report, tour
 
 
 def summary(view: Overview) -> str:
-    """How far it came and what became of the loss, in a sentence."""
+    """The number of steps and the loss in one sentence."""
     planned_text = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {words.duration(view.duration_s)}" if view.duration_s is not None else ""
     steps = f"{view.steps_done:,}{planned_text} steps{time}"
@@ -23,7 +23,7 @@ def summary(view: Overview) -> str:
 
 
 def of_profile(run: Run) -> None:
-    """A run without steps, as of an imported trace: what a profiler saw, and the pages that show it."""
+    """A run without steps, such as an imported trace: what the profiler recorded, and the pages that show it."""
     use = loaders.analysed(tensor_core_use, run)
     share = "" if use.tensor_frac is None else f", {words.percent(use.tensor_frac)} of it on tensor cores"
     work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}" if use.kernel_us else "Traced operators"
@@ -39,36 +39,36 @@ def of_profile(run: Run) -> None:
 
 
 def of_training(run: Run, entry: Entry) -> None:
-    """A run that trained: the verdict, three answers, what is behind them, and its course."""
+    """A training run: its findings, costs and gains, and its charts."""
     view = loaders.analysed(overview, run)
     head.ending(run)
     ended_well = view.status not in ("failed", "lost")
     diagnosed = loaders.analysed(diagnose, run)
     findings.banner(diagnosed, summary(view), ended_well=ended_well, run=run)
     tour.show(entry)
-    costs_and_gains.show(run, view, findings.to_tell(diagnosed, run))
-    if view.loss_first is None:  # an imported trace has steps and nothing else of a training
+    costs_and_gains.show(run, view, findings.unmuted_problems(diagnosed, run))
+    if view.loss_first is None:  # an imported trace has steps but no loss
         head.profiled(run)
     findings.causes(diagnosed, run)
     cards.show(run, view)
     findings.remarks(diagnosed, run)
     if view.loss_first is not None:
         charts.view(LOSS, run, "overview.loss")
-    # One below the other: at one width their steps stand below each other too, and no title is cut off.
+    # One below the other: their step axes align, and no title is cut off.
     charts.view(PHASES, run, "overview.phases")
     for shown in (MEMORY, DEVICE):
         frame = shown.frame(run, loaders.analysed)
         if not shown.absent(frame):
             charts.show(shown.figure(frame, charts.dark()), f"overview.{shown.name}")
     ranks.show(run)
-    report.of([run])
-    warm_up.further(run)
-    warm_up.browser()
+    report.include([run])
+    warm_up.analyse_other_pages(run)
+    warm_up.load_widgets()
 
 
 @st.fragment
 def details(run: Run) -> None:
-    """Everything that the run's head says, once it is opened: the browser loads and draws a tree for each part."""
+    """The run's head, on demand: the browser loads and draws a tree for each part."""
     box = st.expander("Configuration and environment", key="overview.details", on_change="rerun")
     if not box.open:
         return

@@ -13,19 +13,19 @@ if current().read_only:
 entry = picker.chosen()
 followed: list[str] = st.session_state.setdefault("start.followed", [])
 if entry is not None and entry.under_way and entry.key not in followed and queue.job_of(entry.path) is not None:
-    followed.append(entry.key)  # so that its end is shown here too, also after a reload
+    followed.append(entry.key)  # its end is then shown here too, even after a reload
 if entry is not None and entry.key in followed:
     with st.expander("Start another run", expanded=st.session_state.get("start.refused") is not None):
         form.show()
     if not entry.under_way:
-        together = picker.reference_first(followed)
+        together = picker.baseline_first(followed)
         with st.container(horizontal=True):
             st.page_link("pages/run_overview.py", label="See its overview", icon=":material/monitor_heart:")
             st.page_link(
                 "pages/compare_runs.py",
                 label="Compare these runs" if len(together) > 1 else "Compare it with others",
                 icon=":material/compare_arrows:",
-                query_params=picker.beside(together) if len(together) > 1 else None,
+                query_params=picker.compare_address(together) if len(together) > 1 else None,
             )
     comparisons.show_latest()
     batch.show_latest()
@@ -39,4 +39,4 @@ else:
     comparisons.show_latest()
     batch.show_latest()
     live.show(None, with_queue=True)
-    abilities.here()
+    abilities.show_this_machine()

@@ -17,43 +17,43 @@ COLUMNS = {
 
 SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
 
-GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is told apart."
+GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is counted apart."
 
-MIN_US = 1e-3  # less is what subtraction leaves of nothing
-SMALL = 0.01  # shares of the time below this are not worth a clause
+MIN_US = 1e-3  # less is rounding of a subtraction
+MIN_SHARE_FRAC = 0.01  # smaller shares of the time are not mentioned
 
 
 def headline(cost: StepCost, bound: Amdahl | None) -> str:
     """The page's answer: the time of a step, its largest parts, and the bound."""
     unit = "A step takes" if cost.steps else "The profiled window takes"
     largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
-    # Without the comma of "matrix, on tensor cores": among others it would begin the next part.
+    # Without the comma of "matrix, on tensor cores", which would read as the next part of the list.
     shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
     sentence = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(shares)}."
     return f"{sentence} {bound.sentence}" if bound else sentence
 
 
 def outlook(cost: StepCost, bound: Amdahl) -> str:
-    """What 16-bit inputs on tensor cores could give of that bound."""
+    """What 16-bit inputs on tensor cores could save of the step time."""
     if cost.on_cpu:
         return (
             "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
     sentence = f"{words.percent(bound.cuda_core_frac)} of the time is matrix work on CUDA cores"
-    if bound.tf32_frac >= SMALL:
+    if bound.tf32_frac >= MIN_SHARE_FRAC:
         sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
-    if bound.unknown_frac >= SMALL:
-        sentence += f", and of {words.percent(bound.unknown_frac)} the name does not tell"
-    if bound.cuda_core_frac < SMALL and bound.tf32_frac < SMALL:
+    if bound.unknown_frac >= MIN_SHARE_FRAC:
+        sentence += f", and of {words.percent(bound.unknown_frac)} the kernel name does not show it"
+    if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
         return (
             f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
         )
-    if bound.cuda_core_frac >= SMALL:
+    if bound.cuda_core_frac >= MIN_SHARE_FRAC:
         sentence += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
     if bound.half_expected and bound.rate_ratio:
-        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= SMALL else []
-        if bound.tf32_frac >= SMALL and bound.tf32_ratio:
+        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= MIN_SHARE_FRAC else []
+        if bound.tf32_frac >= MIN_SHARE_FRAC and bound.tf32_ratio:
             rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
         sentence += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
         sentence += f"{words.number(bound.half_expected)} ×"
@@ -91,7 +91,7 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
 
 
 def per(cost: StepCost) -> str:
-    """What the figures are a mean of."""
+    """Over what the figures are averaged."""
     if not cost.steps:
         return "no steps are marked in it"
     what = "profiled step" if cost.source == "profile" else "step"
@@ -120,6 +120,6 @@ else:
     show_cards(cost, bound)
 charts.view(STEP_COST, run, "step_cost.parts", step=step)
 if bound is not None:
-    st.caption(words.unbroken(" ".join([profiled.said(run, step), outlook(cost, bound), *cost.notes])))
+    st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook(cost, bound), *cost.notes])))
 show_parts(cost.parts)
 beside.show(run)

@@ -1,4 +1,4 @@
-"""Do tensor cores do the work, and what could run on them that does not?"""
+"""Do tensor cores do the work, and what else could run on them?"""
 
 import pandas as pd
 import streamlit as st
@@ -9,7 +9,7 @@ from amp_core.views import KERNELS, TENSOR_CORES
 from pages.parts import charts, empty, head, loaders, words
 from pages.parts.hardware import abilities, kernels, profiled
 
-WORTH_SAYING = 0.01  # of kernel time
+MIN_STAKE_FRAC = 0.01  # of kernel time
 
 
 def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
@@ -24,17 +24,17 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     if not use.matrix_us:
         return "No kernel of this window multiplies matrices: there is nothing that tensor cores could do."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
-    untold = f"; of {words.percent(use.unknown_frac)} the name does not tell" if use.unknown_frac else ""
+    unnamed = f"; of {words.percent(use.unknown_frac)} the name does not show it" if use.unknown_frac else ""
     lead = "Tensor cores do the matrix work" if share >= 0.9 else "Tensor cores do part of the matrix work"
     text = (
         f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
-        f"kernels that use them{untold}."
+        f"kernels that use them{unnamed}."
     )
     if share < 0.01:
-        lead = "Tensor cores stand idle" if unknown < 0.5 else "Whether tensor cores are used cannot be told by name"
+        lead = "Tensor cores stand idle" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"
         text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
-        text += f"{words.percent(use.matrix_frac)}{untold}."
-    if stake["time_frac"].sum() >= WORTH_SAYING:
+        text += f"{words.percent(use.matrix_frac)}{unnamed}."
+    if stake["time_frac"].sum() >= MIN_STAKE_FRAC:
         first = stake.iloc[0]
         text += f" {words.percent(stake['time_frac'].sum())} could run there and does not, most of it for this reason: "
         text += words.escape(words.sentence(first["why"]))
@@ -44,7 +44,7 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
 head.title("Tensor cores")
 run = head.run(table="kernels")
 if run.kernels.empty:
-    abilities.of(run)
+    abilities.show_machine_of(run)
     empty.nothing(f"This run has no profiled window, so its kernels are not known. {profiled.HOW}", sample=True)
 
 step = profiled.pick(run)
@@ -56,7 +56,7 @@ if not use.on_cpu:
     charts.view(TENSOR_CORES, run, "tensor_cores.answers", step=step)
     st.caption(f"{kernels.counter(use)} {kernels.UTILISATION}")
 charts.view(KERNELS, run, "tensor_cores.kernels", step=step)
-st.caption(f"{profiled.said(run, step)} Copies and what AMPscope itself runs are left out.")
+st.caption(f"{profiled.coverage(run, step)} Copies and what AMPscope itself runs are left out.")
 kernels.matrix_work(ops, use.on_cpu)
 kernels.added_up(run, step, use.on_cpu)
-abilities.of(run)
+abilities.show_machine_of(run)

@@ -21,7 +21,7 @@ from amp_core.text import formatting
 from amp_core.train.turns.interleave import Member, default_block, interleave
 
 PROGRESS_EVERY_S = 2.0
-"""Between two lines on how far it has come."""
+"""Seconds between two lines of progress."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,7 +46,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         metavar="N",
         type=number,
         default=1,
-        help="train each N times, from --seed on; three or more tell whether a recipe learns the same (default 1)",
+        help="train each N times, from --seed on; three or more show whether a recipe learns the same (default 1)",
     )
     command.add_argument(
         "--block",
@@ -60,7 +60,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train each precision and print the table; 1 where a run failed."""
+    """Train each precision and print the table. Returns 1 if a run failed."""
     configs = _configs(arguments)
     seeds = _whole("seeds", arguments.seeds)
     block = _whole("block", arguments.block) if arguments.block is not None else default_block(configs[0].steps)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = ", ".join(config.precision for config in configs)
         print(f"{names} in turns of {formatting.plural(block, 'step')}{seed_note}:", file=sys.stderr, flush=True)
         codes = interleave(members, block, _progress(configs[0].steps))
-        for code in (2, 130):  # they have said why, and the next would meet the same
+        for code in (2, 130):  # the run printed the reason, which would stop the next one too
             if code in codes:
                 return code
         failed = failed or any(codes)
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _progress(steps: int) -> Callable[[int], None]:
-    """Says how far all of them have come: every two seconds, and at the end."""
+    """Print how far all runs are: every two seconds, and at the end."""
     began = last = time.monotonic()
 
     def report(done: int) -> None:
@@ -120,7 +120,7 @@ def _configs(arguments: argparse.Namespace) -> list[TrainConfig]:
             raise unknown("precisions", name, RECIPES)
         if names.count(name) > 1:
             raise RunError(f"precisions={arguments.precisions!r} names {name} twice; name each once")
-        # It is for those with a scaler; where none has one, the first refuses it.
+        # It applies to recipes with a scaler; if none has one, the first recipe refuses it.
         scale = {"loss_scale": "dynamic"} if scaled and not RECIPES[name].scaler else {}
         configs.append(TrainConfig.from_dict(values | scale | {"precision": name}))
     return configs
@@ -131,7 +131,7 @@ def _seeded(config: TrainConfig, extra: int) -> TrainConfig:
 
 
 def _name(config: TrainConfig, extra: int) -> str:
-    """Folder of a run: the recipe's name and, from the second seed on, the seed."""
+    """The folder of a run: the recipe's name and, from the second seed on, the seed."""
     return config.precision if extra == 0 else f"{config.precision}-seed{config.seed + extra}"
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from amp_core.analysis import Comparison
 
 MAX_VALUE_CHARS = 40
-"""Characters of a setting's value; more would break the lines of the table."""
+"""Longer values of settings are shortened: they would break the lines of the table."""
 MEASURED = ("J/sample", "tensor cores")
-"""Columns that are left out where no run has them."""
+"""Columns that are omitted if no run has them."""
 
 
 def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
-    """All of it. `agreement` is what `gradient_agreement` gives of the same runs."""
+    """The whole comparison. `agreement` is the result of `gradient_agreement` for the same runs."""
     parity_lines = [f"{row['recipe']}: {row['parity']}" for row in comparison.recipes.to_dict("records")[1:]]
     parts = [
         settings(comparison),
@@ -33,7 +33,7 @@ def in_full(comparison: "Comparison", agreement: "pd.DataFrame") -> str:
 
 
 def settings(comparison: "Comparison") -> list[str]:
-    """What is not the same in all recipes, by the first run of each: lines of a table."""
+    """The settings that differ between recipes, by the first run of each: lines of a table."""
     first = [str(run) for run in comparison.recipes["run"]]
     frame = comparison.differences[["setting", *first]].astype(str).itertuples(index=False)
     rows = [[_short(value) for value in row] for row in frame if len(set(row[1:])) > 1]
@@ -41,7 +41,7 @@ def settings(comparison: "Comparison") -> list[str]:
 
 
 def table(comparison: "Comparison") -> list[str]:
-    """The runs set beside the first: lines of a table."""
+    """The runs compared with the first: lines of a table."""
     frame = comparison.table
     heads = ["precision", "final loss", "held-out", "step ms", "speed", "", "peak MiB", "memory", *MEASURED]
     rows = [[*heads, "skipped", "final scale"]]
@@ -69,9 +69,7 @@ def table(comparison: "Comparison") -> list[str]:
 
 def gradients(agreement: "pd.DataFrame") -> list[str]:
     """How far the gradients of each audited run are from their replay in FP32: in the median layer and in the worst.
-
-    Runs that are FP32 themselves differ in nothing and are left out.
-    """
+    FP32 runs, which differ in nothing, are omitted."""
     lines = []
     for run, layers in agreement.groupby("run", sort=False):
         measured = layers.dropna(subset=["rel_error"])
@@ -86,13 +84,13 @@ def gradients(agreement: "pd.DataFrame") -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the cells of each column below one another."""
+    """Lines with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _number(value: float, form: str, unit: str = "") -> str:
-    """`value` as text; a dash where it was not measured."""
+    """`value` as text; a dash if it was not measured."""
     return "–" if math.isnan(value) else f"{value:{form}}{unit}"
 
 

@@ -22,7 +22,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     """Declare the command."""
     command = subparsers.add_parser(
         "diagnose",
-        help="say what is wrong with a run",
+        help="print what is wrong with a run",
         description="Tells what is wrong, the worst first, with the evidence and what to change. For CI: "
         "ampscope diagnose RUN --fail-on error ends with exit code 1 where there is an error.",
         allow_abbrev=False,
@@ -43,12 +43,12 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         default=[],
         help="leave findings of this code out from now on, e.g. watch-overhead; can be given several times",
     )
-    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="tell of this code again")
+    command.add_argument("--unmute", metavar="CODE", action="append", default=[], help="show this code again")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings, worst first; 1 where one that is not muted is at or above `--fail-on`."""
+    """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
     from amp_core.findings import GUIDE, diagnose
 
     opened = load_run(arguments.folder)
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
-        if broke_off := how_it_broke_off(opened):
+        if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
         print(printable(in_words(shown)))
         if muted_codes:
@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(f.severity in failing for f in shown) else 0
 
 
-def how_it_broke_off(run: "Run") -> str:
-    """That the run failed or was lost, and why: no finding, and yet not well. Empty for every other run."""
+def end_in_words(run: "Run") -> str:
+    """That the run failed or was lost, and why: not a finding, but a problem. Empty for every other run."""
     if run.status not in ("failed", "lost"):
         return ""
     made = f"after {count} steps" if (count := run.table("steps").num_rows) else "before its first step"
@@ -90,7 +90,7 @@ def how_it_broke_off(run: "Run") -> str:
 
 
 def in_words(findings: "list[Finding]") -> str:
-    """The findings for people: what, where, the evidence, and what to change."""
+    """The findings as text: what, where, the evidence, and what to change."""
     parts = [] if any(f.severity != "info" for f in findings) else ["nothing wrong was found"]
     for finding in findings:
         lines = [f"{finding.severity}: {finding.title} [{finding.code}]"]
@@ -107,5 +107,5 @@ def in_words(findings: "list[Finding]") -> str:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that JSON cannot hold become words."""
+    """The record with numbers that JSON cannot hold as words."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(facts: Mapping[str, Any]) -> str:
-    """The environment for people."""
+    """The environment as text."""
     versions = {"python": facts["python"]} | facts["packages"]
     lines = [_line(name, version or "not installed") for name, version in versions.items()]
     if facts["cuda"]:

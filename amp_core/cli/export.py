@@ -1,4 +1,4 @@
-"""`ampscope export RUN --to tensorboard|parquet|csv --out DIR`: a run for other tools."""
+"""`ampscope export RUN --to tensorboard|parquet|csv --out DIR`: export a run for other tools."""
 
 import argparse
 

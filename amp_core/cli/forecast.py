@@ -18,8 +18,8 @@ from amp_core.text import formatting
 if TYPE_CHECKING:
     from amp_core.forecast import Forecast
 
-LARGE = 50_000_000
-"""From so many parameters on it is said that building the model takes a while."""
+LARGE_PARAMETERS = 50_000_000
+"""From this size on, a notice says that building the model takes a while."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     gpus = [name.strip() for name in arguments.gpu.split(",") if name.strip()]
     for name in gpus:
-        named_part(name)  # before anything is traced
+        named_part(name)  # fail before tracing
     if (arguments.folder is None) == (arguments.workload is None):
         raise RunError("RUN or --workload is needed, and one of them only")
     factor = None
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(result: "Forecast") -> str:
-    """The forecast for people: a table per GPU, and what to know of it."""
+    """The forecast as text: a table per GPU, and the notes."""
     rows = [("GPU", "recipe", "step", "range", "speed-up", "range", "over TF32", "bound by", "memory", "largest batch")]
     for row in result.table.to_dict("records"):
         if row["why_not"]:
@@ -110,7 +110,7 @@ def _of_workload(arguments: argparse.Namespace) -> Any:
     names = ("workload", "size", "batch_size", "optimizer")
     config = TrainConfig.from_dict({n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None})
     spec = config.resolved().spec
-    if spec is not None and spec.parameters >= LARGE:
+    if spec is not None and spec.parameters >= LARGE_PARAMETERS:
         gigabytes = 4 * spec.parameters / 1e9
         print(f"building the model takes {gigabytes:.1f} GB of memory for a moment …", file=sys.stderr, flush=True)
 

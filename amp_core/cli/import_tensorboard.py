@@ -2,10 +2,10 @@
 
 import argparse
 
-from amp_core.cli.untrusted import makes_a_run, printable, strangers
+from amp_core.cli.untrusted import add_run_output, printable, reading_untrusted
 
 MAX_TAGS = 12
-"""Tags named on the terminal; the run's head keeps them all."""
+"""Tags named in the output; the run's head keeps them all."""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -16,15 +16,15 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         allow_abbrev=False,
     )
     command.add_argument("logdir", metavar="LOGDIR", help="the folder that TensorBoard is pointed at, or an event file")
-    makes_a_run(command)
+    add_run_output(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import, and print what was and what was not understood."""
+    """Import, and print what was understood and what was not."""
     from amp_core.interop import import_tensorboard
 
-    with strangers(f"logdir={arguments.logdir!r}"):
+    with reading_untrusted(f"logdir={arguments.logdir!r}"):
         imported = import_tensorboard(arguments.logdir, arguments.out, arguments.name)
     print(imported.folder)
     for column, tag in imported.understood.items():

@@ -2,7 +2,7 @@
 
 import argparse
 
-from amp_core.cli.untrusted import makes_a_run, strangers
+from amp_core.cli.untrusted import add_run_output, reading_untrusted
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -13,16 +13,16 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command.add_argument(
         "traces", metavar="TRACE", nargs="+", help="Chrome trace; one of each rank where there are more"
     )
-    makes_a_run(command)
+    add_run_output(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import, and print what was found. The files may be a stranger's, so their memory is bounded."""
+    """Import, and print a summary. The files are untrusted, so their memory is bounded."""
     from amp_core.store.run import load_run
     from amp_core.traces import import_traces
 
-    with strangers(f"traces={arguments.traces!r:.200}"):
+    with reading_untrusted(f"traces={arguments.traces!r:.200}"):
         folder = import_traces(arguments.traces, arguments.out, arguments.name)
     print(folder)
     imported = load_run(folder)

@@ -1,8 +1,8 @@
-"""`ampscope pack` and `ampscope unpack`: a run folder as one zip, and back."""
+"""`ampscope pack` and `ampscope unpack`: a run folder to one zip file, and back."""
 
 import argparse
 
-from amp_core.cli.untrusted import strangers
+from amp_core.cli.untrusted import reading_untrusted
 from amp_core.store.packing import pack, unpack
 
 
@@ -20,13 +20,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run_pack(arguments: argparse.Namespace) -> int:
-    """Pack, and print where to."""
+    """Pack, and print the path."""
     print(pack(arguments.folder, arguments.out))
     return 0
 
 
 def run_unpack(arguments: argparse.Namespace) -> int:
-    """Unpack, and print where to. The file may be a stranger's, so its memory is bounded."""
-    with strangers(f"file={arguments.file!r}"):
+    """Unpack, and print the path. The file is untrusted, so its memory is bounded."""
+    with reading_untrusted(f"file={arguments.file!r}"):
         print(unpack(arguments.file, arguments.out))
     return 0

@@ -1,4 +1,4 @@
-"""`ampscope report RUN…`: one HTML file with everything there is to know, to send or to print."""
+"""`ampscope report RUN…`: one HTML file about the runs, to send or to print."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     command = subparsers.add_parser(
         "report",
         help="write one self-contained HTML file about a run, or several side by side",
-        description="The first of several runs is the reference. The file needs no network, and prints well.",
+        description="The first of several runs is the baseline. The file needs no network, and prints well.",
         allow_abbrev=False,
     )
     command.add_argument("folders", metavar="RUN", nargs="+", help=RUN_HELP)
@@ -24,11 +24,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say where it is and how large."""
+    """Write the file, and print its path and size."""
     out = Path(arguments.out)
     if out.is_dir() or not out.parent.is_dir():
         raise RunError(f"out={arguments.out!r} cannot be written; give a file in a folder that exists")
-    if out.suffix.lower() not in (".html", ".htm"):  # a page beside a run's tables harms none of them
+    if out.suffix.lower() not in (".html", ".htm"):  # an HTML file cannot overwrite a run's tables
         check_outside_runs(out)
     if out.is_file() and not _is_html(out):
         raise RunError(f"out={arguments.out!r} is a file of another kind; give an HTML file, or one to be made")
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         aside.write_text(text, encoding="utf-8")
-        aside.replace(out)  # in one move: a reader never sees half a file
+        aside.replace(out)  # atomic: a reader never sees half a file
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise RunError(f"out={arguments.out!r} cannot be written: {error.strerror}") from None
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_html(file: Path) -> bool:
-    """Whether an earlier report may be in it; an empty file, as mktemp makes, is nobody's loss either."""
+    """Whether the file may be an earlier report; an empty file, as from mktemp, may be overwritten too."""
     with file.open("rb") as opened:
         begin = opened.read(100).lstrip().lower()
     return not begin or begin.startswith((b"<!doctype html", b"<html"))

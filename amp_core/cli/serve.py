@@ -1,7 +1,7 @@
 """`ampscope serve`: the app with a server's safety settings.
 
-It hands its rules to the server in an environment variable (`amp_core.library.permissions`) and becomes `streamlit run
-server.py`, the file beside `app.py` that puts the checks in front of it.
+The command passes its rules to the server in an environment variable (`amp_core.library.permissions`) and becomes
+`streamlit run server.py`, the file beside `app.py` that adds the checks.
 """
 
 import argparse
@@ -86,17 +86,17 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Become the server; where a process cannot become another one, start it and wait."""
+    """Replace this process by the server; if the platform cannot, start the server and wait."""
     command, changes = prepared(arguments)
     _check_free(arguments.address, arguments.port)
     environment = HEAP | os.environ | changes
     if os.name != "nt":
-        os.execve(command[0], command, environment)  # signals then reach the server itself
+        os.execve(command[0], command, environment)  # signals then reach the server
     return subprocess.call(command, env=environment)
 
 
 def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The command that serves and what it needs in its environment. Raises `RunError` for what cannot be served."""
+    """The server's command and environment. Raises `RunError` if the arguments cannot be served."""
     rules = rules_of(arguments)
     if not is_loopback(arguments.address):
         _check_open(arguments.address, rules)
@@ -110,8 +110,8 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         "server.enableXsrfProtection": "true",
         "server.maxUploadSize": str(arguments.max_upload),
         "server.enableStaticServing": "false",
-        "server.disconnectedSessionTTL": "30",  # a lost connection may come back; a closed tab leaves nothing
-        "server.fileWatcherType": "none",  # nobody edits a server's pages, and watching costs every session
+        "server.disconnectedSessionTTL": "30",  # a lost connection may come back; a closed tab keeps nothing
+        "server.fileWatcherType": "none",  # a server's pages do not change, and watching costs every session
         "browser.gatherUsageStats": "false",
         "client.showErrorDetails": "type",
         "global.developmentMode": "false",
@@ -122,12 +122,12 @@ def prepared(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     flags = [f"--{name}={value}" for name, value in options.items()]
     hosts = [f"--server.allowedHosts={name}" for name in rules.hosts]
     command = [sys.executable, "-m", "streamlit", "run", str(app_folder() / "server.py"), *flags, *hosts]
-    places = "\n".join([str(runs), *arguments.also, ""])  # one a line: a folder's name may hold a colon
+    places = "\n".join([str(runs), *arguments.also, ""])  # one per line: a folder's name may contain a colon
     return command, rules.environment() | {"AMPSCOPE_RUNS": places} | python_path()
 
 
 def rules_of(arguments: argparse.Namespace) -> Rules:
-    """The rules that the flags ask for. Raises `RunError` for a value that makes none."""
+    """The rules from the flags. Raises `RunError` for an invalid value."""
     for name in ("max_jobs", "max_sessions", "max_upload", "max_disk"):
         value = getattr(arguments, name)
         if not value > 0:
@@ -158,7 +158,7 @@ def rules_of(arguments: argparse.Namespace) -> Rules:
 
 
 def app_folder() -> Path:
-    """Where `app.py` lies: in the installed package, or beside it in a checkout."""
+    """The folder of `app.py`: in the installed package, or beside it in a checkout."""
     package = Path(amp_core.__file__).parent
     for folder in (package / "_app", package.parent):
         if (folder / "server.py").is_file() and (folder / "pages").is_dir():
@@ -177,7 +177,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _check_open(address: str, rules: Rules) -> None:
-    """Raises `RunError` where strangers could reach Start, Stop and Delete."""
+    """Raises `RunError` if strangers could reach Start, Stop and Delete."""
     if any(has_sign_in(secrets) for secrets in _secrets()):
         for name in ("Authlib", "httpx"):
             if find_spec(name.lower()) is None:
@@ -190,11 +190,11 @@ def _check_open(address: str, rules: Rules) -> None:
 
 
 def _check_free(address: str, port: int) -> None:
-    """Raises `RunError` where nothing can listen there: Streamlit would say so in a traceback."""
+    """Raises `RunError` if nothing can listen there: Streamlit would print a traceback."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as listening:
-            if os.name != "nt":  # a server that has just ended leaves its connections behind for a minute
+            if os.name != "nt":  # a server that has just ended leaves connections behind for a minute
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(where)
     except OSError as error:
@@ -211,7 +211,7 @@ def _check_free(address: str, port: int) -> None:
 
 
 def _secrets() -> Sequence[dict[str, object]]:
-    """Streamlit's secrets, where it looks for them."""
+    """Streamlit's secrets, from the files that Streamlit reads."""
     parsed = []
     for folder in (Path.home(), Path.cwd(), app_folder()):
         file = folder / ".streamlit" / "secrets.toml"

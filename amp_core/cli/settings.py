@@ -1,7 +1,7 @@
 """The flags that `train`, `compare` and `tune` share, and the `TrainConfig` they make.
 
-A flag that is not given is absent, so that a `--config` file decides it; a value that is no number is handed on as it
-is, so that `TrainConfig` refuses it with the sentence that the app shows too.
+A flag that is not given is absent, so that a `--config` file decides it. A value that is not a number is passed on
+unchanged, so that `TrainConfig` refuses it with the sentence that the app shows too.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from amp_core.settings.training import TrainConfig
 
 
 def number(text: str) -> int | float | str:
-    """`text` as an int or a float, or itself where it is neither."""
+    """`text` as an int or a float, or unchanged if it is neither."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -60,13 +60,13 @@ def add_flag(command: "argparse.ArgumentParser | argparse._ArgumentGroup", name:
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given, by file and by flags."""
+    """The settings from the file and the flags."""
     values = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
     return _from_file(arguments.config) | values if arguments.config is not None else values
 
 
 def flags(config: TrainConfig) -> list[str]:
-    """The flags that make `config`: workload and precision always, of the rest what is not as it is by default."""
+    """The flags that make `config`: workload and precision always, other settings if they differ from the default."""
     line: list[str] = []
     for name, one in SETTINGS.items():
         value = getattr(config, name)

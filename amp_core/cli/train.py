@@ -41,13 +41,13 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; 130 where it was asked to stop."""
+    """Train. Returns 130 if it was asked to stop."""
     values = recorded_settings(Path(arguments.out)) if arguments.resume else {}
     values |= settings(arguments)
     config = TrainConfig.from_dict(values)
     if hasattr(arguments, "profile"):
         config.check_profile()
-    # Read by OpenMP when torch is loaded. By default its threads spin while they wait, which on a machine that also has
+    # OpenMP reads this when torch is loaded. By default its threads spin while they wait, which on a machine that has
     # a browser or a second job to run makes training on the CPU up to 20 times slower; sleeping costs nothing here.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     rank = int(os.environ.get("RANK", "0"))
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         if reason:
             print(f"ampscope: {reason}", file=sys.stderr)
         return code
-    with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds in which Stop may be pressed
+    with stop_on_signals() as stop:  # before torch is imported, which takes seconds
         from amp_core.train.engine.progress import Progress
         from amp_core.train.engine.training import train
 
@@ -88,12 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_words(summary: "Summary") -> str:
-    """What came of the run, in a few lines."""
+    """A summary of the run in a few lines."""
     lines = [f"{summary.folder}: {summary.status} after {summary.steps} steps"]
     if summary.loss_first is not None:
         lines.append(f"loss {summary.loss_first:.4g} → {summary.loss_last:.4g}")
     lines += [f"{name.replace('eval_', 'held-out ')} {value:.4g}" for name, value in summary.results.items()]
-    if summary.skipped is None:  # the folder is gone; the log has said so
+    if summary.skipped is None:  # the folder is gone; the log shows that
         return "\n".join([*lines, f"final loss scale {summary.loss_scale:g}; the record is gone with its folder"])
     lines.append(f"{summary.skipped} steps skipped, final loss scale {summary.loss_scale:g}")
     lines.append(f"open it in the app's Library, or in Python: amp_core.load_run({str(summary.folder)!r})")

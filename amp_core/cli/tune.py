@@ -1,4 +1,4 @@
-"""`ampscope tune`: find settings by trying them: the fastest recipe (`tune_recipe`), or, here, the largest batch.
+"""`ampscope tune`: search for settings by trials: the fastest recipe (`tune_recipe`) or, here, the largest batch.
 
 Each trial is a process of its own, so running out of memory ends a trial and not the search.
 """
@@ -67,14 +67,14 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, telling each trial on standard error, and print the answer; 1 where not even a batch of 1 fits."""
+    """Search, print each trial to standard error, and print the answer. Returns 1 if not even a batch of 1 fits."""
     for name in OF_BATCH if not arguments.max_batch else OF_RECIPE:
         if getattr(arguments, name, None) is not None:
             what = "FILE.py:FUNCTION" if name == "task" else f"--{name.replace('_', '-')}"
             raise RunError(f"max_batch={arguments.max_batch} makes nothing of {what}; leave {what} out")
     if not arguments.max_batch:
         return tune_recipe.run(arguments)
-    # Which device it is, decides what guards the memory; a trial would tell too late.
+    # The device decides what bounds the memory; a trial would report it too late.
     config = with_device(TrainConfig.from_dict(settings(arguments)))
     limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
     size = config.resolved().size or ""
     print_progress(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
-    before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: the trial that is under way ends with us
+    before = signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C: ends the running trial too
     try:
         result = largest_batch(
             config,
@@ -115,7 +115,7 @@ def in_words(trial: Trial) -> str:
 
 
 def as_json(config: TrainConfig, result: MaxBatch) -> dict[str, object]:
-    """The answer and how it was come by."""
+    """The answer, and the trials behind it."""
     resolved_config = config.resolved()
     return {
         "workload": resolved_config.workload,

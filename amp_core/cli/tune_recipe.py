@@ -25,7 +25,7 @@ BUDGET_S = 300
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    """Declare what this search takes beside the settings."""
+    """Declare the flags of this search beside the settings."""
     command.add_argument("task", metavar="FILE.py:FUNCTION", nargs="?", help="workload to tune, instead of --workload")
     command.add_argument("--budget", metavar="S", help=f"seconds that the search may take (default {BUDGET_S})")
     command.add_argument("--out", metavar="DIR", help="new folder for its runs (default: runs/tune-1, -2, …)")
@@ -33,7 +33,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, telling each stage on standard error, then print evidence, answer and code."""
+    """Search, print each stage to standard error, then evidence, answer and code."""
     code = FRAMEWORKS[0] if arguments.code is None else arguments.code
     if code not in (*FRAMEWORKS, "all"):
         raise unknown("code", code, [*FRAMEWORKS, "all"])
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         if "workload" in given:
             raise RunError(f"workload={given['workload']!r} and {arguments.task!r} are both given; give one of them")
         given["workload"] = arguments.task
-    config = with_device(TrainConfig.from_dict({"precision": "fp32"} | given))  # the code says on which it was found
+    config = with_device(TrainConfig.from_dict({"precision": "fp32"} | given))  # the code names the device
     out = Path(arguments.out) if arguments.out is not None else _free_folder()
-    before = signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C: what was found so far stays
+    before = signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C: results so far are kept
     try:
         tuned = tune(
             config,
@@ -90,7 +90,7 @@ def in_words(tuned: Tuned) -> str:
 
 
 def with_device(config: TrainConfig) -> TrainConfig:
-    """`auto` made `cpu` or `cuda`."""
+    """The configuration with `auto` resolved to `cpu` or `cuda`."""
     if config.device != "auto":
         return config
     from amp_core.train.environment import environment
@@ -113,10 +113,10 @@ def _free_folder() -> Path:
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
-    """A signal handler that does what Ctrl-C does."""
+    """A signal handler that acts like Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def print_progress(line: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What the commands share that read runs and files, which may be a stranger's."""
+"""What commands share that read untrusted runs and files."""
 
 import argparse
 import contextlib
@@ -9,14 +9,14 @@ from amp_core.hardware.host import bounded_memory
 from amp_core.schema import RunError
 
 RUN_HELP = "run folder, packed run (.zip), or address such as s3://bucket/runs/a"
-"""What the commands say of a run that they read."""
+"""Help of the argument for a run to read."""
 MAX_MEMORY_GIB = 8
-"""What reading may take of a machine. Tables are read one at a time, and a trace of a gigabyte takes less than one."""
+"""Memory limit of reading. Tables are read one at a time, and a trace of a gigabyte takes less than one."""
 
 
 @contextlib.contextmanager
-def strangers(what: str) -> Iterator[None]:
-    """While this lasts, memory is bounded; `what` is read, says the sentence that ends it where that is not enough."""
+def reading_untrusted(what: str) -> Iterator[None]:
+    """Bound the memory of this block; if that is exceeded, the error says that `what` was read."""
     try:
         with bounded_memory(MAX_MEMORY_GIB):
             yield
@@ -25,11 +25,11 @@ def strangers(what: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer a terminal: names in a run may be a stranger's."""
+    """`text` without terminal control characters: names in a run are untrusted."""
     return "".join(c if c == "\n" or not category(c).startswith("C") else "?" for c in text)
 
 
-def makes_a_run(command: argparse.ArgumentParser) -> None:
-    """Where the run goes, and its name."""
+def add_run_output(command: argparse.ArgumentParser) -> None:
+    """Declare the flags for the run's folder and name."""
     command.add_argument("--out", metavar="RUN", required=True, help="run folder to make")
     command.add_argument("--name", metavar="NAME", help="what to call the run (default: the folder's name)")

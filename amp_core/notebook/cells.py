@@ -26,7 +26,7 @@ NONE = "–"
 
 
 def run_html(run: Run) -> str:
-    """A run: what it is, how far it came, its loss, and its loss scale as lines. A damaged one gives its sentence."""
+    """A run: its configuration, steps, loss, and loss scale as lines. A damaged run shows its error."""
     try:
         from amp_core.analysis import overview
 
@@ -66,7 +66,7 @@ def finding_html(finding: "Finding") -> str:
     if finding.value is not None:
         limit = f", limit {_number(finding.limit)}" if finding.limit is not None else ""
         content = f"{_number(finding.value)}{limit} {finding.unit} "
-        rows.append(("evidence", join([content, _against(finding.value, finding.limit)])))
+        rows.append(("evidence", join([content, _limit_bars(finding.value, finding.limit)])))
     rows.append(("advice", finding.advice))
     if finding.snippet:
         rows.append(("change", tag("pre", finding.snippet, style="margin:0;text-align:left")))
@@ -110,7 +110,7 @@ def _framed(title: str, rows: Sequence[tuple[str, object]]) -> Html:
 
 
 def _log2(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """NaN where there is no logarithm."""
+    """NaN where the logarithm is undefined."""
     return np.log2(np.where(values > 0, values, math.nan))
 
 
@@ -120,7 +120,7 @@ def _number(value: object) -> str:
 
 
 def _line(values: npt.ArrayLike, what: str) -> Html | None:
-    """A line through the finite values; None where there are not two of them."""
+    """A line through the finite values; None if there are fewer than two."""
     numbers = np.asarray(values, dtype=np.float64)
     shown = np.flatnonzero(np.isfinite(numbers))
     if len(shown) < 2:
@@ -134,8 +134,8 @@ def _line(values: npt.ArrayLike, what: str) -> Html | None:
     return _svg(f"{what}, from {_number(low)} to {_number(high)}", HEIGHT, line)
 
 
-def _against(value: float, limit: float | None) -> Html | None:
-    """The value as a bar, and the limit as another below it; None where either cannot be drawn."""
+def _limit_bars(value: float, limit: float | None) -> Html | None:
+    """The value and its limit as two bars; None if either cannot be drawn."""
     if limit is None or not (math.isfinite(value) and math.isfinite(limit)) or max(abs(value), abs(limit)) == 0:
         return None
     return _bars([abs(value), abs(limit)], max(abs(value), abs(limit)), "the value above, its limit below")

@@ -1,4 +1,4 @@
-"""`run.plot(name)`: the views of `amp_core.views`, as the pages draw them when nothing else was chosen there.
+"""`run.plot(name)`: the views of `amp_core.views`, with the defaults of the pages.
 
 >>> plot(run, "loss_scale")
 >>> plot(run, "ranges", dark=True).write_html("ranges.html")
@@ -11,18 +11,18 @@ from amp_core.store.run import Run
 from amp_core.views import RUN_VIEWS
 
 PLOTS = tuple(RUN_VIEWS)
-"""What `plot` can draw, by name."""
+"""Views that `plot` can draw, by name."""
 
 
 def plot(run: Run, name: str, dark: bool = False) -> Any:
-    """The plotly figure `name` of `PLOTS`. A run that did not record what it shows gives a figure that says so.
+    """The plotly figure `name` of `PLOTS`. If the run did not record its data, the figure says so.
 
-    Raises `RunError` for another name, and where plotly is missing.
+    Raises `RunError` for another name, and if plotly is missing.
     """
     if name not in PLOTS:
         raise RunError(f"name={name!r} is no plot; choose one of {', '.join(PLOTS)}")
     try:
-        import amp_core.figures  # noqa: F401 - says here, and not in the midst of drawing, that plotly is missing
+        import amp_core.figures  # noqa: F401 - fails here, not while drawing, if plotly is missing
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "plotly":
             raise

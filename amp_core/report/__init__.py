@@ -1,4 +1,4 @@
-"""One HTML file that tells of a run, or sets several side by side: for a colleague, an archive, a printer.
+"""One HTML file that describes a run or compares several, for a colleague, an archive or a printer.
 
     from amp_core import load_run
     from amp_core.report import report_html

@@ -1,4 +1,4 @@
-"""A report's tables as files: links that hold what they download, so that the page stays one file without network.
+"""A report's tables as files: the links contain the data, so the report stays one file without network access.
 
 >>> offered("Recipes", comparison.recipes)
 '<p class="quiet files">Recipes as <a href="data:text/csv;base64,…" download="recipes.csv">CSV</a> or …</p>'
@@ -15,7 +15,7 @@ _KINDS = (("CSV", "text/csv", as_csv), ("Parquet", "application/vnd.apache.parqu
 
 
 def offered(name: str, frame: pd.DataFrame) -> Html:
-    """One line with a link for each kind of file. Numbers are those of the frame, not rounded as in the table."""
+    """One line with a link per file format. Numbers are those of the frame, not rounded as in the table."""
     links = [
         tag(
             "a",

@@ -1,4 +1,4 @@
-"""From runs to the one file."""
+"""Assemble the report file from runs."""
 
 import base64
 import gzip
@@ -21,7 +21,7 @@ MAX_RUNS = 16
 
 
 def report_html(runs: Sequence[Run]) -> str:
-    """The report as one HTML document; the first of several runs is the reference.
+    """The report as one HTML document; the first of several runs is the baseline.
 
     Raises `RunError` where there is no run, more than `MAX_RUNS`, or one without a step.
     """
@@ -37,7 +37,7 @@ def report_html(runs: Sequence[Run]) -> str:
     charts = chart_html.Charts()
     parts = [_head(names, runs, findings_by_run)]
     if side_by_side is not None:
-        parts.append(_section("Comparison", texts.comparison(side_by_side)))
+        parts.append(_section("Comparison", texts.comparison_html(side_by_side)))
     parts.append(
         _section("Loss" if side_by_side is None else "Side by side", chart_html.together(charts, runs, side_by_side))
     )
@@ -47,7 +47,7 @@ def report_html(runs: Sequence[Run]) -> str:
 
 
 def _baseline(runs: list[Run], run: Run) -> Run | None:
-    """The reference to diagnose a run beside: the first one, where it is in FP32 and another run."""
+    """The baseline to diagnose a run with: the first run, if it is in FP32 and not the run itself."""
     return runs[0] if run is not runs[0] and recipe(runs[0]) == "fp32" else None
 
 
@@ -62,7 +62,9 @@ def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]
 def _of_run(charts: chart_html.Charts, name: str, run: Run, findings: list[Finding], *, alone: bool) -> Html:
     return join(
         [
-            _section("Findings" if alone else f"{name}: findings", *map(texts.finding, findings)) if findings else None,
+            _section("Findings" if alone else f"{name}: findings", *map(texts.finding_html, findings))
+            if findings
+            else None,
             _section(
                 "Numbers" if alone else f"{name}: numbers", texts.numbers(overview(run)), chart_html.of_run(charts, run)
             ),

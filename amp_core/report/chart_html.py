@@ -16,10 +16,10 @@ from amp_core.text.html import Html, join, tag
 from amp_core.views import View
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 _OPTIONS: dict[str, dict[str, Any]] = {views.RANGES.name: {"title": "Number ranges: {kind} by tensor and exponent"}}
-"""Options of views, by name: a report has no page whose title says what a heatmap is of."""
+"""Options of views, by name: a report has no page whose title names the subject of a heatmap."""
 
 Draw = Callable[[bool], "go.Figure"]
 
@@ -31,7 +31,7 @@ class Charts:
         self._drawn: dict[str, dict[str, Any]] = {}
 
     def add(self, draw: Draw) -> Html:
-        """The place of a chart in the page; `draw(dark)` makes its figure."""
+        """Reserve the place of a chart in the page; `draw(dark)` makes its figure."""
         light, dark = draw(False), draw(True)
         key = str(len(self._drawn))
         self._drawn[key] = {
@@ -43,12 +43,12 @@ class Charts:
         return tag("figure", box, tag("figcaption", alt))
 
     def view(self, view: View[Any], of: Run | Sequence[Run]) -> Html | None:
-        """The place of a view; None where it has nothing to show."""
+        """Add a view; None if it has nothing to show."""
         frame = view.frame(of, **_OPTIONS.get(view.name, {}))
         return None if view.absent(frame) else self.add(lambda dark: view.figure(frame, dark))
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """All of them as plain data."""
+        """All charts as plain data."""
         return self._drawn
 
 
@@ -72,5 +72,5 @@ def _bars(charts: Charts, comparison: Comparison, column: str) -> Html:
 
 
 def of_run(charts: Charts, run: Run) -> Html:
-    """Every view of one run that has something to show; its loss stands in `together`."""
+    """Every view of one run that has something to show; `together` shows its loss."""
     return join([charts.view(view, run) for name, view in views.RUN_VIEWS.items() if name != views.LOSS.name])

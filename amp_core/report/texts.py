@@ -1,4 +1,4 @@
-"""What a report says in words and tables: verdict, findings, comparison, numbers of a run, settings."""
+"""The text and tables of a report: findings, comparison, numbers of a run, settings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +40,7 @@ def headline(findings: Sequence[Finding]) -> Html:
 
 
 def summary(view: Overview) -> str:
-    """How far a run came, and what became of its loss."""
+    """The number of steps of a run, and its loss."""
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     time = f" in {formatting.duration(view.duration_s)}" if view.duration_s is not None else ""
     ended = f"{view.status}: {view.steps_done:,}{planned} steps{time}"
@@ -49,30 +49,30 @@ def summary(view: Overview) -> str:
     return f"{ended}; {loss}.{reason}"
 
 
-def finding(found: Finding) -> Html:
-    """One finding: its evidence, what to do, and the code for it."""
-    evidence = found.evidence()
-    if found.follows:
-        evidence.append(f"follows from {found.follows}")
+def finding_html(finding: Finding) -> Html:
+    """One finding: its evidence, its advice, and the code for it."""
+    evidence = finding.evidence()
+    if finding.follows:
+        evidence.append(f"follows from {finding.follows}")
     return tag(
         "article",
-        tag("h4", tag("span", found.severity, class_="badge"), " ", found.title),
+        tag("h4", tag("span", finding.severity, class_="badge"), " ", finding.title),
         tag("p", " · ".join(evidence), class_="quiet") if evidence else None,
-        tag("p", found.advice),
-        tag("pre", found.snippet) if found.snippet else None,
-        class_=f"finding {found.severity}",
+        tag("p", finding.advice),
+        tag("pre", finding.snippet) if finding.snippet else None,
+        class_=f"finding {finding.severity}",
     )
 
 
-def comparison(found: Comparison) -> Html:
-    """The answers beside the first recipe, both tables, what differs and what a reader must know."""
-    recipes, runs = found.recipes.to_dict("records"), found.table.to_dict("records")
+def comparison_html(comparison: Comparison) -> Html:
+    """The answers, both tables, the differing settings and the notes of a comparison."""
+    recipes, runs = comparison.recipes.to_dict("records"), comparison.table.to_dict("records")
     parity = {row["recipe"]: str(row["parity"]) for row in recipes}
     lines = [
         tag("li", tag("b", answer), ". ", formatting.sentence(f"Learning: {parity.get(recipe, formatting.NONE)}"))
-        for recipe, answer in found.answers.items()
+        for recipe, answer in comparison.answers.items()
     ]
-    differing = found.differences
+    differing = comparison.differences
     settings = (
         table([str(c) for c in differing.columns], differing.astype(str).to_numpy().tolist(), "What differs")
         if len(differing)
@@ -108,9 +108,9 @@ def comparison(found: Comparison) -> Html:
         )
         for row in runs
     ]
-    notes = [tag("p", note, class_="quiet") for note in found.notes]
+    notes = [tag("p", note, class_="quiet") for note in comparison.notes]
     head = tag("p", f"Against {recipes[0]['recipe']}:")
-    tables = [(_known(_RECIPES, cells), "Recipes", found.recipes), (_known(_RUNS, each), "Runs", found.table)]
+    tables = [(_known(_RECIPES, cells), "Recipes", comparison.recipes), (_known(_RUNS, each), "Runs", comparison.table)]
     if settings is not None:
         tables.insert(0, (settings, "What differs", differing))
     shown = [part for table_, name, frame in tables for part in (table_, offered(name, frame))]
@@ -118,7 +118,7 @@ def comparison(found: Comparison) -> Html:
 
 
 def _known(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
-    """The table without columns in which nothing is known."""
+    """The table without columns that have no value."""
     kept = [i for i in range(len(head)) if any(not row[i].startswith(formatting.NONE) for row in rows)]
     return tag("div", table([head[i] for i in kept], [[row[i] for i in kept] for row in rows]), class_="compact")
 
@@ -128,7 +128,7 @@ def _ratio(row: Mapping[Any, Any], column: str) -> str:
 
 
 def numbers(view: Overview) -> Html:
-    """The run's numbers, as the app has them on its cards."""
+    """The run's numbers, as on the cards of the app."""
     scale, speed, memory = view.scale, view.speed, view.memory
     spread = f" ({formatting.number(speed.step_ms_low)}–{formatting.number(speed.step_ms_high)})"
     rows = [
@@ -150,7 +150,7 @@ def numbers(view: Overview) -> Html:
 
 
 def settings(run: Run) -> Html:
-    """Everything that the run's head says, one line per setting."""
+    """The run's head, one line per setting."""
     head = run.head
     about = {"run_id": head.run_id, "created_at": head.created_at, "folder schema": head.schema}
     parts, everything = [], []

@@ -1,9 +1,9 @@
-"""CSV that a spreadsheet may open: names come from strangers' models, and it would compute what looks like a formula.
+"""CSV that a spreadsheet may open: names are untrusted, and it would compute what looks like a formula.
 
     >>> as_csv(pd.DataFrame({"name": ["=1+1", "w"], "loss": [-0.5, None]}))
     b"name,loss\\n'=1+1,-0.5\\nw,\\n"
 
-What begins as a formula does (OWASP, "CSV Injection") is given an apostrophe before it, which makes it text there.
+Text that begins like a formula (OWASP, "CSV Injection") gets an apostrophe before it, which makes it text there.
 """
 
 import io
@@ -14,11 +14,11 @@ import pandas as pd
 import pyarrow as pa
 
 BEGINNINGS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Full-width forms of the first four included."""
+"""The full-width forms of the first four are included."""
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
-    """UTF-8 with a header; what was not measured is an empty cell."""
+    """UTF-8 with a header; a value that was not measured is an empty cell."""
     plain = pd.DataFrame(
         {i: frame.iloc[:, i].map(harmless) if _may_hold_text(frame.iloc[:, i]) else frame.iloc[:, i]
          for i in range(frame.shape[1])},
@@ -29,7 +29,7 @@ def as_csv(frame: pd.DataFrame) -> bytes:
 
 
 def csv_safe(table: pa.Table) -> pa.Table:
-    """The table with nothing in it that a spreadsheet would calculate, and with lists as JSON text."""
+    """The table without text that a spreadsheet would calculate, and with lists as JSON text."""
     columns = [_cells(table.column(i)) for i in range(table.num_columns)]
     return pa.table(columns, names=[harmless(name) for name in table.column_names])
 
@@ -46,12 +46,12 @@ def _cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _texts(chunk: pa.Array) -> pa.Array:
-    coded = chunk.dictionary_encode()  # a name stands in very many rows
+    coded = chunk.dictionary_encode()  # names repeat in many rows
     return pa.array([harmless(text) for text in coded.dictionary.to_pylist()], chunk.type).take(coded.indices)
 
 
 def as_parquet(frame: pd.DataFrame) -> bytes:
-    """The frame with its types; a column that mixes types becomes text."""
+    """The frame with its types; a column of mixed types becomes text."""
     plain = frame.reset_index(drop=True)
     plain.columns = pd.Index([str(column) for column in plain.columns])
     mixed = [c for c in plain if plain[c].dtype == object and plain[c].dropna().map(type).nunique() > 1]
@@ -61,12 +61,12 @@ def as_parquet(frame: pd.DataFrame) -> bytes:
 
 
 def file_name(title: str) -> str:
-    """A file's name, without its ending, from a table's title."""
+    """A file name, without extension, from a table's title."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "table"
 
 
 def harmless(value: Any) -> Any:
-    """Text that no spreadsheet takes for a formula; numbers, and text that is one, stay as they are."""
+    """Text that no spreadsheet takes for a formula; numbers, also those written as text, are unchanged."""
     if not isinstance(value, str) or not value.startswith(BEGINNINGS):
         return value
     try:

@@ -1,9 +1,9 @@
-"""Read a number as people write it, exactly.
+"""Parse a number as people write it, exactly.
 
     >>> parse_number("1 + 2^-11")
     Fraction(2049, 2048)
 
-Sums of products of literals and whole powers. Nothing is evaluated by Python, and what would take long is refused.
+Accepts sums of products of literals and integer powers. Python evaluates nothing, and expensive input is refused.
 """
 
 import math
@@ -15,13 +15,13 @@ from fractions import Fraction
 from amp_core.schema import RunError
 
 Number = Fraction | float
-"""An exact number; a float only where it is infinite or NaN."""
+"""An exact number; a float only if it is infinite or NaN."""
 
 MAX_DIGITS = 60
 LARGEST_POWER = 5000
 """Beyond the range of every format; larger powers would only cost time."""
 MAX_BITS = 20_000
-"""Of a numerator or denominator: 10^5000 has 16,610. Sums of thousands of longer ones would take minutes."""
+"""Limit of a numerator or denominator: 10^5000 has 16,610. Sums of thousands of longer ones would take minutes."""
 
 _TOKEN = re.compile(r"\s*(?:(\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf|nan)|(\*\*|[-+*/^]))", re.IGNORECASE)
 _WRITTEN = str.maketrans({"−": "-", "×": "*", "·": "*", "∞": "inf", ",": None, "_": None})
@@ -57,10 +57,10 @@ def is_finite(number: Number) -> bool:
 
 
 def computed(operation: Callable[[Number, Number], Number], a: Number, b: Number) -> Number:
-    """A sum, difference, product or quotient of `a` and `b`; of what is not finite as floats have it."""
+    """A sum, difference, product or quotient of `a` and `b`; as for floats if one is not finite."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return operation(a, b)
-    # Beside infinity or NaN the sign alone of the other one counts, which may be beyond the range of a float.
+    # With infinity or NaN only the sign of the other operand, which may exceed the range of a float, counts.
     left, right = (float((n > 0) - (n < 0)) if isinstance(n, Fraction) else n for n in (a, b))
     value = operation(left, right)
     return value if not math.isfinite(value) else Fraction(value)

@@ -16,14 +16,14 @@ KIND_LABELS = {
     "activation": "Activations",
     "weight": "Weights",
 }
-"""What the kinds of measured tensors are called, in the order in which they are offered."""
+"""Labels of the kinds of measured tensors, in the order in which they are offered."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SEVERAL = re.compile(r"\b(call|dtype|module|parameter|pass|step|update|use|wait)e?s\b")
-"""What is counted in units of findings, in its plural."""
+"""Plurals of the counted units of findings."""
 
 
 def number(value: float | None, unit: str = "", digits: int = 3) -> str:
-    """`value` to so many significant digits, with its unit."""
+    """`value` with its unit, to `digits` significant digits."""
     if _missing(value):
         return NONE
     assert value is not None
@@ -41,7 +41,7 @@ def number(value: float | None, unit: str = "", digits: int = 3) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss: one that was NaN is told from one that was not recorded."""
+    """A loss; NaN differs from a loss that was not recorded."""
     return "NaN" if value is not None and value != value else number(value)
 
 
@@ -64,7 +64,7 @@ def plural(value: int, noun: str) -> str:
 
 
 def ratio(value: float | None, low: float | None, high: float | None) -> str:
-    """`2.31 × (2.28–2.35)`: a ratio with its interval, where there is one: a reference has none."""
+    """`2.31 × (2.28–2.35)`: a ratio with its interval, if it has one: a baseline has none."""
     if _missing(value):
         return NONE
     interval = "" if _missing(low) or _missing(high) or low == high else f" ({number(low)}–{number(high)})"
@@ -72,7 +72,7 @@ def ratio(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def scale(value: float | None) -> str:
-    """A loss scale: the power of two that it nearly always is, else the number."""
+    """A loss scale: as a power of two if it is one, as it nearly always is, else as a number."""
     if _missing(value):
         return NONE
     assert value is not None
@@ -83,7 +83,7 @@ def scale(value: float | None) -> str:
 
 
 def exactly(value: float) -> str:
-    """A stored value with all its digits, and as the power of two that it is where that is shorter."""
+    """A stored value with all its digits; as a power of two if that is shorter."""
     if value != value:
         return NONE
     if math.isinf(value) or value == 0:
@@ -119,7 +119,7 @@ def size(bytes_: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span in the two largest units that matter."""
+    """A time span in its two largest units."""
     if _missing(seconds):
         return NONE
     assert seconds is not None
@@ -135,7 +135,7 @@ def duration(seconds: float | None) -> str:
 
 
 def about(seconds: float) -> str:
-    """A time span that is only guessed: whole seconds, or whole minutes of a long one."""
+    """An estimated time span: whole seconds, or whole minutes if it is long."""
     if seconds < 100:
         return f"about {max(1, round(seconds))} s"
     minutes = round(seconds / 60)
@@ -155,7 +155,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def sentence(text: object) -> str:
-    """A message with a full stop at its end. It begins as it is: with an argument's name, or after a colon."""
+    """A message with a full stop. Its first word is unchanged: it may be an argument's name."""
     words = str(text).strip()
     return words if words.endswith((".", "!", "?")) else f"{words}."
 

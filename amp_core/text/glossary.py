@@ -1,4 +1,4 @@
-"""The terms of mixed precision, each in a sentence or two, and where in the app one's own run shows it.
+"""The terms of mixed precision, each in a sentence or two, and the page that shows it on the user's own run.
 
     >>> TERMS["underflow"].page
     'number-ranges'
@@ -15,11 +15,11 @@ class Term:
     """One term."""
 
     name: str
-    """As it is written in a sentence."""
+    """As written in a sentence."""
     text: str
-    """What it is, in plain words; Markdown without links."""
+    """The definition; Markdown without links."""
     page: str
-    """Address of the page that shows it on a run of one's own."""
+    """Address of the page that shows it on the user's own run."""
     shows: str
     """What to look at there."""
 
@@ -48,7 +48,7 @@ TERMS: dict[str, Term] = _terms(
     Term(
         "Skipped step",
         "Where a gradient is infinite or NaN, `GradScaler` leaves the weights alone and halves its scale. A few at the "
-        "start, then about one in each growth interval, is how it works; more is compute thrown away.",
+        "start, then about one in each growth interval, is how it works; more is wasted compute.",
         "loss-scale",
         "each skipped step as a cross, and which gradient caused it",
     ),
@@ -102,8 +102,8 @@ TERMS: dict[str, Term] = _terms(
     ),
     Term(
         "Mass",
-        "The sum of magnitudes. Half of a gradient's elements may carry a billionth of its mass: what underflow takes "
-        "is told in both, and mass is what training feels.",
+        "The sum of magnitudes. Half of a gradient's elements may carry a billionth of its mass: underflow "
+        "is given in both, and mass is what matters to training.",
         "number-ranges",
         "what another loss scale would lose, in elements and in mass",
     ),
@@ -174,5 +174,5 @@ TERMS: dict[str, Term] = _terms(
 
 
 def explained(name: str) -> str:
-    """What a term is. Raises `KeyError` for one that is not here."""
+    """The definition of a term. Raises `KeyError` for an unknown one."""
     return TERMS[name].text

@@ -1,4 +1,4 @@
-"""HTML by construction: what is not `Html` already is text, and is escaped.
+"""HTML by construction: everything that is not `Html` is text, and is escaped.
 
 >>> tag("p", "a run named ", tag("b", "<script>"))
 '<p>a run named <b>&lt;script&gt;</b></p>'
@@ -9,13 +9,14 @@ from html import escape
 
 
 class Html(str):
-    """Text that is HTML. Made by `tag` and `join` alone, from parts that were escaped."""
+    """Text that is HTML. Only `tag` and `join` make it, from escaped parts."""
 
     __slots__ = ()
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
-    """One element. In names of attributes `_` is `-`, at their end nothing (`class_`); None and False leave one out."""
+    """One element. In attribute names `_` becomes `-`, and a trailing `_` is dropped (`class_`); None and False omit
+    one."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     written = "".join(
         f" {key}" if value is True else f' {key}="{escape(str(value))}"'
@@ -26,12 +27,12 @@ def tag(name: str, *children: object, **attributes: object) -> Html:
 
 
 def join(parts: Iterable[object]) -> Html:
-    """Parts one after another; None is left out."""
+    """Parts one after another; None is omitted."""
     return Html("".join(p if isinstance(p, Html) else escape(str(p)) for p in parts if p is not None))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> Html:
-    """A table; its first column names the rows. It may be scrolled sideways where the page is narrow."""
+    """A table; its first column names the rows. It scrolls sideways on a narrow page."""
     header = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))) if any(head) else None
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     caption_tag = tag("caption", caption) if caption else None

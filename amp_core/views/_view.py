@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from amp_core.store.run import Run
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 F = TypeVar("F")
 
@@ -35,7 +35,7 @@ class View(Generic[F]):
     analyse: Callable[..., F]
     """`analyse(run, ask, **options)`: the data for `plot`. Calls each analysis through `ask`."""
     plot: Callable[..., "go.Figure"]
-    """`plot(frame, dark, **look)`: the figure of the result of `analyse`. Imports plotly."""
+    """`plot(frame, dark, **style)`: the figure of the result of `analyse`. Imports plotly."""
     absent: Callable[[F], str | None]
     """A sentence that says why there is nothing to draw; None if there is."""
 
@@ -43,13 +43,13 @@ class View(Generic[F]):
         """The data of the figure; `options` are those of `analyse`."""
         return self.analyse(run, ask, **options)
 
-    def figure(self, frame: F, dark: bool = False, **look: Any) -> "go.Figure":
-        """The figure of a frame, or one that says why there is no data; `look` holds the options of `plot`."""
+    def figure(self, frame: F, dark: bool = False, **style: Any) -> "go.Figure":
+        """The figure of a frame, or one that says why there is no data; `style` holds the options of `plot`."""
         if sentence := self.absent(frame):
             from amp_core.figures.style import empty_figure
 
             return empty_figure(self.title, sentence)
-        return self.plot(frame, dark, **look)
+        return self.plot(frame, dark, **style)
 
     def draw(self, run: Run | Sequence[Run], dark: bool = False, ask: Ask = uncached, **options: Any) -> "go.Figure":
         """The figure of a run; `options` are those of `analyse`."""

@@ -21,7 +21,7 @@ from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _no_memory_parts(frame: Titled) -> str | None:
 
 @dataclass(frozen=True)
 class Moments:
-    """The memory of one step over its moments."""
+    """The memory of one step over time."""
 
     table: pd.DataFrame
     """From `memory_moments`."""

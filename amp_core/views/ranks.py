@@ -10,7 +10,7 @@ from amp_core.analysis import rank_scales, rank_table
 from amp_core.views._view import View
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 
 def _times_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":

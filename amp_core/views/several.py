@@ -21,7 +21,7 @@ from amp_core.store.run import Run
 from amp_core.views._view import Ask, View
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 
 @dataclass(frozen=True)

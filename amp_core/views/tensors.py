@@ -14,7 +14,7 @@ from amp_core.views._view import Ask, View
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    import plotly.graph_objects as go  # noqa: TID251 - for its name alone
+    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 
 @dataclass(frozen=True)

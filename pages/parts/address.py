@@ -1,4 +1,4 @@
-"""What a page shows, kept in its address: a copied link opens the same view.
+"""The view of a page, kept in its address: a copied link opens the same view.
 
 address.take("format", "ranges.formats", address.several(LIMITS), ["fp16"])
 ...                                     # the widget with that key
@@ -15,14 +15,12 @@ import streamlit as st
 from pages.parts import words
 
 AGAIN_S = 3.0
-"""From when a field was set: for so long the browser may not have drawn it yet."""
+"""For this long after a field was set, the browser may not have drawn it."""
 
 
 def set_value(key: str, value: Any) -> None:
-    """Before a widget: give session state `key` that value, unless it has it.
-
-    What is assigned goes back to the browser even where it is no other, and undoes a click that was made meanwhile.
-    """
+    """Before a widget: set session state `key` to `value` unless it has that value. Any assignment is sent to the
+    browser, even of an equal value, and would undo a click that was made meanwhile."""
     if key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
         st.session_state[f"address.set.{key}"] = time.monotonic()
@@ -31,16 +29,16 @@ def set_value(key: str, value: Any) -> None:
 
 
 def _again(key: str) -> None:
-    """What was set a moment ago is set once more: a pass that follows at once, as the first one's does, replaces what
-    that drew, perhaps before the browser has seen it, which would then answer with the field's own default."""
+    """Repeat recent assignments: a rerun that follows at once, as after the first pass, replaces what that pass drew.
+    The browser may not have seen it yet, and would answer with the widget's own default."""
     if time.monotonic() - st.session_state.get(f"address.set.{key}", -math.inf) < AGAIN_S:
         st.session_state[key] = st.session_state[key]
 
 
 def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) -> None:
-    """Before its widget: give session state `key` what the address says of `name`, where that is new.
+    """Before its widget: set session state `key` from `name` in the address, if that changed.
 
-    `parse` gives None for what makes no sense. Without anything known, `default`, unless that is None.
+    `parse` returns None for invalid text. If no value is known, `default` is set unless it is None.
     """
     asked = st.query_params.get(name)
     if asked is not None and asked != st.session_state.get(f"address.{key}"):
@@ -56,10 +54,8 @@ def take(name: str, key: str, parse: Callable[[str], Any], default: Any = None) 
 
 
 def keep(name: str, key: str, text: str) -> None:
-    """After its widget: write it to the address; an empty text takes the name out of it.
-
-    What is so by default stays out: each change of the address is one more step for the browser's Back.
-    """
+    """After its widget: write `text` to the address; an empty text removes the name. Defaults stay out of the address:
+    each change of it is one more step for the browser's Back button."""
     if text:
         st.query_params[name] = text
     elif name in st.query_params:
@@ -68,19 +64,20 @@ def keep(name: str, key: str, text: str) -> None:
 
 
 def refuse(name: str, text: str) -> None:
-    """A link asks for what is not there: `show_refused` says so."""
+    """Note that the address asks for something that does not exist; `show_refused` shows it."""
     st.session_state["address.refused"][name] = (text, time.monotonic())
 
 
 def begin(page: str) -> None:
-    """Before a page: what was refused on another one is forgotten."""
+    """Before a page: forget what was refused on another one."""
     if st.session_state.get("address.page") != page:
         st.session_state["address.page"] = page
         st.session_state["address.refused"] = {}
 
 
 def show_refused() -> None:
-    """Above the page, once it has run: what its address asks for in vain; also in a pass that follows at once."""
+    """Above the page, after it ran: what its address asks for and is not there; also in a rerun that follows at
+    once."""
     refused: dict[str, tuple[str, float]] = st.session_state["address.refused"]
     texts = [f"{name}={text[:60]}" for name, (text, since) in refused.items() if time.monotonic() - since < AGAIN_S]
     if texts:
@@ -97,17 +94,17 @@ def choice(options: list[str]) -> Callable[[str], str | None]:
 
 
 def whole(options: list[int]) -> Callable[[str], int | None]:
-    """A parser for one of `options`, whole numbers."""
+    """A parser for one of `options`, which are integers."""
     return lambda text: int(text) if text.isdecimal() and int(text) in options else None
 
 
 def several(options: list[str]) -> Callable[[str], list[str] | None]:
-    """A parser for some of `options`, with commas between."""
+    """A parser for some of `options`, separated by commas."""
     return lambda text: [one for one in text.split(",") if one in options] or None
 
 
 def steps(text: str) -> tuple[int, int] | None:
-    """`100-200` as the first and the last step, in order."""
+    """Parse `100-200` as the first and last step, in order."""
     first, _, last = text.partition("-")
     try:
         low, high = int(first), int(last or first)

@@ -1,7 +1,7 @@
-"""The row of numbers at the top: each with its unit, something to compare it with, and its course.
+"""The row of numbers at the top of a page: each with its unit, a comparison and its course over the run.
 
-The course is a picture made here: six of Streamlit's own (`chart_data=`) take the browser a quarter of a second, and
-again at each look at a live run.
+The course is an SVG made here: six of Streamlit's own charts (`chart_data=`) take the browser a quarter of a second,
+and again at each tick of a live run.
 """
 
 import base64
@@ -16,21 +16,21 @@ from amp_core.analysis import Overview, memory_trace, scale_trace, sparkline
 from pages.parts import glossary, words
 
 ACROSS = 3
-"""So many cards with a course stand in a row."""
+"""Cards with a course per row."""
 WHOLE = "<style>{0}, {0} *, {1}, {1} * {{white-space: normal; overflow: visible}}</style>".format(
     '[data-testid="stMetric"] [data-testid="stMetricLabel"]', '[data-testid="stMetric"] [data-testid="stMetricDelta"]'
 )
-"""What stands above and below a number takes a second line where Streamlit would cut it off."""
+"""Wraps the label and the comparison, which Streamlit would cut off."""
 _WRAPS = [
     f'[data-testid="stLayoutWrapper"]:has(> {within}[data-testid="stVerticalBlock"] > * > [data-testid="stMetric"])'
     for within in ("", '[data-testid="stHorizontalBlock"] > * > ')
 ]
-"""A card, and a pair of them: Streamlit lets either be as narrow as 128 pixels, in which 3.06 MiB has no room."""
+"""A card and a pair of cards: Streamlit's minimum width of 128 pixels would cut "3.06 MiB" off."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What one card says; `beside` is what the value is compared with."""
+    """The content of one card; `beside` is what the value is compared with."""
 
     label: str
     value: str
@@ -40,17 +40,17 @@ class Card:
 
     @property
     def known(self) -> bool:
-        """Whether there is a value."""
+        """Whether the value was recorded."""
         return self.value != words.NONE
 
 
 def show(run: Run, view: Overview) -> None:
-    """Draw the cards of a run. Of one that has ended, what was not recorded is named in a line below."""
+    """Draw the cards of a run. If the run has ended, a line below names what was not recorded."""
     cards = [_loss(run, view), *_scaling(run, view), *_speed(run, view), _memory(run, view)]
     shown = cards if view.status == "running" else [one for one in cards if one.known]
     st.html(WHOLE)
     for first in range(0, len(shown), ACROSS):
-        with st.container(horizontal=True, gap="xsmall"):  # on a narrow page each pixel is needed: 4.00 GiB
+        with st.container(horizontal=True, gap="xsmall"):  # a narrow page has no pixels to spare: 4.00 GiB
             for one in shown[first : first + ACROSS]:
                 card(one.label, one.value, one.beside, one.course, one.help)
     if missing := [one.label.lower() for one in cards if one not in shown]:
@@ -64,9 +64,9 @@ def _loss(run: Run, view: Overview) -> Card:
 
 
 def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
-    """The loss scale, and steps skipped for it."""
+    """The loss scale and the skipped steps."""
     trace = scale_trace(run)
-    octaves = np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0))  # each halving as high as another
+    octaves = np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0))  # each halving has the same height
     value, beside, course = "none", "no scaler", sparkline(octaves)
     if view.scale.has_scaler:
         moved = view.scale.growths or view.scale.backoffs
@@ -84,7 +84,7 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
 
 
 def _speed(run: Run, view: Overview) -> tuple[Card, Card]:
-    """Time of a step, and samples in a second."""
+    """Step time and samples per second."""
     step_ms = run.steps["step_ms"].astype(float)
     low, high = words.number(view.speed.step_ms_low), words.number(view.speed.step_ms_high)
     quartiles = f"{low}–{high} ms" if low != high else "hardly varies"
@@ -113,14 +113,14 @@ def _memory(run: Run, view: Overview) -> Card:
 
 
 def pairs() -> list[DeltaGenerator]:
-    """Two places for two or three cards each: side by side, one below the other on a narrow page; no value is cut."""
+    """Two containers for two or three cards each: side by side, or one below the other on a narrow page."""
     row = st.container(horizontal=True)
     row.html(f"{WHOLE}<style>{', '.join(_WRAPS)} {{min-width: 200px}}</style>")
     return [row.container(horizontal=True) for _ in range(2)]
 
 
 def card(label: str, value: str, beside: str, course: list[float] | None = None, help_: str | None = None) -> None:
-    """One card; `beside` is what the value is compared with."""
+    """Draw one card; `beside` is what the value is compared with."""
     drawn = course is not None and len(course) > 1
     box = st.container(border=True, height="stretch", gap="xsmall") if drawn else st.container(height="stretch")
     with box:
@@ -139,7 +139,7 @@ def card(label: str, value: str, beside: str, course: list[float] | None = None,
 
 
 def _picture(label: str, course: list[float]) -> str:
-    """A line from the first value to the last, stretched to the card's width. Its grey is readable on both themes."""
+    """An SVG line through the values, as wide as the card. Its grey is readable on both themes."""
     values = np.asarray(course)
     low, high = values.min(), values.max()
     down = 38 - 36 * (values - low) / (high - low) if high > low else np.full(len(values), 20.0)

@@ -1,4 +1,4 @@
-"""Put a figure on the page: its width, its toolbar, its colours for the theme in use."""
+"""Draw a figure on the page: its width, toolbar, and colours for the current theme."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _REMOVED = ["select2d", "lasso2d", "autoScale2d"]
 
 
 def config(title: str) -> dict[str, Any]:
-    """Plotly's settings: the camera saves a chart under its title, as the picture that was chosen in `Data`."""
+    """Plotly's settings: the camera button saves the chart under its title, in the format chosen in `Data`."""
     picture = {
         "format": st.session_state.get("charts.picture") or "svg",
         "filename": tables.file_name(title),
@@ -25,35 +25,35 @@ def config(title: str) -> dict[str, Any]:
 
 
 def dark() -> bool:
-    """Whether the reader sees the dark theme. On the first pass of a session the browser has not said yet."""
+    """Whether the theme is dark. On the first pass of a session the browser has not reported it yet."""
     return st.context.theme.type == "dark"
 
 
 def view(shown: View[Any], of: Run | Sequence[Run], key: str, **options: Any) -> None:
-    """Draw a view of `amp_core.views`, whose analyses are remembered; `options` are those of `View.frame`."""
+    """Draw a view of `amp_core.views` with cached analyses; `options` are those of `View.frame`."""
     show(shown.draw(of, dark(), loaders.analysed, **options), key)
 
 
 def show(figure: go.Figure, key: str, *, clicks: bool = False) -> Any:
-    """Draw `figure`; the sentence that it carries for those who cannot see it becomes its text alternative.
+    """Draw `figure`; the description that it carries becomes its text alternative.
 
-    With `clicks` the points that were clicked are given back; see `pages.parts.clicks`.
+    With `clicks`, return the clicked points; see `pages.parts.clicks`.
     """
     alt, title = figure.layout.meta["alt"], figure.layout.title.text
     tables.remember_chart(key, title, figure)
     record = for_browser(figure, dark())
-    # numbers that change come in another chart: Streamlit tells charts apart by all that is in them
+    # Streamlit identifies a chart by its content
     record["layout"]["datarevision"] = 0
     if clicks:
         record["layout"] |= {"clickmode": "event+select", "dragmode": "zoom"}
         options = {"on_select": "rerun", "selection_mode": "points"}
     else:
         options = {}
-    return st.plotly_chart(_Ready(record), theme=None, key=key, config=config(title), alt=alt, **options)
+    return st.plotly_chart(_SerializedFigure(record), theme=None, key=key, config=config(title), alt=alt, **options)
 
 
-class _Ready(go.Figure):
-    """A figure as the browser gets it, at which plotly does not look again."""
+class _SerializedFigure(go.Figure):
+    """A figure in its serialized form, which plotly does not validate again."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__({"layout": {"template": {}}}, _validate=False)

@@ -3,8 +3,8 @@
     event = charts.show(figure, "ranges.heatmap", clicks=True)
     for point in clicks.points(event, "ranges.heatmap"): ...
 
-A selection outlives the click: the browser tells it again when one comes back to the page. So a selection is followed
-only where it is another than the last.
+A selection outlives the click: the browser sends it again when the user comes back to the page. So it is followed
+only if it differs from the last one.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What stands where there is nothing to show: one sentence saying why, and what to do about it."""
+"""Empty states: one sentence that says why there is nothing to show, and what to do about it."""
 
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ SAMPLE = "sample/fp16-healthy"
 
 
 def no_runs() -> None:
-    """An empty library; ends the page."""
+    """Show that the library is empty; ends the page."""
     with st.container(border=True):
         st.header("No runs yet")
         st.write("Start one here, upload a run, or add this to your own training loop: its run appears here by itself.")
@@ -25,7 +25,8 @@ def no_runs() -> None:
 
 
 def nothing(sentence: str, *, sample: bool = False) -> None:
-    """This run has nothing for this page; ends the page. With `sample` a button opens the page on one that has."""
+    """Show that this run has no data for this page; ends the page. With `sample`, a button opens it on a run that
+    has."""
     st.info(sentence, icon=":material/info:")
     if sample and SAMPLE in st.session_state["entries"]:
         label = "See it on a sample run"
@@ -34,13 +35,13 @@ def nothing(sentence: str, *, sample: bool = False) -> None:
 
 
 def sentence(error: object) -> NoReturn:
-    """Something other than a run cannot be read; ends the page."""
+    """Show an error other than an unreadable run; ends the page."""
     st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
     st.stop()
 
 
 def unreadable(error: object) -> None:
-    """A run that cannot be read; ends the page."""
+    """Show that a run cannot be read; ends the page."""
     st.error(f"This run cannot be read: {words.escape(words.sentence(error))}", icon=":material/broken_image:")
     with st.container(horizontal=True):
         st.page_link(LIBRARY, label="Choose another run", icon=":material/folder_open:")

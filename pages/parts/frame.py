@@ -1,4 +1,4 @@
-"""What stands around every page: the look, who may see it, the run picker, what can be taken away."""
+"""The frame of every page: style, sign-in, run picker, downloads."""
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
@@ -17,15 +17,15 @@ def show(page: StreamlitPage) -> None:
     address.begin(page.url_path)
     notes = st.container()
     with notes:
-        picker.tell(page.url_path)
+        picker.show_missing(page.url_path)
     try:
         page.run()
         with st.container(horizontal=True):
             report.offer()
             tables.offer()
-    except RunError as error:  # a run that cannot be read, wherever on the page that came to light
+    except RunError as error:  # a run that cannot be read, wherever the page noticed it
         empty.unreadable(error)
-    finally:  # a page may end before its last line
+    finally:  # a page may stop early
         with notes:
             address.show_refused()
-    release_memory.soon()
+    release_memory.collect_soon()

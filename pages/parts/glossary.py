@@ -9,7 +9,7 @@ from amp_core.text.glossary import TERMS, explained
 from pages.parts.overview import findings
 
 WIDTH = 480
-"""Of a card in pixels: two stand beside each other on a page of usual width."""
+"""Pixels of a card: two fit side by side on a page of usual width."""
 
 
 def tip(name: str) -> str:
@@ -18,7 +18,7 @@ def tip(name: str) -> str:
 
 
 def show() -> None:
-    """All terms, each with the page that shows it on the chosen run."""
+    """All terms, each with a link to the page that shows it on the chosen run."""
     with st.container(horizontal=True):
         for term in TERMS.values():
             with st.container(border=True, width=WIDTH, height="stretch"):

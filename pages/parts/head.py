@@ -1,4 +1,4 @@
-"""The top of a page: its title, and the run it speaks of."""
+"""The top of a page: its title and its run."""
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -7,7 +7,7 @@ from amp_core import Run
 from pages.parts import empty, loaders, picker, words
 from pages.parts.library.run_list import Entry
 
-# What a run without steps may hold, and the pages that show it.
+# Tables that a run without steps may have, and the pages that show them.
 PROFILED = (
     ("kernels", "pages/tensor_cores.py", "Tensor cores"),
     ("windows", "pages/step_cost.py", "Step cost"),
@@ -26,27 +26,27 @@ def headline(text: str) -> None:
 
 
 def entry() -> Entry:
-    """The chosen entry; ends the page with a sentence where there is none."""
-    found = picker.chosen()
-    if found is None:
+    """The chosen entry; ends the page with a sentence if there is none."""
+    chosen = picker.chosen()
+    if chosen is None:
         empty.no_runs()
-    assert found is not None
-    return found
+    assert chosen is not None
+    return chosen
 
 
-def run(found: Entry | None = None, table: str = "steps") -> Run:
-    """The chosen run, opened, with a line that says which it is; ends the page where there is nothing to read.
+def run(chosen: Entry | None = None, table: str = "steps") -> Run:
+    """The chosen run, opened, with its status line; ends the page if there is nothing to read.
 
     An imported trace may have no steps: a page that can do without them names the table that it reads instead.
     """
-    found = found or entry()
-    if found.status == "damaged":
-        empty.unreadable(found.sentence)
-    if not found.readable:
-        status_line(found)
+    chosen = chosen or entry()
+    if chosen.status == "damaged":
+        empty.unreadable(chosen.sentence)
+    if not chosen.readable:
+        status_line(chosen)
         empty.nothing("This run has not begun yet: its process is waiting or loading. Start a run shows the queue.")
-    opened = loaders.open_run(found)
-    line = status_line(found, opened.status)
+    opened = loaders.open_run(chosen)
+    line = status_line(chosen, opened.status)
     if opened.is_live:
         with line:
             st.space("stretch")
@@ -66,7 +66,7 @@ def run(found: Entry | None = None, table: str = "steps") -> Run:
 
 
 def profiled(run: Run) -> None:
-    """The pages that show what a profiler saw of the run."""
+    """Links to the pages that show what a profiler recorded of the run."""
     with st.container(horizontal=True):
         for table, file, label in PROFILED:
             if run.table(table).num_rows:
@@ -86,26 +86,26 @@ def ending(opened: Run) -> None:
             st.code("\n".join(lines), language=None, wrap_lines=True)
 
 
-def status_line(found: Entry, status: str | None = None) -> DeltaGenerator:
-    """Name, status and what was run, in one line; returned for what else belongs into it."""
-    shown_status = status or found.status
+def status_line(chosen: Entry, status: str | None = None) -> DeltaGenerator:
+    """Name, status and configuration of a run in one line; returned so that the caller can add to it."""
+    shown_status = status or chosen.status
     color, icon = words.STATUS_LOOK[shown_status]
     line = st.container(horizontal=True, vertical_alignment="center", gap="small")
     with line:
-        st.markdown(f"**{words.escape(found.name)}**", width="content")
+        st.markdown(f"**{words.escape(chosen.name)}**", width="content")
         st.badge(shown_status, icon=icon, color=color)
-        st.caption(" · ".join(facts(found)), width="content")
+        st.caption(" · ".join(facts(chosen)), width="content")
     return line
 
 
-def facts(found: Entry) -> list[str]:
-    """Recipe, workload, device and date, as far as the run says."""
-    config = found.config or {}
+def facts(chosen: Entry) -> list[str]:
+    """Recipe, workload, device and date, as far as recorded."""
+    config = chosen.config or {}
     recipe, device = (str(config.get(name) or "") for name in ("precision", "device"))
-    texts = [recipe, words.workload(config), device, day(found.created_at)]
+    texts = [recipe, words.workload(config), device, day(chosen.created_at)]
     return [words.escape(text) for text in texts if text]
 
 
 def day(created_at: str) -> str:
-    """The date and time of `created_at` without seconds; as it stands where it is not a time."""
+    """The date and time of `created_at` without seconds; unchanged if it is not a time."""
     return created_at[:16].replace("T", " ") + " UTC" if created_at[10:11] == "T" else created_at

@@ -1,9 +1,9 @@
-"""The one live fragment: a run that is being trained, looked at once a second until it ends.
+"""The one live fragment: a run under way, refreshed once a second until it ends.
 
     live.show(entry, with_queue=True)
 
 It stands in the page's body, never inside another fragment. Only new rows are read. When the run ends, or a queued one
-begins, the whole page is run again once, so that everything outside the fragment learns of it.
+begins, the whole page runs again once, to update everything outside the fragment.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ POINTS = 800
 
 
 def show(entry: Entry | None, *, with_queue: bool = False) -> None:
-    """The status line of a run with Pause and Stop, then the live part; without a run, the queue alone.
+    """The status line of a run with Pause and Stop, then the live part; without a run, only the queue.
 
-    It stands still when paused, and once there is nothing more to come.
+    It does not tick while paused, nor when nothing more will come.
     """
     under_way = entry is not None and entry.under_way
     if entry is not None:
@@ -47,11 +47,11 @@ def show(entry: Entry | None, *, with_queue: bool = False) -> None:
     ticking = more_to_come and not paused
     st.fragment(_panel, run_every=TICK_S if ticking else None)(entry, with_queue, ticking, paused)
     if entry is not None and paused:
-        st.fragment(_until_it_ends, run_every=TICK_S)(entry.key)
+        st.fragment(_rerun_at_end, run_every=TICK_S)(entry.key)
 
 
-def _until_it_ends(key: str) -> None:
-    """While all stands still: what is said of the run, and its buttons, hold only as long as it goes on."""
+def _rerun_at_end(key: str) -> None:
+    """While paused: the status line and buttons are valid only until the run ends."""
     now = run_list.listing().get(key)
     if now is None or not now.under_way:
         st.rerun()
@@ -60,7 +60,7 @@ def _until_it_ends(key: str) -> None:
 def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -> None:
     waiting = queue.alive() if with_queue else []
     if ticking and not waiting and not (entry and entry.under_way):
-        st.rerun()  # nothing will change any more: the page stops asking
+        st.rerun()  # nothing will change any more: stop ticking
     try:
         run = _numbers(entry, paused) if entry is not None else None
         queue.show(waiting, entry.path if entry is not None else None)
@@ -68,11 +68,12 @@ def _panel(entry: Entry | None, with_queue: bool, ticking: bool, paused: bool) -
             _charts(run)
     except RunError as error:
         st.error(words.escape(words.sentence(error)), icon=":material/broken_image:")
-    release_memory.soon()
+    release_memory.collect_soon()
 
 
 def _numbers(entry: Entry, paused: bool) -> Run | None:
-    """Progress and cards; the run if it has steps to draw, while paused as it was: a zoom stays on what it is on."""
+    """Progress and cards. Returns the run if it has steps to draw; while paused an unchanged one, which keeps the
+    zoom."""
     if entry.status in ("queued", "starting"):
         _waiting(entry)
         return None
@@ -80,9 +81,9 @@ def _numbers(entry: Entry, paused: bool) -> Run | None:
     run: Run = held if paused and held_of == entry.key else loaders.open_run(entry)
     st.session_state["live.held"] = entry.key, run
     if paused:
-        loaders.hold(run)
+        loaders.pin(run)
     if entry.under_way and not run.is_live:
-        st.rerun()  # once: the next listing knows that it has ended
+        st.rerun()  # once: the next listing shows it as ended
     view = loaders.analysed(overview, run)
     progress(view)
     if not view.steps_done:
@@ -106,7 +107,7 @@ def _waiting(entry: Entry) -> None:
 
 
 def progress(view: Overview, name: str | None = None) -> None:
-    """How far a run is; with `name`, beside others: also how it fares."""
+    """How far a run is; with `name`, for a list of several runs, also its speed, loss and skipped steps."""
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     parts = [f"step {view.steps_done:,}{planned}"]
     if name is not None:
@@ -126,7 +127,7 @@ def progress(view: Overview, name: str | None = None) -> None:
 
 
 def _charts(run: Run) -> None:
-    drawn = loaders.analysed(_drawn, run, charts.dark())  # once for all sessions that look on
+    drawn = loaders.analysed(_figures, run, charts.dark())  # once for all sessions that show it
     left, right = st.columns(2)
     with left:
         charts.show(drawn["loss"], "live.loss")
@@ -140,15 +141,15 @@ def _charts(run: Run) -> None:
     charts.show(drawn["memory"], "live.memory")
 
 
-def _drawn(run: Run, dark: bool) -> dict[str, go.Figure]:
-    """The figures by what they show."""
+def _figures(run: Run, dark: bool) -> dict[str, go.Figure]:
+    """The figures by subject."""
 
     def drawn(view: View[Any], **options: Any) -> go.Figure:
         return view.draw(run, dark, loaders.analysed, points=POINTS, **options)
 
     figures = {"loss": drawn(LOSS), "memory": drawn(MEMORY)}
     if loaders.analysed(scale_summary, run).has_scaler:
-        figures["scale"] = drawn(LOSS_SCALE, band=False)  # a look must not cost more with each step
+        figures["scale"] = drawn(LOSS_SCALE, band=False)  # the cost of a tick must not grow with the run
     else:
         figures["norm"] = drawn(GRAD_NORM)
     if kinds_present(run):

@@ -1,15 +1,15 @@
-"""Open runs and analyse them, each thing once.
+"""Open runs and analyse them, once for all sessions.
 
     >>> run = open_run(entry)
     >>> view = analysed(overview, run)
 
-Sessions that look at one run share it: it is read by one of them, and each gets a snapshot that nobody changes. What an
-analysis made of a snapshot is shared like it, and what it made of a run that no longer grows is remembered under the
-fingerprint of the run's files. When the last session that looks at a run closes, all of it is gone.
+Sessions that show the same run share it: one of them reads it, and each gets a snapshot that nobody changes. Analyses
+of a snapshot are shared too. Those of a run that has ended are cached under the fingerprint of the run's files. When
+the last session that shows a run closes, its data is freed.
 
-Pages, widgets and closed tabs that may come back keep the snapshot that they were shown, so that memory must not depend
-on who still has one: what was read and made of a snapshot is given back as soon as there is a newer one and the passes
-that began with it have ended. Whoever asks an old one after that has it read again, as the run is by then.
+Pages, widgets and closed tabs that may come back keep the snapshot that they were shown. Memory must not depend on
+them: the data of a snapshot is freed as soon as there is a newer one and the passes that began with it have ended. A
+later call on an old snapshot reads the run again, as it is by then.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ from pages.parts.library.run_list import Entry
 
 T = TypeVar("T")
 
-KEPT = 6
+MAX_OPEN_RUNS = 6
 """Runs that a session keeps open."""
 
 MAX_REMEMBERED = 1024
-"""What is remembered of runs that have ended: some 35 answers and 0.1 to 2 MB a run, so all pages of thirty runs."""
+"""Cached results of ended runs: some 35 results and 0.1 to 2 MB per run, so all pages of thirty runs."""
 
 FRESH_S = 0.9
-"""So old may what a session is shown be, where another session has read it. Each session's own looks read anew."""
+"""A session may show what another one read up to this long ago. Its own refreshes always read."""
 
 
 class _Shared:
@@ -48,22 +48,22 @@ class _Shared:
         self._older: WeakSet[Extract] = WeakSet()
         self._passes: WeakKeyDictionary[threading.Thread, WeakSet[Extract]] = WeakKeyDictionary()
 
-    def look(self, before: Run | None) -> Run:
-        """The run as it is now; as another session read it a moment ago, where this one has not seen that yet."""
+    def refreshed(self, before: Run | None) -> Run:
+        """The run as it is now, or as another session read it up to `FRESH_S` ago if that is new to this one."""
         with self._lock:
             if before is self._snapshot or time.monotonic() - self._read_at > FRESH_S:
-                newer = self._snapshot.snapshot()  # holds what sessions have read of the older one
+                newer = self._snapshot.snapshot()  # with what was read through the older one
                 if newer.refresh():
                     self._older.add(self._snapshot)
                     self._snapshot = newer
-                    self._let_go()
+                    self._release_older()
                 self._read_at = time.monotonic()
             self._passes.setdefault(threading.current_thread(), WeakSet()).add(self._snapshot)
             return self._snapshot
 
-    def _let_go(self) -> None:
-        """Give back what older snapshots hold; Streamlit runs each pass in a thread that ends with it."""
-        in_use = {run for thread, runs in self._passes.items() if thread.is_alive() for run in runs} | set(_held)
+    def _release_older(self) -> None:
+        """Free the data of older snapshots; Streamlit runs each pass in a thread that ends with it."""
+        in_use = {run for thread, runs in self._passes.items() if thread.is_alive() for run in runs} | set(_pinned)
         for run in self._older - in_use:
             run.forget()
             _made.pop(run, None)
@@ -71,29 +71,29 @@ class _Shared:
 
 _shared: WeakValueDictionary[str, _Shared] = WeakValueDictionary()
 _made: WeakKeyDictionary[Run, tuple[threading.RLock, dict[Any, Any]]] = WeakKeyDictionary()
-_held: WeakSet[Run] = WeakSet()
+_pinned: WeakSet[Run] = WeakSet()
 _files_of: WeakKeyDictionary[Run, str] = WeakKeyDictionary()
-"""The files of each run as the last pass found them: one look at a folder of some hundred files for all its numbers."""
+"""The fingerprint of each run as of the last pass: one scan of a folder of some hundred files per pass."""
 _opening = threading.Lock()
 _sandbox = Sandbox()
 
 
 def open_run(entry: Entry) -> Run:
-    """The entry's run, up to date and, once it has ended, checked in full: other programs write runs too.
+    """The entry's run, up to date and, once it has ended, validated in full: other programs write runs too.
 
-    Raises `RunError` where it cannot be read or is not what a run must be.
+    Raises `RunError` if it cannot be read or is invalid.
     """
     opened: dict[str, tuple[_Shared | None, Run]] = st.session_state.setdefault("loaders.runs", {})
     shared, run = opened.pop(str(entry.path), (None, None))
     if shared is not None:
-        run = shared.look(run)
+        run = shared.refreshed(run)
     elif run is not None:
         run.refresh()
     else:
         shared, run = _open(entry)
     run.called = entry.name
-    opened[str(entry.path)] = shared, run  # put last: the first is the one not looked at for longest
-    while len(opened) > KEPT:
+    opened[str(entry.path)] = shared, run  # put last: the first is the least recently used
+    while len(opened) > MAX_OPEN_RUNS:
         opened.pop(next(iter(opened)))
     if not run.is_live:
         _files_of[run] = _files(run)
@@ -101,30 +101,30 @@ def open_run(entry: Entry) -> Run:
     return run
 
 
-def hold(run: Run) -> None:
-    """Keep the run as it is now for whoever has it: a view that was paused does not move on."""
-    _held.add(run)
+def pin(run: Run) -> None:
+    """Keep this snapshot's data, for a view that is paused."""
+    _pinned.add(run)
 
 
 def _open(entry: Entry) -> tuple[_Shared | None, Run]:
     with _opening:
         shared = _shared.get(str(entry.path))
         if shared is None:
-            own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or written anew by it
+            own = entry.origin in ("sample", "upload")  # shipped with AMPscope, or rewritten by it
             run = open_extract(entry.path, sandbox=None if own else _sandbox)
-            if not isinstance(run, Extract):  # at an address: each session has its own
+            if not isinstance(run, Extract):  # remote: each session has its own
                 return None, run
             shared = _shared[str(entry.path)] = _Shared(run)
-    return shared, shared.look(None)
+    return shared, shared.refreshed(None)
 
 
 def check(run: Run) -> None:
-    """Raises `RunError` where a run that has ended is not what it must be."""
+    """Raises `RunError` if the run is invalid."""
     run.validate(full=True)
 
 
 def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **options: Any) -> T:
-    """`function(of, *args, **options)`, remembered as long as its runs do not change. Do not change what it gives."""
+    """`function(of, *args, **options)`, cached while its runs do not change. Do not modify the result."""
     runs = list(of) if isinstance(of, Sequence) else [of]
     name = f"{function.__module__}.{function.__qualname__}"
     parameters = (args, tuple(sorted(options.items())))
@@ -144,7 +144,7 @@ def analysed(function: Callable[..., T], of: Run | Sequence[Run], *args: Any, **
 
 
 def _files(run: Run) -> str:
-    """Where the run lies, its name and which files it has, in short: Streamlit takes a key apart at every look-up."""
+    """A short hash of the run's path, name and fingerprint: Streamlit hashes a long key on each look-up."""
     return hashlib.blake2b(repr((str(run.path), run.name, run.fingerprint())).encode()).hexdigest()
 
 

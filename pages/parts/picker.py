@@ -10,23 +10,23 @@ from pages.parts.library.run_list import Entry
 
 
 def show() -> None:
-    """Draw the picker; leaves the library in `st.session_state["entries"]` and the chosen key in `["run"]`."""
+    """Draw the picker. Sets the library in `st.session_state["entries"]` and the chosen key in `["run"]`."""
     entries = run_list.listing()
     st.session_state["entries"] = entries
     _follow_address(entries)
     with st.sidebar:
         if entries:
             keys = list(entries)
-            # What is set in one pass never reaches a browser that has the next one before it drew the first: then it
-            # shows, and later sends, what the field has by itself.
+            # A value set in one pass is lost if the next pass arrives before the browser drew the first: it then
+            # shows, and later sends, the widget's own default.
             at_first = keys.index(st.session_state["run"])
-            st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_turned)
+            st.selectbox("Run", keys, at_first, lambda key: label(entries[key]), key="run", on_change=_count_turn)
             st.query_params["run"] = st.session_state["picker.address"] = st.session_state["run"]
 
 
-def tell(page: str) -> None:
-    """Above the page: the run that was asked for is not there, or not any more, and another one is shown. It is said
-    on that page until somebody chooses a run."""
+def show_missing(page: str) -> None:
+    """Above the page: the requested run does not exist (any more), and another one is shown. The notice stays on that
+    page until a run is chosen."""
     missing, instead, where = st.session_state.get("picker.missing", ("", "", None))
     if not missing:
         return
@@ -39,12 +39,12 @@ def tell(page: str) -> None:
     st.warning(f"There is no run {words.escape(missing)} here.{other}", icon=":material/link_off:")
 
 
-def _turned() -> None:
+def _count_turn() -> None:
     st.session_state["picker.turn"] = st.session_state.get("picker.turn", 0) + 1
 
 
-def let_go(key: str) -> None:
-    """The run of that key was deleted here: that another one is shown needs no word."""
+def mark_deleted(key: str) -> None:
+    """Note that this run was deleted here: showing another one then needs no notice."""
     st.session_state["picker.let_go"] = key
 
 
@@ -54,49 +54,49 @@ def choose(key: str) -> None:
 
 
 def chosen() -> Entry | None:
-    """The entry that the picker is on, None in an empty library."""
+    """The chosen entry; None in an empty library."""
     entries: dict[str, Entry] = st.session_state["entries"]
     return entries.get(st.session_state.get("run", ""))
 
 
 def label(entry: Entry) -> str:
-    """What the picker calls a run: unique, and the same as long as it is there.
+    """The run's unique name in the picker, which does not change while the run exists.
 
-    The browser knows a choice by its label alone, so nothing that changes, such as the status, may be in it. What tells
-    samples apart stands first: the sidebar has room for some 23 letters.
+    The browser identifies an option by its label alone, so nothing that changes, such as the status, may be in it. The
+    part that distinguishes samples comes first: the sidebar has room for some 23 letters.
     """
     if entry.origin != "sample":
-        return placed(entry)
+        return name_and_place(entry)
     if entry.group and entry.name == entry.path.name:
         return f"{entry.name} · sample of {entry.group}"
-    return f"{placed(entry)} · sample"
+    return f"{name_and_place(entry)} · sample"
 
 
-def placed(entry: Entry) -> str:
-    """The run's place in the library, with its name before it where that is another."""
+def name_and_place(entry: Entry) -> str:
+    """The run's path in the library, preceded by its name if that differs."""
     place = entry.key if entry.origin == "elsewhere" else entry.key.partition("/")[2]
     return place if entry.name == entry.path.name else f"{entry.name} ({place})"
 
 
-def reference_first(keys: Iterable[str]) -> list[str]:
-    """The keys of runs with those that are FP32 by their name before the others, which are held against them."""
+def baseline_first(keys: Iterable[str]) -> list[str]:
+    """The keys with "fp32" in their run's name first, then the others, which are compared with those."""
     return sorted(keys, key=lambda key: "fp32" not in key.rpartition("/")[2])
 
 
-def beside(keys: list[str]) -> dict[str, str | list[str]]:
-    """The address of Compare with these runs. All of it: what the page itself adds would be one more step for Back."""
+def compare_address(keys: list[str]) -> dict[str, str | list[str]]:
+    """The complete address of Compare with these runs: what the page itself added would be one more step for Back."""
     return {"run": st.session_state["run"], "with": keys}
 
 
 def _follow_address(entries: dict[str, Entry]) -> None:
-    """Take over a run from the address when someone put it there: a deep link, or the browser's Back."""
+    """Take over a run from the address if it changed there: a deep link, or the browser's Back button."""
     asked, missing = st.query_params.get("run"), None
     if asked and asked != st.session_state.get("picker.address"):
         if asked in entries:
             address.set_value("run", asked)
         else:
             missing = asked
-    # A pass that was under way when the run was renamed sends its old label, which is no choice any more: it stays.
+    # A pass that was under way when the run was renamed sends the old label, which is no option any more.
     before = (st.session_state.get("run"), st.session_state.get("picker.address"))
     kept = next((key for key in before if key in entries), None)
     if kept is None and before[1] and before[1] != st.session_state.get("picker.let_go"):

@@ -1,8 +1,8 @@
 """Keep the server's memory flat: allocator settings, and one garbage collection for all sessions.
 
-    release_memory.at_once()      # as the server starts; only the first call changes anything
-    release_memory.soon()         # after a pass
-    release_memory.now()          # at once
+    release_memory.configure_allocator()  # as the server starts; only the first call changes anything
+    release_memory.collect_soon()         # after a pass
+    release_memory.collect()              # at once
 
 A refresh of a live run allocates some megabytes of tables and arrays and frees them, in a thread that ends with it.
 Arrow's own pool keeps what a thread freed for that thread, so the app would grow as it follows a run. glibc raises the
@@ -31,14 +31,14 @@ import pyarrow as pa
 from amp_core.library.permissions import HEAP
 
 MMAP_THRESHOLD_BYTES = 128 * 1024
-"""glibc's own first value."""
+"""glibc's initial value."""
 
-AFTER_S = 0.1
-"""From a pass to the collection: what the pass drew is sent first."""
+DELAY_S = 0.1
+"""From a pass to the collection: the page is sent first."""
 PAUSE_S = 1.0
-"""At least, between two collections."""
-SHARE = 0.05
-"""Of the time, at most, that goes into collecting."""
+"""Minimum time between two collections."""
+MAX_TIME_FRAC = 0.05
+"""Maximum share of the time that goes into collecting."""
 
 _asked = threading.Event()
 _starting = threading.Lock()
@@ -47,9 +47,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 @functools.cache
-def at_once() -> None:
-    """Set all this for this process; where the C library is not glibc, Arrow's pool alone."""
-    pa.default_memory_pool()  # asks the environment, once
+def configure_allocator() -> None:
+    """Configure the allocators of this process; without glibc, only Arrow's pool."""
+    pa.default_memory_pool()  # reads the environment, once
     pa.set_memory_pool(pa.system_memory_pool())
     for name, value in HEAP.items():
         if os.environ.get(name) == value:
@@ -61,33 +61,33 @@ def at_once() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
-def now() -> None:
-    """Collect garbage and give back the pages of the heap in which nothing is left (malloc_trim(3))."""
+def collect() -> None:
+    """Collect garbage and return free heap pages to the system (malloc_trim(3))."""
     gc.collect()
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
-def soon() -> None:
-    """The same in a thread of its own: a pass need not wait for it."""
+def collect_soon() -> None:
+    """Request a collection in the background; a pass does not wait for it."""
     with _starting:
-        _keeper()
+        _start_collector()
     _asked.set()
 
 
 @functools.cache
-def _keeper() -> None:
-    threading.Thread(target=_keep, name="ampscope-memory", daemon=True).start()
+def _start_collector() -> None:
+    threading.Thread(target=_collect_on_request, name="ampscope-memory", daemon=True).start()
 
 
-def _keep() -> None:
+def _collect_on_request() -> None:
     while _asked.wait():
-        time.sleep(AFTER_S)
-        _asked.clear()  # whoever asks from here on is served by the next round
+        time.sleep(DELAY_S)
+        _asked.clear()  # later requests are served by the next round
         began = time.perf_counter()
-        now()
-        time.sleep(max(PAUSE_S, (time.perf_counter() - began) / SHARE))
+        collect()
+        time.sleep(max(PAUSE_S, (time.perf_counter() - began) / MAX_TIME_FRAC))
 
 
 @functools.cache

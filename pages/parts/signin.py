@@ -1,9 +1,9 @@
-"""Who may look: sign-in through OpenID Connect, where the server's secrets set it up.
+"""Sign-in through OpenID Connect, if the server's secrets configure it.
 
 Section `[auth]` of `.streamlit/secrets.toml` is Streamlit's own (docs.streamlit.io: "User authentication"). Beside it,
-`[ampscope] users = ["ann@example.org", "*@example.com"]` names those who may come in; without it, everyone to whom the
-provider gives an account. Without `[auth]` there is no sign-in, and `ampscope serve` listens on loopback alone or is
-read-only.
+`[ampscope] users = ["ann@example.org", "*@example.com"]` lists the allowed users; without it, every account of the
+provider is allowed. Without `[auth]` there is no sign-in, and `ampscope serve` listens on loopback alone or is read-
+only.
 """
 
 import streamlit as st
@@ -12,7 +12,7 @@ from amp_core.library.permissions import has_sign_in, user_allowed
 
 
 def require() -> None:
-    """Let the page go on for those who may see it; for others a button to sign in, or a sentence, and the end."""
+    """Continue for allowed users; show others a sign-in button or a sentence, and stop the page."""
     secrets = st.secrets.to_dict() if st.secrets.load_if_toml_exists() else {}
     if not has_sign_in(secrets):
         return

@@ -43,7 +43,7 @@ WHERE = (
 
 
 def begin() -> None:
-    """As the browser's theme needs it."""
+    """Write the style rules for the browser's theme."""
     st.logo(Path(__file__).with_name("logo.svg"), size="large")
     theme = st.context.theme.type or "light"
     rules = f"{MARGINS} {CHARTS}"

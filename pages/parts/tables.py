@@ -50,16 +50,16 @@ def count(label: str, *, help_: str | None = None, width: int | None = None, pin
 
 
 def measured(label: str | None = None, *, help_: str | None = None, width: int | None = None) -> ColumnConfig:
-    """A column of what was measured, to three significant digits with thousands set apart."""
+    """A column of measured numbers, to three significant digits with thousands set apart."""
     return _Measured(st.column_config.NumberColumn(label, help=help_, width=width, format=_COUNT))
 
 
 class _Measured(dict[str, Any]):
-    """Tells these columns from those of counts."""
+    """Marks these columns, as distinct from those of counts."""
 
 
 def _as_written(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """The frame with its shares in percent, and what was measured rounded as `words.number` does."""
+    """The frame with shares in percent, and measured numbers rounded as `words.number` does."""
     changed = {}
     for name, column in columns.items():
         kind = dict(column.get("type_config") or {}) if isinstance(column, dict) else {}
@@ -71,42 +71,42 @@ def _as_written(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame
 
 
 def _rounded(value: float) -> float:
-    """To three digits; whole from 100 on."""
+    """To three significant digits; whole from 100 on."""
     return round(value, max(0, 2 - math.floor(math.log10(abs(value))))) if value and math.isfinite(value) else value
 
 
 def known(frame: pd.DataFrame, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `columns` of which `frame` tells anything, to leave their room to the others; all where it is empty."""
+    """The columns of `columns` that have any value in `frame`, so that those get the room; all if it is empty."""
     filled = {name for name in columns if frame.empty or (frame[name].notna() & ~frame[name].isin(["", NONE])).any()}
     return {name: column for name, column in columns.items() if name in filled}
 
 
 def begin() -> None:
-    """Forget the tables of the page before."""
+    """Forget the tables of the previous page."""
     st.session_state[_SHOWN] = {}
     st.session_state[_CHARTS] = {}
 
 
 def remember_chart(key: str, title: str, figure: go.Figure) -> None:
-    """A chart was drawn: its numbers are offered."""
+    """Offer the numbers of a chart that was drawn."""
     st.session_state.setdefault(_CHARTS, {})[key] = (title, figure)
 
 
 def remember(frame: pd.DataFrame, alt: str) -> pd.DataFrame:
-    """A table is drawn otherwise than by `show`: it is offered too."""
+    """Offer a table that was drawn without `show`; returns it."""
     st.session_state.setdefault(_SHOWN, {})[alt] = frame
     return frame
 
 
 def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
-    """Show `frame` and remember it; `options` are those of `st.dataframe`, whose answer is given back."""
+    """Show `frame` and remember it; `options` and the result are those of `st.dataframe`."""
     remember(frame, alt)
     shown = _as_written(frame, options.get("column_config") or {})
     return st.dataframe(shown, alt=alt, **({"placeholder": NONE} | options))
 
 
 def offer() -> None:
-    """A button that opens the list of the page's tables and charts with their files; nothing where there is neither."""
+    """A button that opens the list of the page's tables and charts with their files; nothing if there are none."""
     shown: dict[str, pd.DataFrame] = st.session_state.get(_SHOWN, {})
     drawn: dict[str, tuple[str, go.Figure]] = st.session_state.get(_CHARTS, {})
     if not shown and not drawn:

@@ -1,22 +1,22 @@
-"""Work that is done before somebody waits for it: imports, samples, the pages after Overview.
+"""Work done before a user waits for it: imports, analyses of samples and of the pages after Overview.
 
-    warm_up.up()           # before the server answers
-    warm_up.ahead()        # as the server starts
-    warm_up.further(run)   # when Overview is drawn
-    warm_up.browser()      # likewise
+    warm_up.prepare_process()           # before the server answers
+    warm_up.analyse_samples()           # as the server starts
+    warm_up.analyse_other_pages(run)    # when Overview is drawn
+    warm_up.load_widgets()              # likewise
 
 Measured with tests/browser/measure.py, one part switched off at a time, on two busy cores:
 
 | without | what it costs |
 |---|---|
-| `send_at_once` | each small answer takes 48 ms instead of 1 |
-| imports in `up` | the first page takes 840 ms of the server's processor time instead of 460 |
-| `ahead` | the first visit of Library takes 710 ms of it instead of 100, the first page 445 instead of 275 |
-| `further` | seven page changes take 1,270 ms of it instead of 530 |
-| `browser` | the first page change takes 0.4 s longer, of which 0.1 s in the browser's main thread |
+| `disable_nagle` | each small answer takes 48 ms instead of 1 |
+| imports in `prepare_process` | the first page takes 840 ms of the server's processor time instead of 460 |
+| `analyse_samples` | the first visit of Library takes 710 ms of it instead of 100, the first page 445 instead of 275 |
+| `analyse_other_pages` | seven page changes take 1,270 ms of it instead of 530 |
+| `load_widgets` | the first page change takes 0.4 s longer, of which 0.1 s in the browser's main thread |
 
-`up` also sets aside (`gc.freeze`) the objects that imports make: collecting goes through those for 80 ms. `ahead` waits
-some seconds, since whoever comes as the server starts would share two cores and Python's lock with it.
+`prepare_process` also freezes (`gc.freeze`) the objects that imports make: a collection spends 80 ms on them.
+`analyse_samples` waits some seconds, since the first visitor would share two cores and the GIL with it.
 """
 
 import contextlib
@@ -56,34 +56,34 @@ from pages.parts.numbers import ranges, tensor
 from pages.parts.overview import costs_and_gains
 from pages.parts.words import KIND_LABELS
 
-SWITCH_S = 0.0005
-"""A tenth of Python's own."""
-FURTHER = (scale_summary, skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
+SWITCH_INTERVAL_S = 0.0005
+"""A tenth of Python's default."""
+LOSS_SCALE_ANALYSES = (scale_summary, skip_episodes, safe_window_over_time, safe_window, predicted_and_audited)
 """The slowest analyses of Loss scale."""
-PREPARE = (ranges.prepare, tensor.prepare, memory.prepare, profiled.prepare)
-"""The same for other pages."""
+PAGE_ANALYSES = (ranges.prepare, tensor.prepare, memory.prepare, profiled.prepare)
+"""Analyses of other pages."""
 REPORTED_BY_PAGE = (RunError, OSError)
 """Errors that the page itself shows: a damaged run, or one that was renamed or deleted while it was read."""
 AHEAD = "ahead"
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 _analysing = threading.Lock()
 PAUSE_S = 3.0
-"""From the server's start: a newcomer's first seconds are the page's."""
+"""Time from the server's start: the first seconds belong to the first visitor's page."""
 
 
-def up() -> None:
-    """Set up memory and sockets, import all parts of the pages, and exempt what is there from garbage collection."""
-    release_memory.at_once()
-    send_at_once()
-    importlib.import_module("PIL.Image")  # with which Streamlit looks at the tab's icon
+def prepare_process() -> None:
+    """Configure memory and sockets, import all parts of the pages, and exempt those objects from garbage collection."""
+    release_memory.configure_allocator()
+    disable_nagle()
+    importlib.import_module("PIL.Image")  # Streamlit opens the tab's icon with it
     for part in pkgutil.walk_packages(pages.parts.__path__, "pages.parts."):
         importlib.import_module(part.name)
-    inspect.stack()  # Streamlit looks once who calls it; Python then lists the files of all modules, for 0.15 s
+    inspect.stack()  # Streamlit does this once; Python then lists the files of all modules, for 0.15 s
     gc.collect()
     gc.freeze()
 
 
-def send_at_once() -> None:
+def disable_nagle() -> None:
     """Switch Nagle's algorithm off for the server's listening sockets; connections inherit it.
 
     asyncio does so for TCP, but Streamlit binds its socket without naming the protocol, so asyncio does not recognise
@@ -93,29 +93,29 @@ def send_at_once() -> None:
     """
     for thing in gc.get_objects():
         if type(thing) is socket.socket and thing.type == socket.SOCK_STREAM and thing.family in INTERNET:
-            with contextlib.suppress(OSError):  # a closed one
-                thing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits it
+            with contextlib.suppress(OSError):  # a closed socket
+                thing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it
 
 
-def ahead() -> threading.Thread:
-    """Analyse the samples in a thread, beginning with the one that the first page shows."""
+def analyse_samples() -> threading.Thread:
+    """Analyse the samples in a thread, the one on the first page first."""
     thread = threading.Thread(target=_analyse_yielding, name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def further(run: Run) -> threading.Thread | None:
+def analyse_other_pages(run: Run) -> threading.Thread | None:
     """Analyse a finished run for the other pages in a thread. None for a live run, or while another run is analysed."""
     if run.is_live or not _analysing.acquire(blocking=False):
         return None
-    thread = threading.Thread(target=_analyse_further, args=(run,), name="ampscope-ahead", daemon=True)
+    thread = threading.Thread(target=_analyse_pages, args=(run,), name="ampscope-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def browser() -> None:
-    """Draw hidden widgets at the end of a page: the browser then loads the parts of Streamlit that draw them (1.7 MB)
-    while somebody reads, and not when the next page is waited for."""
+def load_widgets() -> None:
+    """Draw hidden widgets at the end of a page: the browser then loads Streamlit's code for them (1.7 MB) while the
+    user reads, and not when the next page is opened."""
     with st.container(key=AHEAD):
         st.html(f"<style>.st-key-{AHEAD} {{display: none}}</style>")
         st.dataframe({"": [0]})
@@ -127,15 +127,15 @@ def browser() -> None:
         st.multiselect("ahead", ["a"], key=f"{AHEAD}.several")
 
 
-def _analyse_further(run: Run) -> None:
+def _analyse_pages(run: Run) -> None:
     try:
-        for function in FURTHER:
+        for function in LOSS_SCALE_ANALYSES:
             with contextlib.suppress(*REPORTED_BY_PAGE):  # without gradients there is no window: the page says so
                 loaders.analysed(function, run)
         for view in (LOSS_SCALE, GRAD_NORM):
             with contextlib.suppress(*REPORTED_BY_PAGE):
                 view.frame(run, loaders.analysed)
-        for prepare in PREPARE:
+        for prepare in PAGE_ANALYSES:
             with contextlib.suppress(*REPORTED_BY_PAGE):
                 prepare(run)
     finally:
@@ -143,10 +143,10 @@ def _analyse_further(run: Run) -> None:
 
 
 def _analyse_yielding() -> None:
-    """Analyse with a shorter switch interval: the server sends the browser a hundred files meanwhile, and each may wait
-    for Python's lock more than once."""
+    """Analyse with a shorter switch interval: meanwhile the server sends the browser a hundred files, and each may wait
+    for the GIL more than once."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         _analyse()
     finally:
@@ -171,7 +171,7 @@ def _analyse() -> None:
 
 
 def _analyse_for_library(entry: Entry) -> Run:
-    """What the Library asks of each run."""
+    """The analyses that the Library needs of each run."""
     run = open_extract(entry.path)
     run.called = entry.name
     for function in (loaders.check, overview, diagnose):
@@ -180,7 +180,7 @@ def _analyse_for_library(entry: Entry) -> Run:
 
 
 def _draw_ahead(run: Run, base: Run | None) -> None:
-    """What Overview asks besides, and a figure: plotly reads its classes one by one when they are first used."""
+    """The other analyses of Overview, and a figure: plotly reads its classes one by one on first use."""
     for function in (phase_times, device_samples, lost_gradient):
         loaders.analysed(function, run)
     for kind in KIND_LABELS:

@@ -64,21 +64,21 @@ STATUS_LOOK: dict[str, tuple[str, str]] = {
     "lost": ("red", ":material/link_off:"),
     "damaged": ("red", ":material/broken_image:"),
 }
-"""Colour and icon for each word that a run's status can be; the word itself is always shown too."""
+"""Colour and icon for each status of a run; the word itself is always shown too."""
 
 
 def workload(config: Mapping[str, Any]) -> str:
-    """What a run trained, with its size; of a script of one's own the file's name without its folder."""
+    """The workload that a run trained, with its size; for a user's own script the file's name without its folder."""
     name = str(config.get("workload") or "")
     own = Path(name).name if ".py:" in name else name
     return " ".join(part for part in (own, str(config.get("size") or "")) if part)
 
 
 def unbroken(text: str) -> str:
-    """`text` whose numbers stay on one line with their units."""
+    """`text` with numbers and their units on one line."""
     return re.sub(r"(?<=\d) (?=(?:%|×|s|ms|min|h|W|°C|bytes|[KMG]iB)(?!\w))", "\u00a0", text)
 
 
 def escape(text: object) -> str:
-    """`text` for Markdown: a run or layer may be called anything."""
+    """`text` escaped for Markdown: a run or layer may have any name."""
     return "".join(f"\\{c}" if c in "\\`*_{}[]()#+-.!|~$<>:^=" else c for c in str(text)).replace("\n", " ")

@@ -103,7 +103,7 @@ def test_from_the_first_page_to_a_comparison_without_a_mouse(walker):
     assert "reference" in chosen.inner_text() and "text-gpt-tiny-fp16-1" in chosen.inner_text()
     assert tab.page.get_by_text("Against reference").count() == 1
 
-    go_to(tab, "Runs, the reference first")
+    go_to(tab, "Runs, the baseline first")
     press(tab, "Backspace")  # takes the last one out …
     assert tab.page.get_by_text("Choose two runs or more").count() == 1
     tab.page.keyboard.type("fp16-1")

@@ -26,7 +26,7 @@ def train(folder, *more):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "expected"),
     [
         ([], "the following arguments are required: COMMAND"),
         (["trian"], "argument COMMAND: invalid choice: 'trian' (choose from"),
@@ -55,13 +55,13 @@ def train(folder, *more):
         (["unpack", "no.zip", "--out", "x"], "no.zip"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(argv, said, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_line_and_exit_code_2(argv, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("ampscope: ") and err.count("\n") == 1 and err.endswith("\n")
-    assert said in err
+    assert expected in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_no_training_goes_into_a_run(tmp_path, capsys):
     before = sorted(tmp_path.rglob("*"))
     capsys.readouterr()
     (tmp_path / "file").write_text("a file, not a folder")
-    for argv, said in (
+    for argv, output in (
         (["train", "--out", run / "again"], "lies inside of the run"),
         (["compare", "--out", run], "is a run; give a folder that does not exist yet"),
         (["compare", "--out", run / "steps"], "lies inside of the run"),
@@ -117,12 +117,12 @@ def test_no_training_goes_into_a_run(tmp_path, capsys):
     ):
         assert main([os.fspath(part) for part in argv]) == 2
         err = capsys.readouterr().err
-        assert err.startswith("ampscope: out=") and said in err and err.count("\n") == 1
+        assert err.startswith("ampscope: out=") and output in err and err.count("\n") == 1
     assert sorted(p for p in tmp_path.rglob("*") if p.name != "file") == before
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("{", "does not hold JSON"),
         ("[1]", "holds a JSON list"),
@@ -130,10 +130,10 @@ def test_no_training_goes_into_a_run(tmp_path, capsys):
         ('{"steps": -1}', "steps=-1 is not possible"),
     ],
 )
-def test_damaged_settings_file_is_exit_code_2(tmp_path, capsys, text, said):
+def test_damaged_settings_file_is_exit_code_2(tmp_path, capsys, text, expected):
     (tmp_path / "c.json").write_text(text)
     assert main(["train", "--config", os.fspath(tmp_path / "c.json"), "--out", os.fspath(tmp_path / "r")]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_train_records_what_flags_and_file_say_and_prints_the_end(tmp_path, capsys):
@@ -149,7 +149,7 @@ def test_train_records_what_flags_and_file_say_and_prints_the_end(tmp_path, caps
     assert "0 steps skipped, final loss scale 1" in out
 
 
-def test_train_says_progress_in_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
+def test_train_prints_progress_as_plain_lines_without_a_terminal(tmp_path, capsys):
     assert train(tmp_path / "r", "--precision", "fp16") == 0
     last = capsys.readouterr().err.splitlines()[-1]
     loss = load_run(tmp_path / "r").steps["loss"].iloc[-1]
@@ -168,11 +168,11 @@ def test_pack_and_unpack_bring_the_run_back(tmp_path, capsys):
 
 def test_env_json_is_one_document_and_nothing_else(capsys):
     assert main(["env", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["packages"]["torch"] == torch.__version__
-    assert found["cpu"]["cores"] == os.cpu_count()
-    assert list(found["recipes"]) == list(RECIPES)
-    assert all(recipe["runs"] and recipe["note"] for recipe in found["recipes"].values())
+    result = json.loads(capsys.readouterr().out)
+    assert result["packages"]["torch"] == torch.__version__
+    assert result["cpu"]["cores"] == os.cpu_count()
+    assert list(result["recipes"]) == list(RECIPES)
+    assert all(recipe["runs"] and recipe["note"] for recipe in result["recipes"].values())
 
 
 def test_env_names_every_recipe(capsys):
@@ -206,13 +206,13 @@ def test_a_comparison_as_text_shows_what_was_measured_and_no_other_column():
     from amp_core.cli.comparison_text import in_full
 
     runs = [load_run(SAMPLE_RUNS / name) for name in ("fp32", "fp16-underflow")]
-    found = compare(runs)
-    text = in_full(found, gradient_agreement(runs))
+    result = compare(runs)
+    text = in_full(result, gradient_agreement(runs))
     assert text.startswith("differs") and "J/sample" not in text and "tensor cores" not in text
     assert "fp16-underflow: gradients are 0.1" in text and " off FP32's in the median layer, " in text
     assert "fp32: gradients" not in text
-    found.table["energy_j"], found.table["tensor_frac"] = [0.51, 0.25], [0.0, 0.875]
-    text = in_full(found, gradient_agreement(runs[:1]))
+    result.table["energy_j"], result.table["tensor_frac"] = [0.51, 0.25], [0.0, 0.875]
+    text = in_full(result, gradient_agreement(runs[:1]))
     assert [word in text for word in ("J/sample", "0.51", "tensor cores", "88%", "gradients are")] == [True] * 4 + [
         False
     ]
@@ -249,20 +249,20 @@ def test_diagnose_fails_on_findings_at_or_above_the_level(sample, level, code, c
     assert "[" in capsys.readouterr().out
 
 
-def test_diagnose_says_of_a_run_that_broke_off_that_and_why(tmp_path, capsys):
+def test_diagnose_reports_why_a_run_failed(tmp_path, capsys):
     """And nothing in it steers the terminal."""
     model = torch.nn.Linear(2, 2)
     recorder = watch(model, torch.optim.SGD(model.parameters(), lr=0.1), into=tmp_path / "r")
     recorder.close("failed", "ValueError: too many values\x1b[2J")
     assert main(["diagnose", os.fspath(tmp_path / "r")]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("the run failed before its first step: ValueError: too many values?[2J\n\n"), said
+    output = capsys.readouterr().out
+    assert output.startswith("the run failed before its first step: ValueError: too many values?[2J\n\n"), output
     assert main(["diagnose", os.fspath(tmp_path / "r"), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["status"], record["end_reason"]) == ("failed", "ValueError: too many values\x1b[2J")
 
 
-def test_a_reader_that_has_read_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     """As of `ampscope … | head -1`."""
     command = [sys.executable, "-m", "amp_core", "diagnose", os.fspath(SAMPLE_RUNS / "fp16-overflow")]
     reading, writing = os.pipe()
@@ -281,14 +281,14 @@ def test_diagnose_prints_one_json_document(capsys):
     assert "GradScaler" in record["findings"][0]["snippet"]
 
 
-def test_diagnose_holds_a_run_against_another(capsys):
+def test_diagnose_compares_a_run_with_a_baseline(capsys):
     against = ["--against", str(SAMPLE_RUNS / "fp32")]
     assert main(["diagnose", str(SAMPLE_RUNS / "fp16-healthy"), *against, "--fail-on", "warning"]) == 0
     assert main(["diagnose", str(SAMPLE_RUNS / "fp16-healthy"), "--against", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_muted_finding_is_not_heard_of_and_fails_nothing(tmp_path, capsys):
+def test_a_muted_finding_is_omitted_and_does_not_fail(tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(SAMPLE_RUNS / "fp16-underflow", folder)
     assert main(["diagnose", str(folder), "--fail-on", "error", "--mute", "fp16-without-scaler"]) == 0
@@ -309,7 +309,7 @@ def test_a_finding_that_follows_from_another_points_there_and_repeats_no_advice(
     assert effect.splitlines()[-1] == f"  follows from {first.code}: see there" and first.advice[:60] not in effect
 
 
-def test_diagnose_says_when_all_is_well_and_when_there_is_no_run(tmp_path, capsys):
+def test_diagnose_distinguishes_a_healthy_run_from_none(tmp_path, capsys):
     assert main(["diagnose", str(SAMPLE_RUNS / "fp32")]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "nothing wrong was found"
     assert main(["diagnose", str(tmp_path)]) == 2

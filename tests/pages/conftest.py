@@ -22,18 +22,18 @@ from tests.app_test import app_test
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERVIEW = "pages/run_overview.py"
-FURTHER = warm_up.further
+FURTHER = warm_up.analyse_other_pages
 
 
 def pages() -> dict[str, str]:
     """File and address of every page, as `app.py` gives them to `st.Page`."""
     calls = [n for n in ast.walk(ast.parse((ROOT / "app.py").read_text())) if isinstance(n, ast.Call)]
-    found = {}
+    result = {}
     for call in calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "Page":
             options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-            found[ast.literal_eval(call.args[0])] = options.get("url_path", Path(ast.literal_eval(call.args[0])).stem)
-    return found
+            result[ast.literal_eval(call.args[0])] = options.get("url_path", Path(ast.literal_eval(call.args[0])).stem)
+    return result
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,14 +64,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("AMPSCOPE_RUNS", str(where.runs))
     monkeypatch.setattr(run_list, "SAMPLES", where.samples)
     monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)  # a row read later would depend on the machine's speed
-    monkeypatch.setattr(warm_up, "further", lambda run: None)  # each test analyses what it looks at, and no more
+    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own
     return where
 
 
 @pytest.fixture
 def warming(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overview makes other pages ready in the background, as it does for users."""
-    monkeypatch.setattr(warm_up, "further", FURTHER)
+    monkeypatch.setattr(warm_up, "analyse_other_pages", FURTHER)
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def open_app(home: Home) -> Callable[..., AppTest]:
 def words(app: AppTest) -> str:
     """Everything that a page says in words, for assertions; Markdown's escapes taken out."""
     kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "header")
-    said = [element.value for kind in kinds for element in app.get(kind)]
-    return "\n".join(said).replace("\\", "").replace("\u00a0", " ")
+    page_text = [element.value for kind in kinds for element in app.get(kind)]
+    return "\n".join(page_text).replace("\\", "").replace("\u00a0", " ")
 
 
 def metric(app: AppTest, label: str) -> Any:

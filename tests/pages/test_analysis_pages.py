@@ -33,14 +33,14 @@ def test_loss_scale_counts_skips_and_lists_episodes(home, open_app):
 def test_episodes_are_shown_in_words_and_kept_as_numbers(home, open_app):
     write(home.runs / "a", "overflowing")
     app = open_app("pages/loss_scale.py", run="run/a")
-    found = skip_episodes(load_run(home.runs / "a"))
+    result = skip_episodes(load_run(home.runs / "a"))
     shown, kept = app.dataframe[0].value, app.session_state["tables.shown"]["Episodes of skipped steps with scales."]
-    assert shown["before"].iloc[0] == scale(found["scale_before"].iloc[0])
+    assert shown["before"].iloc[0] == scale(result["scale_before"].iloc[0])
     assert (
         kept[["first_step", "last_step", "skips"]].to_numpy().tolist()
-        == found[["first", "last", "skips"]].to_numpy().tolist()
+        == result[["first", "last", "skips"]].to_numpy().tolist()
     )
-    assert kept["scale_before"].equals(found["scale_before"]) and kept["scale_after"].dtype == "float64"
+    assert kept["scale_before"].equals(result["scale_before"]) and kept["scale_after"].dtype == "float64"
 
 
 def test_loss_scale_of_a_clean_run(home, open_app):
@@ -49,7 +49,7 @@ def test_loss_scale_of_a_clean_run(home, open_app):
     assert "No step was skipped. The scale stood at 2⁷ all the time." in words(app)
 
 
-def test_run_without_a_scaler_is_told_apart_from_one_that_never_skipped(home, open_app):
+def test_a_run_without_a_scaler_differs_from_one_that_never_skipped(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app("pages/loss_scale.py", run="run/a")
     assert "fp32 has no loss scale" in words(app)
@@ -73,7 +73,7 @@ def test_ranges_name_the_worst_tensor(home, open_app):
     assert any(t.get("name") == "not finite" and f" ∞ {percent(0.069)}" in t["text"] for t in heatmap)
 
 
-def test_ranges_say_when_a_tensor_was_not_finite_as_the_overview_says_it():
+def test_ranges_and_overview_agree_on_when_a_tensor_was_not_finite():
     trace = pd.DataFrame({"step": [0, 10, 20], "inf_frac": [0.5, 0.0, 0.1], "nan_frac": [0.0, 0.0, 0.1]})
     assert ranges.not_finite_at(trace, [0, 7, 20]) == ", at 2 of 3 sampled steps; the scaler skipped each of them"
     assert ranges.not_finite_at(trace, [0]) == ", at 2 of 3 sampled steps"
@@ -194,12 +194,12 @@ def test_ranges_without_samples_say_so(home, open_app):
 def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app("pages/number_ranges.py", run="run/a")
-    found = what_if(load_run(home.runs / "a"), ("fp16",), (-10, 30), ("output_grad",))
-    total = whole_model(found).set_index("log2_scale")
+    result = what_if(load_run(home.runs / "a"), ("fp16",), (-10, 30), ("output_grad",))
+    total = whole_model(result).set_index("log2_scale")
     slider = next(s for s in app.select_slider if s.label == "Loss scale")
     assert slider.value == 0 and "Predicted: at 2⁰, FP16 would turn" in words(app)
     slider.set_value(-10).run()
-    worst = found.loc[found["underflow_frac"].idxmax()]
+    worst = result.loc[result["underflow_frac"].idxmax()]
     assert titles(app)[-1] == "Predicted for FP16 at a loss scale of 2⁻¹⁰"
     assert f"would turn {percent_(total.loc[-10, 'underflow_frac'])} of all nonzero output gradients to 0" in words(app)
     assert f"carrying {percent_(total.loc[-10, 'underflow_mass_frac'])} of their mass" in words(app)
@@ -208,7 +208,7 @@ def test_a_loss_scale_redraws_what_would_be_lost(home, open_app):
     assert "tensors would overflow" in words(app)
 
 
-def test_a_run_that_lost_values_itself_makes_predictions_doubtful(home, open_app):
+def test_predictions_from_a_run_with_underflow_have_a_caveat(home, open_app):
     write(home.runs / "a", "underflowing")
     caveat = safe_window(load_run(home.runs / "a")).caveat
     assert caveat and f"Doubtful: {caveat}" in words(open_app("pages/number_ranges.py", run="run/a"))
@@ -220,7 +220,7 @@ def test_the_slider_begins_at_the_runs_own_scale(home, open_app):
     assert next(s for s in app.select_slider if s.label == "Loss scale").value == 7
 
 
-def test_audits_stand_beside_predictions(home, open_app):
+def test_audits_are_shown_beside_predictions(home, open_app):
     folder = write(home.runs / "a", "healthy")
     audits = pa.table({"step": [50], "name": ["head.weight"], "loss_scale": [256.0], "precision": ["fp16"]}
         | {"numel": [1500], "lost": [15], "nonzero": [1350], "lost_mass_frac": [0.01], "cosine": [0.5]})  # fmt: skip
@@ -240,25 +240,25 @@ def test_the_safe_window_is_in_the_headline(home, open_app, scenario):
     app = open_app("pages/loss_scale.py", run="run/a")
     window = safe_window(load_run(home.runs / "a"))
     assert window.exists
-    said = words(app)
+    page_text = words(app)
     doubtful = window.caveat is not None
     span = (
         f"up to {scale(window.highest)}; how low"
         if doubtful
         else f"from {scale(window.lowest)} to {scale(window.highest)}"
     )
-    assert f"FP16 is safe {span}" in said
-    assert f"{scale(window.recommended)} is recommended" in said
-    assert f"its upper end from {window.highest_by}" in said
-    assert ("Doubtful:" in said) == doubtful == (scenario == "underflowing")
+    assert f"FP16 is safe {span}" in page_text
+    assert f"{scale(window.recommended)} is recommended" in page_text
+    assert f"its upper end from {window.highest_by}" in page_text
+    assert ("Doubtful:" in page_text) == doubtful == (scenario == "underflowing")
     if scenario == "overflowing":
         band = json.loads(app.get("plotly_chart")[0].proto.spec)["data"][1]
-        assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in said
+        assert band["name"] == "safe for FP16, predicted" and "the last scale lies" in page_text
     if doubtful:
         drawn = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
         assert not [trace for trace in drawn if trace.get("name") == "safe for FP16, predicted"]
-        taught = words(open_app("pages/format_lab.py", run="run/a"))
-        assert "how high a scale FP16 needed, this recording cannot tell" in taught
+        page_text = words(open_app("pages/format_lab.py", run="run/a"))
+        assert "how high a scale FP16 needed, this recording cannot tell" in page_text
 
 
 def test_without_gradients_there_is_no_window(home, open_app):
@@ -282,9 +282,9 @@ def test_compare_suggests_the_runs_of_one_task_with_fp32_first(three, open_app):
     assert table.set_index("Recipe").loc["fp16", "Speed ×"].startswith("2.00 × (")
     runs = next(one.value for one in app.dataframe if "Half of steps (ms)" in one.value)
     assert set(runs["Run"]) == {"fp32", "fp16", "bf16"}
-    said = words(app).replace("*", "")
-    assert "fp16: 2.00 × faster, 40.0 % less memory, too few seeds to tell whether it learns the same" in said
-    assert "did not take turns" in said
+    page_text = words(app).replace("*", "")
+    assert "fp16: 2.00 × faster, 40.0 % less memory, too few seeds to tell whether it learns the same" in page_text
+    assert "did not take turns" in page_text
     copied = next(one.value for one in app.code)
     assert copied.startswith("| Recipe | Seeds |") and "| fp16 |" in copied
     shown = titles(app)
@@ -303,7 +303,7 @@ def test_compare_follows_its_address(three, open_app):
         assert at_first == (chosen or "fp16 · sample")
 
 
-def test_compare_suggests_the_chosen_run_beside_many_of_fp32(home, open_app):
+def test_compare_suggests_the_chosen_run_among_many_fp32_runs(home, open_app):
     for seed in range(5):
         write(home.runs / f"fp32-{seed}", "fp32", seed=seed)
     write(home.runs / "mine", "healthy")
@@ -311,7 +311,7 @@ def test_compare_suggests_the_chosen_run_beside_many_of_fp32(home, open_app):
     assert len(app.multiselect[0].value) == 5 and app.multiselect[0].value[-1] == "run/mine"
 
 
-def test_what_compare_shows_of_one_seed_says_so(home, open_app):
+def test_a_comparison_of_one_seed_says_so(home, open_app):
     for name, scenario, seed in (("a", "fp32", 0), ("b", "fp32", 1), ("c", "healthy", 0)):
         write(home.runs / name, scenario, seed=seed)
     app = open_app("pages/compare_runs.py", **{"with": ["run/a", "run/b", "run/c"]})

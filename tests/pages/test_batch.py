@@ -32,8 +32,8 @@ def search(home, monkeypatch):
 def record(folder, makes):
     """What `jobs.start` writes of a job that makes a run or several."""
     folder.mkdir(parents=True)
-    told = {"argv": ["train"], "device": "cpu", "created_ns": 1, "makes": makes}
-    (folder / "job.json").write_text(json.dumps(told))
+    record = {"argv": ["train"], "device": "cpu", "created_ns": 1, "makes": makes}
+    (folder / "job.json").write_text(json.dumps(record))
 
 
 def press(app, key):
@@ -58,8 +58,8 @@ def test_the_answer_of_a_search_goes_into_the_form(search, open_app):
     assert not any(b.key == "batch.use" for b in app.button)
 
     job.alive = False
-    found = ANSWER | {"answer": "largest batch that fits: 48", "largest_batch": 48}
-    (job.folder / FILE).write_text(json.dumps(found))
+    result = ANSWER | {"answer": "largest batch that fits: 48", "largest_batch": 48}
+    (job.folder / FILE).write_text(json.dumps(result))
     app = press(app.run(), "batch.use")
     assert "digits-cnn tiny in bf16 on cpu: largest batch that fits: 48." in words(app).replace("*", "")
     assert field(app, "batch_size").value == 48
@@ -94,7 +94,7 @@ def test_an_address_that_names_no_search_is_refused(search, home, open_app, name
 @pytest.mark.parametrize(
     "damaged", ["", "{}", "[]", '{"answer": 1}', json.dumps(ANSWER | {"answer": "48"}), "[" * 99_999, "\udcff"]
 )
-def test_a_damaged_answer_is_told_in_a_sentence_without_a_place_on_the_disk(search, home, open_app, damaged):
+def test_a_damaged_answer_is_a_sentence_without_a_path(search, home, open_app, damaged):
     _, job = search
     job.alive = False
     (job.folder / FILE).write_text(damaged, errors="surrogateescape")
@@ -104,7 +104,7 @@ def test_a_damaged_answer_is_told_in_a_sentence_without_a_place_on_the_disk(sear
     assert str(home.runs) not in words(app)
 
 
-def test_a_search_whose_record_cannot_be_kept_up_is_told_too(search, open_app, monkeypatch):
+def test_a_search_whose_record_cannot_be_written_has_a_sentence(search, open_app, monkeypatch):
     _, job = search
 
     def find(folder):
@@ -112,4 +112,4 @@ def test_a_search_whose_record_cannot_be_kept_up_is_told_too(search, open_app, m
 
     monkeypatch.setattr(jobs, "find", find)
     app = open_app(START, search=job.name)
-    assert not app.exception and "cannot be looked at: No space left on device." in words(app)
+    assert not app.exception and "cannot be read: No space left on device." in words(app)

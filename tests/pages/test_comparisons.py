@@ -40,7 +40,7 @@ def test_one_precision_is_no_comparison(home, open_app):
         comparisons.begin([TrainConfig()], None)
 
 
-def test_a_fixed_scale_is_handed_on_from_the_recipe_that_has_it(monkeypatch):
+def test_a_fixed_scale_is_passed_on_from_the_recipe_with_a_scaler(monkeypatch):
     asked = []
     monkeypatch.setattr(
         jobs, "start", lambda config, *rest, **more: asked.append(config) or type("J", (), {"name": "x"})
@@ -49,7 +49,7 @@ def test_a_fixed_scale_is_handed_on_from_the_recipe_that_has_it(monkeypatch):
     assert asked[0].loss_scale == 128
 
 
-def test_the_queued_comparison_trains_in_turns_and_is_found_by_the_library(home, open_app):
+def test_a_queued_comparison_trains_in_turns_and_is_listed_in_the_library(home, open_app):
     configs = [TrainConfig(precision=name, **QUICK) for name in ("fp32", "bf16")]
     name = comparisons.begin(configs, "mine")
     job = jobs.find(home.runs / name)

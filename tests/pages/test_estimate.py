@@ -10,17 +10,17 @@ from tests.pages.test_start_run import START, field, started, submit  # noqa: F4
 from tests.synthetic import write
 
 
-def test_time_is_that_of_runs_alike_and_memory_that_of_the_size(home, open_app):
+def test_time_is_estimated_from_similar_runs_and_memory_from_the_size(home, open_app):
     assert "Time: FP16 AMP: not known, nothing like it was trained here yet." in words(open_app(START))
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
     alike = {"workload": "text-gpt", "size": "tiny", "batch_size": 8, "precision": "fp16", "device": "cpu"}
     (folder / "run.json").write_text(json.dumps(head | {"config": head["config"] | alike}))
     app = open_app(START)
-    said = words(app)
-    assert "Memory: about" in said and " in FP32 with Adam" in said
-    assert "At the peak, as measured here: FP16 AMP 299 MiB (resident set of the process)" in said
-    assert "ms a step, as measured here" in said
+    page_text = words(app)
+    assert "Memory: about" in page_text and " in FP32 with Adam" in page_text
+    assert "At the peak, as measured here: FP16 AMP 299 MiB (resident set of the process)" in page_text
+    assert "ms a step, as measured here" in page_text
     field(app, "batch_size").set_value(4).run()
     assert "not known, nothing like it" in words(app)
     field(app, "batch_size").set_value(0).run()
@@ -44,7 +44,7 @@ def test_tags_and_note_go_with_the_run(started, home, open_app):  # noqa: F811 -
     assert (label.tags, label.note) == (("paper", "lstm"), "as in table 2")
 
 
-def test_the_form_says_the_command_that_does_the_same(home, open_app):
+def test_the_form_shows_the_equivalent_command(home, open_app):
     app = open_app(START)
     field(app, "steps").set_value(30)
     field(app, "precisions").set_value(["fp32", "fp16"]).run()

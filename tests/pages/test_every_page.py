@@ -79,7 +79,7 @@ def test_no_page_fails_on_any_run(home, warming, open_app, scenario):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_run_is_one_sentence_and_the_app_goes_on(home, open_app, damage):
+def test_a_damaged_run_is_one_sentence_and_the_app_keeps_working(home, open_app, damage):
     write(home.runs / "a", "healthy")
     damage(home.runs / "a")
     write(home.runs / "b", "fp32")
@@ -141,7 +141,7 @@ def test_a_pass_in_which_nothing_changed_sets_no_field(home, open_app, page, mon
     assert fields and not [field.proto.label for field in fields if field.proto.set_value]
 
 
-def test_what_a_link_asks_is_set_in_the_pass_that_follows_too(home, open_app):
+def test_values_from_a_link_are_set_again_in_the_next_pass(home, open_app):
     # A browser may get that one before it has drawn the first.
     write(home.runs / "a", "healthy")
     app = open_app("pages/number_ranges.py", run="run/a", kind="weight_grad").run()

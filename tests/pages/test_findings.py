@@ -21,8 +21,11 @@ def test_a_card_has_the_fix_for_frameworks_too(home, open_app):
 
 def test_what_follows_from_a_cause_has_no_card_of_its_own(home, open_app):
     write(home.runs / "a", "collapsing")
-    said = words(open_app(run="run/a"))
-    assert "1 error found, and 1 that follow" in said and "Follows from it: 70 steps in a row were skipped" in said
+    page_text = words(open_app(run="run/a"))
+    assert (
+        "1 error found, and 1 that follow" in page_text
+        and "Follows from it: 70 steps in a row were skipped" in page_text
+    )
 
 
 def test_the_proof_of_a_cause_without_a_page_is_the_tensor_that_follows_from_it(home, open_app):
@@ -32,7 +35,7 @@ def test_the_proof_of_a_cause_without_a_page_is_the_tensor_that_follows_from_it(
     assert "kind=weight_grad&layer=embed.weight" in links[0].query_string
 
 
-def test_a_muted_finding_stays_away_until_it_is_asked_for(home, open_app):
+def test_a_muted_finding_is_hidden_until_it_is_unmuted(home, open_app):
     write(home.runs / "a", "underflowing")
     before = {p: p.read_bytes() for p in (home.runs / "a").rglob("*") if p.is_file()}
     app = open_app(run="run/a")
@@ -52,7 +55,7 @@ def test_a_file_of_something_else_mutes_nothing(tmp_path):
     assert muted(tmp_path / "a") == {"watch-overhead"}
 
 
-def test_a_live_run_says_what_goes_wrong_as_it_does(home, open_app):
+def test_a_live_run_shows_problems_as_they_occur(home, open_app):
     with live(home.runs / "a", "underflowing") as run:
         run.advance(20)
         app = open_app(run="run/a")

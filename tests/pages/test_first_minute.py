@@ -14,7 +14,7 @@ def samples(home):
     write(home.samples / "fp16-overflow", "overflowing")
 
 
-def test_without_arguments_a_sample_opens_with_verdict_tour_and_the_line(home, open_app):
+def test_the_first_page_opens_a_sample_with_findings_tour_and_the_one_line(home, open_app):
     samples(home)
     app = open_app()
     assert "Nothing wrong was found" in words(app)
@@ -33,7 +33,7 @@ def test_own_runs_have_no_tour(home, open_app):
     assert "New here?" not in words(open_app(run="run/a"))
 
 
-def test_what_it_buys_is_the_comparison_with_fp32_of_the_same_task(home, open_app):
+def test_the_gain_is_the_comparison_with_fp32_of_the_same_task(home, open_app):
     write(home.runs / "a", "healthy")
     assert "Not known: no FP32 run of the same task is here" in words(open_app(run="run/a"))
     write(home.runs / "b", "fp32")
@@ -41,7 +41,7 @@ def test_what_it_buys_is_the_comparison_with_fp32_of_the_same_task(home, open_ap
     assert "against b." in words(app) and "Nothing has to change." in words(app)
     link = next(p.proto for p in app.get("page_link") if p.proto.label == "See it on Compare")
     assert link.query_string == "run=run%2Fa&with=run%2Fb&with=run%2Fa"
-    assert "This is FP32, what the others are held against." in words(open_app(run="run/b"))
+    assert "This is FP32, the baseline of the others." in words(open_app(run="run/b"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -52,9 +52,9 @@ def test_that_16_bits_are_slower_on_a_cpu_is_explained(home, open_app, device):
             count = 100
             times = [step_ms + step % 3 / 10 for step in range(count)]
             writer.append("steps", {"step": range(count), "loss": [2.0] * count, "step_ms": times})
-    said = words(open_app(run="run/a"))
-    assert "slower" in said
-    assert ("its numbers carry over to a GPU, its times do not" in said) == (device == "cpu")
+    page_text = words(open_app(run="run/a"))
+    assert "slower" in page_text
+    assert ("its numbers carry over to a GPU, its times do not" in page_text) == (device == "cpu")
 
 
 def test_what_was_not_recorded_is_not_zero(home, open_app):

@@ -51,7 +51,7 @@ def test_bits_stand_under_each_other(open_app):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         ("1e-8", "becomes 0 in FP16, FP8 E4M3, FP8 E5M2"),
         ("2^-24", "subnormal in FP16"),
@@ -62,10 +62,10 @@ def test_bits_stand_under_each_other(open_app):
         ("0", "0 is exactly itself in FP64"),
     ],
 )
-def test_the_verdict_names_what_becomes_of_it(open_app, typed, said):
+def test_the_headline_names_the_formats_that_lose_the_number(open_app, typed, expected):
     app = open_app(LAB)
     field(app, "number").set_value(typed).run()
-    assert not app.exception and said in words(app)
+    assert not app.exception and expected in words(app)
     assert app.query_params["number"] == typed
 
 
@@ -110,7 +110,7 @@ def test_a_loss_scale_saves_or_ruins_it(open_app):
 
 
 @pytest.mark.parametrize(
-    ("example", "said"),
+    ("example", "expected"),
     [
         ("2048 + 1 in FP16", "2048 + 1 = 2049; FP16 keeps 2048: the second number rounds away"),
         ("256 + 1 in BF16", "256 + 1 = 257; BF16 keeps 256: the second number rounds away"),
@@ -118,11 +118,11 @@ def test_a_loss_scale_saves_or_ruins_it(open_app):
         ("300 × 300 in FP16", "300 × 300 = 90000; FP16 keeps ∞: overflow"),
     ],
 )
-def test_sums_and_products(open_app, example, said):
+def test_sums_and_products(open_app, example, expected):
     app = open_app(LAB)
     assert "1 + 2⁻¹¹ = 1.00048828125; FP16 keeps 1: the second number rounds away" in words(app).replace("*", "")
     pills(app, "sum").set_value(example).run()
-    assert not app.exception and said in words(app).replace("*", "")
+    assert not app.exception and expected in words(app).replace("*", "")
 
 
 def test_a_running_sum_is_drawn(open_app):
@@ -133,38 +133,38 @@ def test_a_running_sum_is_drawn(open_app):
     assert "2048 in FP16, exactly 3000" in app.get("plotly_chart")[1].proto.alt
 
 
-def test_claims_are_all_there_with_their_verdicts(open_app):
+def test_all_myths_are_listed_with_their_ratings(open_app):
     table = open_app(LAB).table[1].value
     assert len(table) == len(format_myths())
     assert table["Verdict"].str.contains("false").sum() >= 3
     assert "2⁻¹⁴" in "".join(table["Precisely"])
 
 
-def test_what_is_taught_stands_beside_what_the_chosen_run_shows(home, open_app):
+def test_myths_are_shown_with_evidence_from_the_chosen_run(home, open_app):
     write(home.runs / "a", "profiled")
-    said = words(open_app(LAB, run="run/a"))
-    assert all(taught.correction in said for taught in MYTHS)
+    page_text = words(open_app(LAB, run="run/a"))
+    assert all(myth.correction in page_text for myth in MYTHS)
     band = gradients_in_band(load_run(home.runs / "a"))
-    assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in said
+    assert f"{percent(band.elements_frac)} of its output gradients lie between 2⁻²⁷ and 2⁻²⁴" in page_text
     cost = step_cost(load_run(home.runs / "a"))
     idle = percent(cost.us("data", "gaps") / cost.step_us)  # the card of Step cost
-    assert f"its GPU was idle for {idle} of a step" in said and "FP16 needed at least" in said
+    assert f"its GPU was idle for {idle} of a step" in page_text and "FP16 needed at least" in page_text
 
 
-def test_what_is_taught_needs_no_run(home, open_app):
+def test_myths_need_no_run(home, open_app):
     app = open_app(LAB)
     assert MYTHS[0].correction in words(app) and not app.exception
 
 
 def test_its_tables_are_offered_as_files(open_app):
     offered = open_app(LAB).session_state["tables.shown"]
-    assert {"What a loss scale does to the number in FP16.", "What is said of formats, and what is so."} <= set(offered)
+    assert {"What a loss scale does to the number in FP16.", "Myths about formats."} <= set(offered)
     for frame in offered.values():
         assert len(as_csv(frame)) > 50 and as_parquet(frame)[:4] == b"PAR1"
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         ("1e999", "none of the formats; too large for FP64, FP32, TF32, FP16, BF16, FP8 E4M3, FP8 E5M2."),
         ("-1e999", "none of the formats; too large for FP64"),
@@ -177,9 +177,9 @@ def test_its_tables_are_offered_as_files(open_app):
         ("-inf", "-inf is a value of its own in FP64"),
     ],
 )
-def test_numbers_beyond_the_range_of_a_float_are_held_too(open_app, typed, said):
+def test_formats_hold_numbers_beyond_the_range_of_a_float(open_app, typed, expected):
     app = open_app(LAB, number=typed)
-    assert not app.exception and said in words(app)
+    assert not app.exception and expected in words(app)
     for name in ("a", "b"):
         field(app, name).set_value(typed).run()
         assert not app.exception

@@ -50,10 +50,10 @@ def test_app_file_stays_short():
 def test_page_without_any_run_says_what_to_do(open_app, page):
     app = open_app(page)
     assert not app.exception
-    said = words(app)
+    page_text = words(app)
     without = ("Each precision becomes one run", "0.1 is exactly itself", "ways in which mixed-precision training goes")
     without += ("No search yet",)
-    assert "No runs yet" in said or any(sentence in said for sentence in without)
+    assert "No runs yet" in page_text or any(sentence in page_text for sentence in without)
 
 
 def test_opens_on_the_healthy_fp16_sample(home, open_app):
@@ -82,7 +82,7 @@ def test_deep_link_opens_its_run_on_its_page(home, open_app):
 
 
 @pytest.mark.parametrize("asked", ["run/nowhere", "run/../../etc", "/etc/passwd", "sample/"])
-def test_unknown_run_in_the_address_is_said_and_another_shown(home, open_app, asked):
+def test_an_unknown_run_in_the_address_has_a_notice(home, open_app, asked):
     write(home.runs / "here", "healthy")
     app = open_app(run=asked)
     assert not app.exception
@@ -94,7 +94,7 @@ def test_unknown_run_in_the_address_is_said_and_another_shown(home, open_app, as
     assert "There is no run" not in words(app)
 
 
-def test_a_run_that_goes_away_is_not_replaced_without_a_word(home, open_app):
+def test_a_run_that_disappears_is_replaced_with_a_notice(home, open_app):
     write(home.runs / "here", "healthy")
     path = write(home.runs / "open", "healthy")
     app = open_app("pages/number_ranges.py", run="run/open")
@@ -105,13 +105,13 @@ def test_a_run_that_goes_away_is_not_replaced_without_a_word(home, open_app):
     assert app.session_state["run"] == "run/here"
 
 
-def test_what_an_address_asks_for_in_vain_is_said(home, open_app):
+def test_invalid_parts_of_an_address_have_a_notice(home, open_app):
     write(home.runs / "a", "healthy")
     asked = {"run": "run/a", "layer": "nope", "kind": "bogus", "format": "zz", "steps": "5000-9000"}
     app = open_app("pages/layer_detail.py", **asked)
-    said = words(app)
+    page_text = words(app)
     for name in ("layer=nope", "kind=bogus", "format=zz", "steps=5000-9000"):
-        assert name in said
+        assert name in page_text
     assert app.query_params["layer"] != "nope" and not app.exception
     app = open_app("pages/layer_detail.py", run="run/a", layer=app.query_params["layer"])
     assert "The address asks for" not in words(app)

@@ -17,8 +17,8 @@ START = "pages/start_run.py"
 def test_live_gauges_show_the_newest_sample(home, open_app):
     with live(home.runs / "a", "bf16") as run:
         run.advance(3)
-        told = {"tensor_active_frac": [0.41], "sm_active_frac": [0.9], "power_w": [412.0], "throttle": ["power cap"]}
-        run.writer.append("device", {"time_s": [99.0], "power_limit_w": [700.0]} | told)
+        record = {"tensor_active_frac": [0.41], "sm_active_frac": [0.9], "power_w": [412.0], "throttle": ["power cap"]}
+        run.writer.append("device", {"time_s": [99.0], "power_limit_w": [700.0]} | record)
         app = open_app(run="run/a")
         assert metric(app, "GPU busy").value == "90.0 %"
         assert metric(app, "Tensor cores").value == "41.0 %"
@@ -29,7 +29,7 @@ def test_live_gauges_show_the_newest_sample(home, open_app):
         assert metric(app, "Temperature").delta == "power cap"
 
 
-def test_what_a_gpu_does_not_count_is_no_zero(home, open_app):
+def test_a_counter_that_a_gpu_lacks_is_not_zero(home, open_app):
     with live(home.runs / "a", "bf16") as run:
         run.advance(3)
         app = open_app(run="run/a")
@@ -38,7 +38,7 @@ def test_what_a_gpu_does_not_count_is_no_zero(home, open_app):
 
 
 @pytest.mark.parametrize(
-    ("config", "detail", "said"),
+    ("config", "detail", "expected"),
     [
         ({"device": "cpu"}, None, "No device gauges: this run is on a CPU"),
         ({"device": "cuda:0"}, None, "No device gauges yet: the GPU has not been sampled."),
@@ -49,14 +49,14 @@ def test_what_a_gpu_does_not_count_is_no_zero(home, open_app):
         ),
     ],
 )
-def test_without_samples_there_is_one_sentence(home, open_app, config, detail, said):
+def test_without_samples_there_is_one_sentence(home, open_app, config, detail, expected):
     writer = RunWriter(home.runs / "a", config=config)
     writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.9]})
     if detail:
         writer.event("warning", "not recorded", detail)
     app = open_app(run="run/a")
     writer.close()
-    assert said in words(app) and not [c for c in app.metric if c.label == "GPU busy"]
+    assert expected in words(app) and not [c for c in app.metric if c.label == "GPU busy"]
 
 
 def test_a_finished_run_shows_the_devices_course_where_it_has_one(home, open_app):
@@ -86,28 +86,28 @@ def machine(monkeypatch):
 
 def test_the_card_says_what_this_machine_can_do(home, open_app, machine):
     machine(fakes.HOPPER, fakes.HOPPER)
-    said = words(open_app(START))
-    assert "2 × NVIDIA H200: Tensor cores for FP16, BF16, TF32 and FP8" in said.replace("**", "")
-    assert "Try **BF16 AMP** first." in said
+    page_text = words(open_app(START))
+    assert "2 × NVIDIA H200: Tensor cores for FP16, BF16, TF32 and FP8" in page_text.replace("**", "")
+    assert "Try **BF16 AMP** first." in page_text
 
 
 def test_the_card_says_plainly_where_there_are_no_tensor_cores(home, open_app, machine):
     machine(fakes.GTX16)
-    said = words(open_app(START))
-    assert "No tensor cores, though compute capability 7.5" in said and "Try **FP32** first." in said
+    page_text = words(open_app(START))
+    assert "No tensor cores, though compute capability 7.5" in page_text and "Try **FP32** first." in page_text
 
 
 def test_the_card_of_a_cpu(home, open_app, machine):
     machine()
-    said = words(open_app(START))
-    assert "No GPU to train on: there is no NVIDIA driver here." in said
-    assert "no 16-bit matrix instructions" in said and "Try **FP32** first." in said
+    page_text = words(open_app(START))
+    assert "No GPU to train on: there is no NVIDIA driver here." in page_text
+    assert "no 16-bit matrix instructions" in page_text and "Try **FP32** first." in page_text
 
 
 def test_devices_are_those_that_a_training_would_see(machine, monkeypatch):
     machine(fakes.VOLTA, fakes.HOPPER)
-    found = [("cuda:0", "Tesla V100 (cuda:0)"), ("cuda:1", "NVIDIA H200 (cuda:1)"), ("cpu", "CPU")]
-    assert devices.available() == (found, None)
+    result = [("cuda:0", "Tesla V100 (cuda:0)"), ("cuda:1", "NVIDIA H200 (cuda:1)"), ("cpu", "CPU")]
+    assert devices.available() == (result, None)
     assert devices.memory_bytes("cuda:1") == 80 * 2**30 and devices.memory_bytes("cuda:2") is None
     machine(fakes.VOLTA, fakes.HOPPER)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -123,7 +123,7 @@ TENSOR_CORES = "pages/tensor_cores.py"
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "expected"),
     [
         (
             {"gpus": [{"name": "Tesla V100", "capability": "7.0"}] * 2, "cpu": "a CPU"},
@@ -140,12 +140,12 @@ TENSOR_CORES = "pages/tensor_cores.py"
         ({"gpus": 5, "cpu": {"a": 1}}, []),
     ],
 )
-def test_the_card_of_the_machine_of_a_run(home, open_app, environment, said):
+def test_the_card_of_the_machine_of_a_run(home, open_app, environment, expected):
     with RunWriter(home.runs / "a", environment=environment) as writer:
         writer.append("steps", {"step": [0, 1], "loss": [2.0, 1.9]})
     app = open_app(TENSOR_CORES, run="run/a")
     assert not app.exception
     shown = words(app).replace("**", "")
-    for part in said:
+    for part in expected:
         assert part in shown
-    assert ("What the machine of this run can do" in shown) is bool(said)
+    assert ("What the machine of this run can do" in shown) is bool(expected)

@@ -28,7 +28,7 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     use = tensor_core_use(load_run(home.runs / "a"))
     assert not app.exception
     assert f"Tensor cores do the matrix work: {percent(use.matrix_tensor_frac)} of its time" in words(app)
-    assert f"; of {percent(use.unknown_frac)} the name does not tell" in words(app)
+    assert f"; of {percent(use.unknown_frac)} the name does not show it" in words(app)
     assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
     assert metric(app, "Unknown by name").value == percent(use.unknown_frac)
     assert metric(app, "Tensor pipe busy, by counter").value == "–"
@@ -39,14 +39,14 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
 def test_idle_tensor_cores_are_called_idle_and_why(home, open_app):
     write(home.runs / "a", "profiled-fp32")
     app = open_app(TENSOR_CORES, run="run/a")
-    said = words(app)
-    assert "Tensor cores stand idle: no kernel time is known to use them" in said
-    assert "most of it for this reason: FP32 without TF32" in said
+    page_text = words(app)
+    assert "Tensor cores stand idle: no kernel time is known to use them" in page_text
+    assert "most of it for this reason: FP32 without TF32" in page_text
     table = app.dataframe[0].value
     assert set(table["precision"]) <= {"FP32", "TF32", "FP16", "BF16", "–"}  # as the sentences write them
     ops = matrix_ops(load_run(home.runs / "a"))
     assert table["why"].tolist() == ops["why"].tolist()
-    assert "since cuBLAS 11 any size runs there" in said  # multiples of 8 are a hint
+    assert "since cuBLAS 11 any size runs there" in page_text  # multiples of 8 are a hint
 
 
 def test_the_counter_is_explained_beside_the_table(home, open_app):
@@ -70,7 +70,7 @@ def test_a_cpu_has_its_operators_and_a_plain_sentence(home, open_app):
     assert app.dataframe[-1].value["name"].tolist() == kernel_table(load_run(home.runs / "a"))["name"].tolist()
 
 
-def test_kernel_time_is_added_up_as_asked(home, open_app):
+def test_kernel_time_is_summed_by_the_chosen_key(home, open_app):
     write(home.runs / "a", "profiled")
     app = open_app(TENSOR_CORES, run="run/a")
     app.get("button_group")[0].set_value("module").run()
@@ -103,13 +103,13 @@ def test_compare_names_step_cost_for_a_trace_alone(home, open_app):
     foreign(home.runs / "trace", rows, windows=columns([window("fp16", rows) | {"step": None, "steps": None}]))
     write(home.runs / "stopped", "fp32", steps=0, status="stopped")
     app = open_app("pages/compare_runs.py", **{"with": ["run/trace", "run/stopped"]})
-    assert [said.value for said in app.info[:2]] == [
+    assert [info.value for info in app.info[:2]] == [
         "trace has no steps and is left out. Step cost sets a trace beside another run.",
         "stopped has no steps and is left out.",
     ]
 
 
-def test_a_device_without_tensor_cores_is_said_to_have_none(home, open_app, tmp_path):
+def test_a_device_without_tensor_cores_is_named_as_such(home, open_app, tmp_path):
     from amp_core.store.writer import RunWriter
 
     environment = {"gpus": [{"name": "NVIDIA GeForce GTX 1080", "capability": "6.1"}]}
@@ -119,7 +119,7 @@ def test_a_device_without_tensor_cores_is_said_to_have_none(home, open_app, tmp_
     assert "No tensor cores: they came with compute capability 7.0" in words(app)
 
 
-def test_two_windows_can_be_looked_at_one_by_one(home, open_app):
+def test_two_windows_can_be_shown_one_by_one(home, open_app):
     later = [row | {"step": 40, "total_us": 2 * row["total_us"]} for row in kernels("fp16")]
     windows = [window("fp16", kernels("fp16")), window("fp16", later) | {"step": 40}]
     foreign(home.runs / "a", kernels("fp16") + later, windows=columns(windows))
@@ -155,7 +155,7 @@ def beside(app):
     return next(box for box in app.selectbox if box.key.startswith("step_cost.beside"))
 
 
-def test_step_cost_beside_another_run(home, open_app):
+def test_step_cost_is_compared_with_another_run(home, open_app):
     write(home.runs / "a", "profiled")
     write(home.runs / "b", "profiled-fp32")
     write(home.runs / "c", "healthy")

@@ -23,13 +23,14 @@ def test_an_address_opens_its_tensor_and_names_the_first_bad_step(home, open_app
     health = layer_health(layer_trace(run, "output_grad", "blocks.1.feedforward.up"))
     assert chosen(app) == ("output_grad", "blocks.1.feedforward.up")
     assert health.first_nonfinite is not None
-    said = words(app)
-    assert f"blocks.1.feedforward.up (output gradients, float16) held infinities or NaN first at step "\
-           f"{health.first_nonfinite}, in all at {health.nonfinite_samples} of 12 sampled steps" in said  # fmt: skip
+    assert (
+        "blocks.1.feedforward.up (output gradients, float16) held infinities or NaN first at step "
+        f"{health.first_nonfinite}, in all at {health.nonfinite_samples} of 12 sampled steps"
+    ) in words(app)
     assert titles(app) == ["Exponents over time", "Classes of values", "Magnitudes"]
 
 
-def test_a_sound_tensor_is_called_so(home, open_app):
+def test_a_healthy_tensor_is_called_healthy(home, open_app):
     write(home.runs / "a", "fp32")
     app = open_app(DETAIL, run="run/a", kind="weight_grad", layer="head.weight")
     assert "head.weight (weight gradients, float32) was finite at all 12 sampled steps, none of its values" in words(
@@ -37,7 +38,7 @@ def test_a_sound_tensor_is_called_so(home, open_app):
     )
 
 
-def test_subnormal_values_are_told_and_make_predictions_doubtful(home, open_app):
+def test_subnormal_values_are_reported_and_add_a_caveat_to_predictions(home, open_app):
     write(home.runs / "a", "underflowing")
     app = open_app(DETAIL, run="run/a", kind="output_grad", layer="embed")
     assert "embed (output gradients, float16) had more than 5 % subnormal values first at step 0" in words(app)
@@ -59,7 +60,7 @@ def test_another_tensor_goes_into_the_address_and_another_kind_keeps_the_layer(h
 
 
 @pytest.mark.parametrize("address", [{"layer": "no.such"}, {"kind": "gradient"}, {"kind": "weight", "layer": "head"}])
-def test_what_is_not_there_falls_back(home, open_app, address):
+def test_an_unknown_tensor_falls_back(home, open_app, address):
     write(home.runs / "a", "healthy")
     app = open_app(DETAIL, run="run/a", **address)
     assert not app.exception and len(titles(app)) == 3
@@ -86,7 +87,7 @@ def test_without_samples_it_says_so(home, open_app):
     assert "sampled no tensors" in words(app) and not app.get("plotly_chart")
 
 
-def test_the_same_layer_is_found_under_another_kind():
+def test_another_kind_selects_the_same_layer():
     assert same("head", ["embed.weight", "head.weight"]) == "head.weight"
     assert same("head.weight", ["embed", "head"]) == "head"
     assert same("gone", ["embed", "head"]) == same(None, ["embed", "head"]) == "embed"

@@ -44,7 +44,7 @@ def in_a_pass(work: Callable[[], T]) -> T:
 
 def look(shared: loaders._Shared, before: Extract | None) -> Extract:
     """A pass that looks anew, reads and analyses."""
-    seen = in_a_pass(lambda: shared.look(before))
+    seen = in_a_pass(lambda: shared.refreshed(before))
     loaders.analysed(scale_trace, seen)
     loaders.analysed(overview, seen)
     assert len(seen.steps) and seen.table("tensors").num_rows
@@ -56,7 +56,7 @@ def held(run: Extract) -> int:
     return len(run._tables) + len(run._frames) + len(run._open) + len(loaders._made.get(run, (None, {}))[1])
 
 
-def test_only_the_newest_snapshot_holds_anything(run: SyntheticRun, tmp_path: Path) -> None:
+def test_only_the_newest_snapshot_keeps_data(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
     seen: list[Extract] = []  # as closed tabs have them that may come back, and pages in their widgets
     for _ in range(30):
@@ -70,7 +70,7 @@ def test_only_the_newest_snapshot_holds_anything(run: SyntheticRun, tmp_path: Pa
     assert others == [seen[-1]]
 
 
-def test_an_old_snapshot_that_is_asked_again_says_what_the_run_is_now(run: SyntheticRun, tmp_path: Path) -> None:
+def test_an_old_snapshot_reads_the_current_run(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
     old = look(shared, None)
     run.advance(5)
@@ -82,18 +82,18 @@ def test_an_old_snapshot_that_is_asked_again_says_what_the_run_is_now(run: Synth
     assert held(old) == 0
 
 
-def test_a_pass_keeps_what_it_began_with(run: SyntheticRun, tmp_path: Path) -> None:
+def test_a_pass_keeps_its_snapshot(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
     go_on, looked = threading.Event(), threading.Event()
-    found: list[int] = []
+    result: list[int] = []
 
     def slow() -> None:
-        seen = shared.look(None)
-        found.append(len(seen.steps))
+        seen = shared.refreshed(None)
+        result.append(len(seen.steps))
         looked.set()
         go_on.wait(300)
-        found.append(held(seen))
-        found.append(len(seen.steps))
+        result.append(held(seen))
+        result.append(len(seen.steps))
 
     thread = threading.Thread(target=slow)
     thread.start()
@@ -102,10 +102,10 @@ def test_a_pass_keeps_what_it_began_with(run: SyntheticRun, tmp_path: Path) -> N
     assert len(look(shared, shared._snapshot).steps) == 25
     go_on.set()
     thread.join(300)
-    assert found[0] == found[2] == 20 and found[1] > 0
+    assert result[0] == result[2] == 20 and result[1] > 0
 
 
-def test_the_files_of_a_run_are_looked_at_once_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_a_run_are_listed_once_per_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "runs" / "a", "healthy", steps=20)
     monkeypatch.setattr(st, "session_state", {})
     entry = Entry("run/a", path, "run", "a", "finished")
@@ -121,10 +121,10 @@ def test_the_files_of_a_run_are_looked_at_once_a_pass(tmp_path: Path, monkeypatc
     assert loaders.analysed(overview, loaders.open_run(entry)).steps_done == 30
 
 
-def test_what_is_held_does_not_move_on(run: SyntheticRun, tmp_path: Path) -> None:
+def test_a_pinned_snapshot_does_not_change(run: SyntheticRun, tmp_path: Path) -> None:
     shared = loaders._Shared(open_extract(tmp_path / "a"))
     paused = look(shared, None)
-    loaders.hold(paused)
+    loaders.pin(paused)
     run.advance(5)
     assert len(look(shared, paused).steps) == 25
     assert len(paused.steps) == 20
@@ -137,7 +137,7 @@ class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usm fsm used free keep".split()]
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
-release_memory.at_once()
+release_memory.configure_allocator()
 for mib in (1, 8, 16, 24):  # each, when freed, would raise the size up to which blocks come from the heap
     block = np.ones(mib * 2**20, np.uint8)
     del block
@@ -150,7 +150,7 @@ print(libc.mallinfo2().hblkhd - before, release_memory.pa.default_memory_pool().
 HOLES = """
 import threading, numpy as np, psutil
 from pages.parts import release_memory
-release_memory.at_once()
+release_memory.configure_allocator()
 kept = []
 def look():
     blocks = [np.ones(2**15, np.uint8) for _ in range(2000)]  # 62 MiB
@@ -161,36 +161,36 @@ for thread in threads:
 for thread in threads:
     thread.join()
 before = psutil.Process().memory_info().rss
-release_memory.now()
+release_memory.collect()
 print((before - psutil.Process().memory_info().rss) >> 20)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc's malloc")
-def test_holes_between_what_is_kept_go_back_to_the_system() -> None:
+def test_free_heap_pages_are_returned_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 90  # of 186 MiB
 
 
-def test_garbage_of_many_passes_is_collected_in_one_go_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_of_many_passes_is_collected_once_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     collected = threading.Semaphore(0)
     finish = threading.Event()
-    now = release_memory.now
+    now = release_memory.collect
 
     def slowly() -> None:
         now()
         collected.release()
         finish.wait(300)
 
-    monkeypatch.setattr(release_memory, "now", slowly)
+    monkeypatch.setattr(release_memory, "collect", slowly)
     figure = Cycle()
     gone = weakref.ref(figure)
     del figure
     try:
-        release_memory.soon()
+        release_memory.collect_soon()
         assert collected.acquire(timeout=300) and gone() is None
         for _ in range(50):
-            release_memory.soon()  # returns, although the first collection is still under way
+            release_memory.collect_soon()  # returns, although the first collection is still under way
     finally:
         finish.set()
     assert collected.acquire(timeout=300)
@@ -211,7 +211,8 @@ def test_streamlit_leaves_collecting_to_us() -> None:
 
 def test_trainings_do_not_inherit_the_server_s_heap() -> None:
     code = (
-        "import os; from pages.parts import release_memory as m; m.at_once(); print(*(n in os.environ for n in m.HEAP))"
+        "import os; from pages.parts import release_memory as m; m.configure_allocator()\n"
+        "print(*(n in os.environ for n in m.HEAP))"
     )
     own = {name: value if name != "MALLOC_ARENA_MAX" else "3" for name, value in HEAP.items()}  # somebody's own wish
     done = subprocess.run(
@@ -223,7 +224,7 @@ def test_trainings_do_not_inherit_the_server_s_heap() -> None:
 POOL = """
 import io, pyarrow as pa, pyarrow.parquet as pq, pyarrow.compute as pc
 from pages.parts import release_memory
-release_memory.at_once()
+release_memory.configure_allocator()
 file = io.BytesIO()
 pq.write_table(pa.table({"a": range(1000), "b": ["x", "y"] * 500}), file)
 rows = pq.ParquetFile(file, read_dictionary=["b"]).read_row_group(0).filter(pc.field("a") > 10).sort_by("a")

@@ -12,14 +12,14 @@ from tests.synthetic_memory import memory_rows
 PAGE = "pages/memory_use.py"
 
 
-def test_a_gpu_run_tells_its_peak_and_what_it_was(home, open_app):
+def test_a_gpu_run_shows_its_peak_and_its_parts(home, open_app):
     write(home.runs / "a", "bf16")
     app = open_app(PAGE, run="run/a")
-    found = memory_breakdown(load_run(home.runs / "a"))
-    assert f"The peak of {size(found.total_bytes)} came in backward" in words(app)
+    result = memory_breakdown(load_run(home.runs / "a"))
+    assert f"The peak of {size(result.total_bytes)} came in backward" in words(app)
     assert "activations (" in words(app)
-    assert metric(app, "Peak").value == size(found.total_bytes)
-    assert metric(app, "Peak").delta == f"{size(found.reserved_bytes)} reserved"
+    assert metric(app, "Peak").value == size(result.total_bytes)
+    assert metric(app, "Peak").delta == f"{size(result.reserved_bytes)} reserved"
     assert [c.label for c in app.metric][1:] == ["Peak of forward", "Peak of backward", "Peak of optimizer"]
     assert titles(app)[:2] == ["Memory at the peak", "Memory through step 64"]
     assert "`ampscope tune --max-batch --workload text-gpt --size tiny --precision bf16 --device cuda:0`" in words(app)
@@ -31,13 +31,13 @@ def test_a_gpu_run_tells_its_peak_and_what_it_was(home, open_app):
 def test_a_cpu_run_calls_the_process_what_it_is(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(PAGE, run="run/a")
-    said = words(app)
-    found = memory_breakdown(load_run(home.runs / "a"))
-    held = size(found.parts.loc[found.parts["category"] != "other", "bytes"].sum())
-    assert f"Tensors held most, {held}, in the forward of blocks.3: mostly activations" in said
-    assert "The process as a whole stood at" in said
+    page_text = words(app)
+    result = memory_breakdown(load_run(home.runs / "a"))
+    held = size(result.parts.loc[result.parts["category"] != "other", "bytes"].sum())
+    assert f"Tensors held most, {held}, in the forward of blocks.3: mostly activations" in page_text
+    assert "The process as a whole stood at" in page_text
     assert metric(app, "Peak of forward").value == held and metric(app, "Peak of forward").delta == "in tensors"
-    assert metric(app, "Process").value == size(found.total_bytes)
+    assert metric(app, "Process").value == size(result.total_bytes)
     assert metric(app, "Process").delta == "resident set"
     assert app.dataframe[0].value["Share"].sum() == pytest.approx(100.0)
     assert app.dataframe[0].value["Share"].isna().tolist()[-1]
@@ -57,7 +57,7 @@ def test_another_step_can_be_chosen(home, open_app):
     assert not app.exception and "Memory through step 4" in titles(app)
 
 
-def test_beside_fp32_each_category_says_why_it_differs(home, open_app):
+def test_compared_with_fp32_each_category_has_a_reason_for_its_difference(home, open_app):
     write(home.runs / "amp", "profiled")
     write(home.runs / "reference", "profiled-fp32")
     app = open_app(PAGE, run="run/amp")
@@ -70,10 +70,10 @@ def test_beside_fp32_each_category_says_why_it_differs(home, open_app):
     assert table.loc["autocast's copies of weights", "Difference"].startswith("+")
 
 
-def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app):
+def test_a_run_without_a_sampled_step_says_so_and_shows_memory_over_time(home, open_app):
     write(home.runs / "a", "one-step")
     app = open_app(PAGE, run="run/a")
-    assert "was not looked at: it has fewer than two steps." in words(app) and len(titles(app)) == 1
+    assert "were not measured: it has fewer than two steps." in words(app) and len(titles(app)) == 1
     write(home.runs / "b", "bare")
     app = open_app(PAGE, run="run/b")
     assert "Memory was not measured at any step" in words(app) and titles(app) == []
@@ -81,10 +81,10 @@ def test_a_run_without_a_look_says_so_and_still_shows_its_course(home, open_app)
     assert not [s for s in app.selectbox if s.key == "memory.beside.run"]
 
 
-def test_rows_of_another_program_without_numbers_are_no_look(home, open_app):
+def test_rows_of_another_program_without_numbers_are_not_a_sample(home, open_app):
     write_rows(home.runs / "a", steps={"step": [0, 1], "loss": [2.0, 1.0]}, memory={"step": [1]})
     app = open_app(PAGE, run="run/a")
-    assert not app.exception and "was not looked at: another program wrote it" in words(app)
+    assert not app.exception and "were not measured: another program wrote it" in words(app)
 
 
 def test_the_other_run_may_have_nothing(home, open_app):
@@ -92,10 +92,10 @@ def test_the_other_run_may_have_nothing(home, open_app):
     write(home.runs / "b", "one-step")
     app = open_app(PAGE, run="run/a")
     app.selectbox(key="memory.beside.run").select("run/b").run()
-    assert "b did not look at what its memory is made of" in words(app)
+    assert "b did not measure the parts of its memory" in words(app)
 
 
-def test_what_could_not_be_seen_is_said(home, open_app):
+def test_memory_that_was_not_attributed_is_named(home, open_app):
     with live(home.runs / "a", "healthy") as run:
         run.advance(1)
         rows = memory_rows(1, "cpu", "fp32")

@@ -47,7 +47,7 @@ def test_two_live_runs_are_followed_on_one_page(pair, open_app):
     assert "step 57 of 200" in lines(app)[0]
 
 
-def test_pause_holds_what_is_shown(pair, open_app):
+def test_pause_freezes_the_page(pair, open_app):
     for run in pair:
         run.advance(20)
     app = open_app(COMPARE, **{"with": ["run/fp32", "run/overflowing"]})
@@ -90,13 +90,13 @@ def test_the_end_of_the_last_run_ends_the_following(home, open_app):
     assert titles(app)[0] == "Loss" and "2.00 × faster" in words(app)
 
 
-def test_a_live_run_is_suggested_beside_those_of_its_task_alone_where_it_is_chosen(pair, home, open_app):
+def test_a_live_run_is_suggested_only_if_a_live_run_is_chosen(pair, home, open_app):
     write(home.runs / "ended", "healthy")
     assert open_app(COMPARE, run="run/ended").multiselect[0].value == ["run/ended"]
     assert set(open_app(COMPARE, run="run/fp32").multiselect[0].value) == {"run/fp32", "run/overflowing", "run/ended"}
 
 
-def test_one_that_ended_while_it_was_followed_is_finished_beside_one_that_goes_on(home, open_app):
+def test_a_followed_run_that_ended_is_shown_as_finished_beside_a_live_one(home, open_app):
     with live(home.runs / "b") as going_on:
         going_on.advance(10)
         with live(home.runs / "a") as run:

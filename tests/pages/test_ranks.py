@@ -26,14 +26,14 @@ def test_ranks_that_disagree_are_shown_with_their_scales(home, open_app):
     assert shown[["step", "rank", "scale"]].values.tolist()[-2:] == [[5, 0, "2³"], [5, 1, "2²"]]
 
 
-def test_ranks_that_agree_take_a_line(home, open_app):
+def test_ranks_that_agree_have_one_line(home, open_app):
     write(home.runs / "a", "two-ranks")
     app = open_app("pages/loss_scale.py", run="run/a")
     assert "2 ranks. All agree on loss scale and skips." in words(app)
     assert "Where ranks disagree" not in titles(app)
 
 
-def test_of_one_rank_among_many_nothing_is_said_to_be_slow_or_not_measured(home, open_app):
+def test_one_recorded_rank_of_many_is_neither_slow_nor_unmeasured(home, open_app):
     steps = {"step": range(6), "loss": [1.0] * 6, "step_ms": [9.0] * 6, "forward_ms": [5.0] * 6}
     with RunWriter(home.runs / "a", config={"precision": "fp32"}, world_size=16) as writer:
         writer.append("steps", steps)

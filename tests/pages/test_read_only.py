@@ -34,7 +34,7 @@ def busy(home, monkeypatch):
     write(home.samples / "fp16-healthy", "healthy")
     write_label(home.runs / "a", Label(tags=("paper",)))
     mute(home.runs / "b", "watch-overhead")
-    trash.discard(run_list.listing()["run/gone"])
+    trash.delete(run_list.listing()["run/gone"])
     with live(home.runs / "l") as run:
         run.advance(30)
         (home.runs / "l" / "job.json").write_text("{}")
@@ -66,9 +66,9 @@ def test_no_page_offers_a_change(page, busy, open_app, monkeypatch):
 
 def test_the_same_library_offers_changes_where_they_are_allowed(busy, open_app):
     """So that what the test above does not find is there to be found."""
-    found = {label for page in pages() for label in pressable(open_app(page, run="run/a"))}
-    found |= pressable(open_app(run="run/l")) | pressable(open_app("pages/run_library.py", run="run/b"))
-    assert {"Delete", "Save", "Run again", "Restore gone", "Remove all for good", "Mute", "Stop", "Start"} <= found
+    result = {label for page in pages() for label in pressable(open_app(page, run="run/a"))}
+    result |= pressable(open_app(run="run/l")) | pressable(open_app("pages/run_library.py", run="run/b"))
+    assert {"Delete", "Save", "Run again", "Restore gone", "Remove all for good", "Mute", "Stop", "Start"} <= result
 
 
 def test_a_muted_finding_stays_so_and_is_still_named(home, open_app, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_muted_finding_stays_so_and_is_still_named(home, open_app, monkeypatch
 def test_the_functions_refuse_too(home, monkeypatch):
     write(home.runs / "a", "healthy")
     entry = run_list.listing()["run/a"]
-    kept = trash.discard(entry)
+    kept = trash.delete(entry)
     read_only(monkeypatch)
     for change in (
         lambda: write_label(home.runs / "b", Label(name="x")),
@@ -94,4 +94,4 @@ def test_the_functions_refuse_too(home, monkeypatch):
     ):
         with pytest.raises(RunError, match="read-only"):
             change()
-    assert kept in trash.kept()
+    assert kept in trash.deleted_runs()

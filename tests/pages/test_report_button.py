@@ -21,6 +21,6 @@ def test_a_file_is_named_by_its_runs_whatever_they_are_called(tmp_path):
     assert report.file_name(runs[:1]) == "report-.._b_x"
 
 
-def test_what_cannot_be_reported_on_says_so_in_the_file(tmp_path):
+def test_a_report_that_cannot_be_made_gives_the_reason_in_the_file(tmp_path):
     run = load_run(write(tmp_path / "a", "empty"))
     assert b"has no steps" in report._made([run])

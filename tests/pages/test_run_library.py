@@ -36,7 +36,7 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(f.relative_to(folder)) for f in folder.rglob("*")) if folder.exists() else []
 
 
-def test_table_tells_what_there_is(home, open_app):
+def test_the_table_lists_every_run(home, open_app):
     write(home.samples / "fp16-healthy", "healthy")
     write(home.runs / "mine", "stopped")
     write(home.runs / "cmp" / "fp32", "fp32")
@@ -51,7 +51,7 @@ def test_table_tells_what_there_is(home, open_app):
     assert 0 < table.loc["mine", "Size (MiB)"] < 1
 
 
-def test_the_verdict_on_a_damaged_run_is_that_it_is_damaged(home, open_app):
+def test_a_damaged_run_is_listed_as_damaged(home, open_app):
     for name in ("head", "table"):
         write(home.runs / name, "healthy")
     (home.runs / "head" / "run.json").write_text("{")
@@ -90,13 +90,13 @@ def test_a_deletion_can_be_undone_and_samples_stay(home, open_app):
     assert not again.exception and files_below(home.runs) == []
 
 
-def test_a_run_that_another_tab_has_deleted_is_said_to_be_gone(home):
+def test_a_run_that_another_tab_deleted_has_a_notice(home):
     write(home.runs / "few", "healthy")
     entry = run_list.listing()["run/few"]
-    trash.discard(entry)
+    trash.delete(entry)
     with pytest.raises(RunError, match=r"^few is no longer there: it was moved or deleted elsewhere$"):
-        trash.discard(entry)
-    (kept,) = trash.kept()
+        trash.delete(entry)
+    (kept,) = trash.deleted_runs()
     trash.restore(kept)
     with pytest.raises(RunError, match=r"^the place of few is taken by another run; rename or delete that first$"):
         trash.restore(kept)
@@ -107,13 +107,13 @@ def test_a_damaged_run_of_a_comparison_comes_back_too(home):
         write(home.runs / "cmp" / name, name)
     (home.runs / "cmp" / "fp32" / "run.json").unlink()
     before = files_below(home.runs)
-    trash.discard(run_list.listing()["run/cmp/fp32"])
-    (kept,) = trash.kept()
+    trash.delete(run_list.listing()["run/cmp/fp32"])
+    (kept,) = trash.deleted_runs()
     assert trash.restore(kept) == "run/cmp/fp32"
     assert [f for f in files_below(home.runs) if not f.startswith(".deleted")] == before
 
 
-def test_a_place_that_was_taken_meanwhile_is_not_overwritten(home, open_app):
+def test_restoring_does_not_overwrite_a_new_run(home, open_app):
     write(home.runs / "a", "healthy")
     app = open_app(LIBRARY, run="run/a")
     button(app, "Delete").click().run()
@@ -132,9 +132,9 @@ def test_name_tags_and_note_are_kept_and_searched(home, open_app):
     table = app.dataframe[0].value.set_index("Name")
     assert list(table.loc["the good one (a)", "Tags"]) == ["paper", "lstm"] and "as in table 2" in words(app)
     assert load_run(home.runs / "a").head.name == "a"  # the run itself is as it was
-    for asked, found in (("PAPER good", ["the good one (a)"]), ("fp32", ["b"])):
+    for asked, result in (("PAPER good", ["the good one (a)"]), ("fp32", ["b"])):
         next(t for t in app.text_input if t.key == "library.search").set_value(asked).run()
-        assert list(app.dataframe[0].value["Name"]) == found
+        assert list(app.dataframe[0].value["Name"]) == result
     next(t for t in app.text_input if t.key == "library.search").set_value("nowhere").run()
     assert "No run has all of these words." in words(app)
 
@@ -162,7 +162,7 @@ def test_the_run_that_was_ticked_last_is_chosen(ticked, before, current, chosen)
     assert run_table.chosen(ticked, before, current) == chosen
 
 
-def test_a_run_is_begun_again_with_its_own_settings(home, open_app):
+def test_run_again_uses_the_run_s_settings(home, open_app):
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
     head["config"] |= {
@@ -275,7 +275,7 @@ def test_traces_of_several_ranks_become_one_run(home):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
+    ("name", "data", "expected"),
     [
         ("noise.json", b"\x00\x01", "noise.json is not a profiler trace"),
         ("cut.json", json.dumps(training()).encode()[:500], "cut.json is cut off"),
@@ -283,13 +283,13 @@ def test_traces_of_several_ranks_become_one_run(home):
         ("../../evil.json", b"{}", "evil.json is not a profiler trace"),
     ],
 )
-def test_bad_trace_is_one_sentence_and_nothing_is_written(home, open_app, name, data, said):
+def test_bad_trace_is_one_sentence_and_nothing_is_written(home, open_app, name, data, expected):
     write(home.runs / "a", "healthy")
     before = files_below(home.runs)
     app = open_app(LIBRARY)
     app = app.get("file_uploader")[1].upload(name, data, "application/json").run()
     assert not app.exception and len(app.error) == 1
-    assert said in app.error[0].value.replace("\\", "") and "/tmp" not in app.error[0].value
+    assert expected in app.error[0].value.replace("\\", "") and "/tmp" not in app.error[0].value
     assert files_below(home.runs) == before
 
 
@@ -304,8 +304,8 @@ def test_folder_upload_keeps_only_what_a_run_has(home, tmp_path):
     files = [*folder_files(source, "b"), ("b/../../../x.parquet", b""), ("/abs/steps/1.parquet", b"")]
     key = incoming.take_folder(files)
     assert key == "run/uploads/b"
-    found = files_below(home.runs / "uploads" / "b")
-    assert "run.json" in found and not any("secret" in f or "notes" in f or "x.parquet" in f for f in found)
+    result = files_below(home.runs / "uploads" / "b")
+    assert "run.json" in result and not any("secret" in f or "notes" in f or "x.parquet" in f for f in result)
     assert len(load_run(home.runs / "uploads" / "b").steps) == 120
 
 
@@ -323,15 +323,15 @@ def test_folder_upload_takes_tables_of_one_file_each(home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "expected"),
     [
         ([("b/steps/0.parquet", b"")], "run.json is missing"),
         ([("b/run.json", b"{}"), ("c/run.json", b"{}")], "holds 2 runs"),
         ([("b/run.json", b"{")], "does not hold JSON"),
     ],
 )
-def test_bad_folder_upload_is_refused(home, files, said):
-    with pytest.raises(RunError, match=said):
+def test_bad_folder_upload_is_refused(home, files, expected):
+    with pytest.raises(RunError, match=expected):
         incoming.take_folder(files)
     assert files_below(home.runs) == []
 
@@ -347,7 +347,7 @@ def test_an_upload_is_read_by_this_amp_core_wherever_the_server_was_started(home
 
 
 def test_upload_that_takes_too_long_is_given_up(home, monkeypatch):
-    monkeypatch.setattr(incoming, "TIME_LIMIT_S", 0.01)
+    monkeypatch.setattr(incoming, "READING_TIMEOUT_S", 0.01)
     with pytest.raises(RunError, match="took more than"):
         incoming.take_zip("slow.zip", zip_of({"run.json": b"{}"}))
     assert files_below(home.runs) == []
@@ -424,7 +424,7 @@ def test_charts_call_a_run_as_it_was_renamed(home, open_app):
     assert "given later" in drawn(open_app(compare, **asked))
 
 
-def test_a_failed_run_is_not_called_well(home, open_app):
+def test_a_failed_run_is_not_called_healthy(home, open_app):
     with pytest.raises(ZeroDivisionError), RunWriter(home.runs / "a"):
         raise ZeroDivisionError
     table = open_app(LIBRARY, run="run/a").dataframe[0].value
@@ -439,7 +439,7 @@ def test_a_run_that_never_made_a_step_has_no_verdict(home, open_app):
     assert dict(table["Verdict"]) == {"a": "stopped", "b": "failed"}
 
 
-def test_fp32_is_the_reference_of_what_is_compared(home, open_app):
+def test_fp32_is_the_baseline_of_a_comparison(home, open_app):
     for name in ("fp16", "fp32"):
         write(home.runs / name, name if name == "fp32" else "healthy")
     app = open_app(LIBRARY, run="run/fp16")

@@ -46,16 +46,16 @@ def test_failed_run_says_why_with_its_last_lines(home, open_app):
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "expected"),
     [
         ("stopped by SIGTERM", "Stopped by SIGTERM."),
         ("stopped on request", "Stopped on request."),
         ("killed: it did not end in time", "Stopped: killed: it did not end in time."),
     ],
 )
-def test_stopped_run_says_so_once(home, open_app, reason, said):
+def test_stopped_run_says_so_once(home, open_app, reason, expected):
     write(home.runs / "a", "healthy", status="stopped", end_reason=reason)
-    assert [warning.value.replace("\\", "") for warning in open_app(run="run/a").warning] == [said]
+    assert [warning.value.replace("\\", "") for warning in open_app(run="run/a").warning] == [expected]
 
 
 def test_lost_run_is_called_lost(home, open_app):
@@ -68,7 +68,7 @@ def test_lost_run_is_called_lost(home, open_app):
     assert "lost" in words(app) and "Lost: its process is gone" in words(app)
 
 
-def test_live_run_moves_and_then_settles(home, open_app):
+def test_a_live_run_is_refreshed_until_it_ends(home, open_app):
     with live(home.runs / "a", SCENARIOS["healthy"], steps=50) as run:
         run.advance(3)
         app = open_app(run="run/a")
@@ -110,8 +110,8 @@ def test_a_run_that_failed_before_its_first_step_says_why(home, open_app):
 
 def test_what_to_change_is_code_once_and_its_reason_below(home, open_app):
     write(home.runs / "a", "underflowing")
-    said = words(open_app(run="run/a"))
-    assert said.count("Write `scaler = torch.amp.GradScaler(") == 1
+    page_text = words(open_app(run="run/a"))
+    assert page_text.count("Write `scaler = torch.amp.GradScaler(") == 1
 
 
 def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open_app):
@@ -124,7 +124,7 @@ def test_configuration_and_environment_are_drawn_once_they_are_opened(home, open
     assert not app.exception
 
 
-def test_a_training_whose_steps_are_gone_is_not_called_well(home, open_app):
+def test_a_training_whose_steps_are_gone_is_not_called_healthy(home, open_app):
     shutil.rmtree(write(home.runs / "a", "profiled-cpu") / "steps")
     app = open_app(run="run/a")
     assert not app.exception and not app.success

@@ -100,11 +100,11 @@ def test_a_size_that_the_device_cannot_hold_is_refused(started, open_app, monkey
     field(app, "what").set_value(("text-bert", "large"))
     app = submit(app)
     assert not configs
-    said = app.error[0].value.replace("\\", "")
-    assert said.startswith("size='large' cannot be trained on") and "choose a smaller size" in said
+    page_text = app.error[0].value.replace("\\", "")
+    assert page_text.startswith("size='large' cannot be trained on") and "choose a smaller size" in page_text
 
 
-def test_what_is_recorded_besides_is_asked_for(started, open_app):
+def test_the_form_passes_on_what_to_record(started, open_app):
     configs, _ = started
     app = submit(open_app(START))
     assert (configs[0].profile, configs[0].trace_ops, configs[0].audit_every) == ((20, 23), 2, None)
@@ -116,7 +116,7 @@ def test_what_is_recorded_besides_is_asked_for(started, open_app):
     assert (configs[-1].profile, configs[-1].trace_ops, configs[-1].audit_every) == (None, None, 50)
 
 
-def test_a_profile_that_is_no_window_is_refused_beside_its_field(started, open_app):
+def test_an_invalid_profile_window_is_refused_beside_its_field(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "profile").set_value("53:50")
@@ -135,7 +135,7 @@ def test_a_profile_behind_the_last_step_is_refused_beside_its_field(started, ope
     assert app.session_state["start.refused"][0] == "profile"
 
 
-def test_a_short_training_is_begun_whatever_window_the_form_has_by_itself(started, open_app):
+def test_a_short_training_ignores_the_default_profile_window(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "steps").set_value(12)
@@ -155,9 +155,9 @@ def test_each_precision_becomes_a_queued_run_and_the_first_is_shown(started, ope
     assert {c.steps for c in configs} == {30} and {c.seed for c in configs} == {7}
     assert app.session_state["run"] == "run/text-gpt-tiny-fp16-1"
     assert app.query_params["run"] == "run/text-gpt-tiny-fp16-1"
-    said = words(app)
-    assert "Number 1 in the queue" in said
-    assert "number 2 for cpu" in said and "number 3 for cpu" in said
+    page_text = words(app)
+    assert "Number 1 in the queue" in page_text
+    assert "number 2 for cpu" in page_text and "number 3 for cpu" in page_text
 
 
 def test_a_static_scale_goes_to_the_recipes_with_a_scaler(started, open_app):
@@ -170,7 +170,7 @@ def test_a_static_scale_goes_to_the_recipes_with_a_scaler(started, open_app):
     assert {c.precision: c.loss_scale for c in configs} == {"fp16": 128.0, "fp32": "dynamic"}
 
 
-def test_a_dynamic_scale_starts_where_the_form_says(started, open_app):
+def test_a_dynamic_scale_starts_at_the_value_in_the_form(started, open_app):
     configs, _ = started
     app = open_app(START)
     field(app, "scale").set_value(1024.0)
@@ -190,7 +190,7 @@ def refusal_of(**settings):
 @pytest.mark.parametrize(
     ("name", "value"), [("steps", -4), ("batch_size", 0), ("seed", -1), ("growth_factor", 0.5), ("every", 0)]
 )
-def test_a_refused_value_is_said_as_on_the_command_line(started, open_app, name, value):
+def test_a_refused_value_shows_the_sentence_of_the_command_line(started, open_app, name, value):
     configs, _ = started
     app = open_app(START)
     field(app, name).set_value(value)
@@ -307,7 +307,7 @@ def test_an_ablation_that_cannot_start_is_a_sentence(home, open_app):
     assert not app.exception and app.error[0].value.replace("\\", "").startswith("runs_dir=")
 
 
-def test_compare_tells_the_four_of_an_ablation_apart(home, open_app):
+def test_compare_distinguishes_the_four_runs_of_an_ablation(home, open_app):
     names = {"fp32": "fp32", "fp16-unscaled": "underflowing", "fp16-static-128": "static", "fp16-dynamic": "healthy"}
     for name, scenario in names.items():
         write(home.runs / f"ablation-{name}", scenario)
@@ -324,7 +324,7 @@ def test_compare_tells_the_four_of_an_ablation_apart(home, open_app):
     assert len(set(lines)) == 4
 
 
-def test_stop_is_asked_of_the_job(started, open_app, monkeypatch):
+def test_stop_requests_the_end_of_the_job(started, open_app, monkeypatch):
     asked = []
     monkeypatch.setattr(jobs.Job, "request_stop", lambda self, *_: asked.append(self.name))
     app = open_app(START)
@@ -355,7 +355,7 @@ def test_live_view_follows_the_run_and_stands_still_when_it_ends(started, home, 
     assert any("finished" in m.value for m in app.markdown)
 
 
-def test_reload_finds_the_running_job_again(started, home, open_app):
+def test_a_reload_shows_the_running_job(started, home, open_app):
     _, states = started
     submit(open_app(START))
     folder = home.runs / "text-gpt-tiny-fp16-1"
@@ -384,7 +384,7 @@ def test_pages_never_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_beside_a_workload_of_ones_own_none_is_chosen(home, open_app, monkeypatch, tmp_path):
+def test_no_workload_is_selected_beside_the_users_own(home, open_app, monkeypatch, tmp_path):
     for part in (fields, form):
         monkeypatch.setattr(part, "current", lambda: Rules(scripts=(str(tmp_path),)))
     app = open_app(START)
@@ -409,7 +409,7 @@ def test_a_script_that_the_server_allows_can_be_run_again(monkeypatch, tmp_path)
     assert not again.possible(inside)
 
 
-def test_what_the_form_has_no_field_for_is_said_when_a_run_is_begun_again(home, open_app):
+def test_run_again_names_settings_that_the_form_has_no_field_for(home, open_app):
     folder = write(home.runs / "a", "healthy")
     head = json.loads((folder / "run.json").read_text())
     head["config"] |= {"nproc": 2, "islands": ["blocks.0"], "pad_to": 8, "fp8": False}

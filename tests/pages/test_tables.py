@@ -33,7 +33,7 @@ def test_tables_of_another_page_are_not_offered(home, open_app):
     assert [b.label for b in app.get("download_button")] == ["Report", "CSV", "CSV", "CSV"]  # three charts
 
 
-def test_no_page_shows_a_table_that_cannot_be_had():
+def test_every_table_on_a_page_can_be_downloaded():
     for file in ROOT.rglob("*.py"):
         calls = [n.func for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         shown = [c for c in calls if isinstance(c, ast.Attribute) and c.attr == "dataframe"]
@@ -49,7 +49,7 @@ def test_shares_are_shown_in_percent_and_kept_as_they_were(home, open_app):
     assert shown["frac"].sum() == pytest.approx(100) and kept["frac"].sum() == pytest.approx(1)
 
 
-def test_no_page_has_a_way_of_its_own_to_write_shares_and_counts():
+def test_pages_use_the_shared_columns_for_shares_and_counts():
     for file in ROOT.rglob("*.py"):
         calls = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)]
         named = {
@@ -79,7 +79,7 @@ def test_measured_numbers_are_rounded_as_in_words():
     assert shown["b"].iloc[0] == pytest.approx(12.345) and shown["c"].iloc[0] == 7 and frame["b"].iloc[0] == 0.12345
 
 
-def test_a_column_of_which_nothing_is_told_leaves_its_room_to_the_others():
+def test_an_empty_column_is_omitted():
     frame = pd.DataFrame({"a": ["–", ""], "b": [np.nan, None], "c": [0.0, np.nan], "d": ["–", "x"], "e": [None, None]})
     columns = {name: tables.count(name) for name in frame}
     assert list(tables.known(frame, columns)) == ["c", "d"]
@@ -87,7 +87,7 @@ def test_a_column_of_which_nothing_is_told_leaves_its_room_to_the_others():
 
 
 def test_a_comparison_of_different_tasks_has_no_column_for_losses_that_cannot_be_compared(home):
-    found = compare([load_run(write(home.runs / name, name)) for name in ("fp32", "healthy")]).recipes
-    assert "Loss change" in comparison.recipes(found)
-    apart = comparison.recipes(found.assign(loss_change_frac=float("nan")))
+    result = compare([load_run(write(home.runs / name, name)) for name in ("fp32", "healthy")]).recipes
+    assert "Loss change" in comparison.recipes(result)
+    apart = comparison.recipes(result.assign(loss_change_frac=float("nan")))
     assert "Loss change" not in apart and "Final loss" in apart

@@ -56,9 +56,9 @@ def test_a_search_shows_answer_evidence_and_code_for_each_framework(home, open_a
     write(home, "tune-1")
     app = open_app(PAGE)
     assert not app.exception and not app.error
-    said = words(app)
-    assert "BF16: 2.5 × faster, 30 % less memory, same loss within noise" in said
-    assert "needs an NVIDIA GPU of compute capability 8.0" in said
+    page_text = words(app)
+    assert "BF16: 2.5 × faster, 30 % less memory, same loss within noise" in page_text
+    assert "needs an NVIDIA GPU of compute capability 8.0" in page_text
     assert [tab.label for tab in app.tabs] == ["PyTorch", "Accelerate", "Transformers", "Lightning"]
     texts = [block.value for block in app.code]
     assert len(texts) == 4 and all("bf16" in text or "bfloat16" in text for text in texts)
@@ -68,7 +68,7 @@ def test_a_search_shows_answer_evidence_and_code_for_each_framework(home, open_a
     assert app.dataframe[1].value["learns"].tolist() == ["within noise (…)"]
 
 
-def test_the_address_says_which_search(home, open_app):
+def test_the_address_selects_the_search(home, open_app):
     write(home, "tune-1", dataclasses.replace(FOUND, answer="FP32: stay with it", chosen="fp32"))
     write(home, "tune-2")
     app = open_app(PAGE, search="tune-1")
@@ -77,7 +77,7 @@ def test_the_address_says_which_search(home, open_app):
     assert "BF16: 2.5" in words(app) and app.query_params["search"] == "tune-2"
 
 
-def test_what_is_not_told_is_called_no_finding(home, open_app):
+def test_an_unmeasured_outcome_is_not_called_a_result(home, open_app):
     answer = "BF16 looks fastest, 2.5 × FP32's speed, but whether it learns the same is not told: run with --budget 240"
     write(home, "tune-1", dataclasses.replace(FOUND, answer=answer, confirmed=False, needs_s=240.0))
     write(home, "tune-2")
@@ -108,7 +108,7 @@ def test_a_search_of_another_version_is_one_sentence(home, open_app):
     assert not app.exception and "has schema 9" in app.error[0].value
 
 
-def test_one_that_goes_on_shows_how_far_it_is(home, open_app):
+def test_a_search_under_way_shows_its_progress(home, open_app):
     write(home, "tune-1", dataclasses.replace(FOUND, status="running", chosen="", config={}, answer="", why=""))
     app = open_app(PAGE)
     assert not app.exception and not app.code
@@ -131,7 +131,7 @@ def test_the_form_queues_a_search_with_its_budget(home, open_app, monkeypatch):
     assert asked["config"].precision == "fp32" and asked["name"] == "tune-digits-cnn-tiny"
 
 
-def test_a_search_that_has_not_begun_to_write_is_told_from_none(home, open_app):
+def test_a_search_without_a_record_yet_differs_from_none(home, open_app):
     command = [sys.executable, "-c", "import time; time.sleep(1200)"]
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
     try:
@@ -142,7 +142,7 @@ def test_a_search_that_has_not_begun_to_write_is_told_from_none(home, open_app):
         wait_for(lambda: not jobs.find(job.folder).alive)
 
 
-def test_a_job_that_makes_runs_is_no_damaged_run(home, open_app):
+def test_a_job_that_makes_runs_is_not_a_damaged_run(home, open_app):
     command = [sys.executable, "-c", "import sys; print('searching'); sys.exit(0)"]
     job = jobs.start(TrainConfig(device="cpu"), home.runs, "tune-x", command=command, makes="runs")
     wait_for(lambda: not jobs.find(job.folder).alive)

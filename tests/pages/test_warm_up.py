@@ -33,12 +33,12 @@ def asked_by(monkeypatch, work):
     return asked
 
 
-def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeypatch, open_app):
+def test_the_first_page_and_the_findings_of_each_sample_are_analysed_ahead(monkeypatch, open_app):
     monkeypatch.setattr(run_list, "SAMPLES", ROOT / "sample_runs")
     monkeypatch.setattr(warm_up, "PAUSE_S", 0.0)
-    monkeypatch.setattr(warm_up, "further", lambda run: None)  # what other pages ask
+    monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # what other pages ask
     interval = sys.getswitchinterval()
-    ahead = asked_by(monkeypatch, lambda: warm_up.ahead().join())
+    ahead = asked_by(monkeypatch, lambda: warm_up.analyse_samples().join())
     assert sys.getswitchinterval() == pytest.approx(interval)
     assert not [thread for thread in threading.enumerate() if thread.name == "ampscope-ahead"]
     page = asked_by(monkeypatch, open_app)
@@ -48,16 +48,16 @@ def test_the_first_page_is_analysed_ahead_and_the_verdict_of_each_sample(monkeyp
         assert {(function.__qualname__, (path,), (), ()) for path in samples} <= ahead
 
 
-def test_while_overview_is_read_other_pages_are_made_ready(home, monkeypatch, open_app):
+def test_other_pages_are_analysed_while_overview_is_read(home, monkeypatch, open_app):
     write(home.runs / "a", "healthy")
-    ready, started, further = set(), [], warm_up.further
+    ready, started, further = set(), [], warm_up.analyse_other_pages
 
     def begin(run):
         ready.update(asked_by(monkeypatch, lambda: started.append(further(run)) or started[-1].join()))
 
-    monkeypatch.setattr(warm_up, "further", begin)
+    monkeypatch.setattr(warm_up, "analyse_other_pages", begin)
     open_app(run="run/a")
-    assert {name for name, *_ in ready} >= {function.__qualname__ for function in warm_up.FURTHER}
+    assert {name for name, *_ in ready} >= {function.__qualname__ for function in warm_up.LOSS_SCALE_ANALYSES}
     asked = asked_by(monkeypatch, lambda: open_app("pages/loss_scale.py", run="run/a"))
     assert {name for name, *_ in ready & asked} >= {"skip_episodes", "safe_window_over_time", "safe_window"}
     asked = asked_by(monkeypatch, lambda: open_app("pages/number_ranges.py", run="run/a"))
@@ -68,30 +68,30 @@ PAGES = ("loss_scale", "number_ranges", "layer_detail", "memory_use", "step_cost
 
 
 @pytest.mark.parametrize("scenario", ["overflowing", "profiled"])
-def test_a_page_made_ready_asks_nothing_that_takes_long(home, monkeypatch, open_app, scenario):
+def test_a_page_analysed_ahead_runs_no_slow_analysis(home, monkeypatch, open_app, scenario):
     run = load_run(write(home.runs / "a", scenario))
-    ready = asked_by(monkeypatch, lambda: warm_up.further(run).join())
+    ready = asked_by(monkeypatch, lambda: warm_up.analyse_other_pages(run).join())
     asked = asked_by(monkeypatch, lambda: [open_app(f"pages/{page}.py", run="run/a") for page in PAGES])
     overview = asked_by(monkeypatch, lambda: open_app(run="run/a"))
     assert {name for name, *_ in asked - ready - overview} <= {"kinds_present"}
 
 
-def test_a_run_that_goes_away_meanwhile_is_no_fault_of_the_server(home):
+def test_a_run_that_is_deleted_during_analysis_is_not_a_server_error(home):
     path = write(home.runs / "a", "healthy")
     run = load_run(path)
     shutil.rmtree(path)
-    warm_up.further(run).join()  # pytest fails a test in whose threads something was raised
+    warm_up.analyse_other_pages(run).join()  # pytest fails a test in whose threads something was raised
     assert not warm_up._analysing.locked()
 
 
-def test_one_run_at_a_time_is_made_ready_and_none_that_still_trains(home):
+def test_one_run_at_a_time_is_analysed_ahead_and_no_live_run(home):
     write(home.runs / "a", "healthy")
     run = load_run(home.runs / "a")
     with warm_up._analysing:
-        assert warm_up.further(run) is None
+        assert warm_up.analyse_other_pages(run) is None
     with RunWriter(home.runs / "b"):
-        assert warm_up.further(load_run(home.runs / "b")) is None
-    empty = warm_up.further(load_run(home.runs / "b"))  # without gradients
+        assert warm_up.analyse_other_pages(load_run(home.runs / "b")) is None
+    empty = warm_up.analyse_other_pages(load_run(home.runs / "b"))  # without gradients
     assert empty is not None
     empty.join()
     assert not warm_up._analysing.locked()
@@ -101,6 +101,6 @@ def test_small_answers_do_not_wait_for_the_browser_to_acknowledge():
     with socket.socket(family=socket.AF_INET) as bound:  # as Streamlit makes it
         bound.bind(("127.0.0.1", 0))
         bound.listen()
-        warm_up.send_at_once()
+        warm_up.disable_nagle()
         with socket.create_connection(bound.getsockname()), bound.accept()[0] as connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -10,7 +10,7 @@ from pages.parts import words
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (None, "–"),
         (math.nan, "–"),
@@ -23,8 +23,8 @@ from pages.parts import words
         (98765432.0, "9.88 × 10⁷"),
     ],
 )
-def test_number_has_three_significant_digits(value, said):
-    assert words.number(value) == said
+def test_number_has_three_significant_digits(value, expected):
+    assert words.number(value) == expected
 
 
 def test_scales_are_powers_of_two_where_they_are():
@@ -54,10 +54,10 @@ def test_one_of_what_a_finding_counts_is_one():
     assert amount(1, "backward passes") == "1 backward pass" and amount(1, "cosine") == "1 cosine"
 
 
-def test_memory_is_said_in_percent_or_by_how_many_times():
+def test_memory_is_compared_in_percent_or_as_a_ratio():
     row = {"recipe": "b", "precision": "fp16", "speed_ratio": 1.0, "speed_verdict": "not measured", "parity": "worse"}
-    said = [in_one_line(row | {"memory_ratio": ratio}).split(", ")[1] for ratio in (0.6, 1.01, 1.5, 8.2)]
-    assert said == ["40.0 % less memory", "as much memory", "50.0 % more memory", "8.20 × the memory"]
+    page_text = [in_one_line(row | {"memory_ratio": ratio}).split(", ")[1] for ratio in (0.6, 1.01, 1.5, 8.2)]
+    assert page_text == ["40.0 % less memory", "as much memory", "50.0 % more memory", "8.20 × the memory"]
 
 
 def test_loss_that_was_nan_is_not_one_that_is_missing():
@@ -73,13 +73,13 @@ def test_markup_in_names_is_text():
     assert words.escape("a_b[c]\n*d*") == r"a\_b\[c\] \*d\*"
 
 
-def test_every_status_has_a_look():
+def test_every_status_has_a_colour_and_an_icon():
     states = {"queued", "starting", "running", "finished", "stopped", "failed", "lost", "damaged"}
     assert states == set(words.STATUS_LOOK)
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (0.0999755859375, "0.0999755859375"),
         (65504.0, "65504"),
@@ -93,14 +93,14 @@ def test_every_status_has_a_look():
         (math.nan, "–"),
     ],
 )
-def test_stored_values_keep_all_digits(value, said):
-    assert words.exactly(value) == said
+def test_stored_values_keep_all_digits(value, expected):
+    assert words.exactly(value) == expected
 
 
 def test_numbers_stay_with_their_units():
-    said = words.unbroken("1 step of 400 (0.25 %) in 10 s, 3 MiB, 4.5 × as fast; 4 steps, 2 samples, 5 min 20 s")
+    page_text = words.unbroken("1 step of 400 (0.25 %) in 10 s, 3 MiB, 4.5 × as fast; 4 steps, 2 samples, 5 min 20 s")
     together = "1 step of 400 (0.25_%) in 10_s, 3_MiB, 4.5_× as fast; 4 steps, 2 samples, 5_min 20_s"
-    assert said.replace("\u00a0", "_") == together
+    assert page_text.replace("\u00a0", "_") == together
 
 
 def test_powers_in_a_text_are_raised():

@@ -23,8 +23,8 @@ EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 def packed(page, key):
     """What page.js unpacks."""
-    found = re.search(rf'<script type="application/x-gzip" id="{key}">([^<]*)</script>', page)
-    return gzip.decompress(base64.b64decode(found[1])).decode()
+    result = re.search(rf'<script type="application/x-gzip" id="{key}">([^<]*)</script>', page)
+    return gzip.decompress(base64.b64decode(result[1])).decode()
 
 
 def text(page):
@@ -38,12 +38,12 @@ def test_what_is_not_html_is_escaped():
     assert tag("p", tag("b", "x"), class_="a", hidden=True) == '<p class="a" hidden><b>x</b></p>'
 
 
-def test_one_run_is_told_whole():
+def test_a_report_of_one_run_is_complete():
     run = load_run(SAMPLES["fp16-overflow"])
     page = report_html([run])
-    said = text(page)
-    assert "Findings" in said and "Loss scale" in said and "Settings and environment" in said
-    assert str(run.head.environment["torch"]) in said
+    page_text = text(page)
+    assert "Findings" in page_text and "Loss scale" in page_text and "Settings and environment" in page_text
+    assert str(run.head.environment["torch"]) in page_text
     titles = [c["light"]["layout"]["title"]["text"] for c in json.loads(packed(page, "charts")).values()]
     assert titles[0] == "Loss" and any("scale" in t for t in titles) and any("ranges" in t for t in titles)
 
@@ -51,11 +51,11 @@ def test_one_run_is_told_whole():
 def test_several_runs_are_compared_with_the_first():
     runs = [load_run(SAMPLES[name]) for name in ("fp32", "bf16", "fp16-healthy")]
     page = report_html(runs)
-    said = text(page)
-    assert "Comparison" in said and "What differs" in said
-    assert re.search(r"fp16-healthy\s+fp16\s+[\d.]+ ms", said)  # of each run its precision, and its step
+    page_text = text(page)
+    assert "Comparison" in page_text and "What differs" in page_text
+    assert re.search(r"fp16-healthy\s+fp16\s+[\d.]+ ms", page_text)  # of each run its precision, and its step
     for answer in compare(runs).answers.values():
-        assert answer in said
+        assert answer in page_text
     assert len(page.encode()) < 5_000_000
     assert page.count(packed(page, "plotly")[:200]) == 0  # packed, and only once
     assert page.count('id="plotly"') == 1
@@ -65,16 +65,16 @@ def test_several_runs_are_compared_with_the_first():
 
 def test_each_table_is_offered_as_csv_and_parquet():
     runs = [load_run(SAMPLES[name]) for name in ("fp32", "bf16")]
-    page, found = report_html(runs), compare(runs)
+    page, result = report_html(runs), compare(runs)
     links = re.findall(r'href="data:([^;]+);base64,([^"]*)" download="([^"]+)"', page)
     kinds = {"text/csv": ".csv", "application/vnd.apache.parquet": ".parquet"}
     assert all(name.endswith(kinds[media]) for media, _, name in links)
     assert len(links) == 2 * (3 + 2 * len(runs))  # of a run its numbers, and its settings, whose tables are one file
     held = {name: base64.b64decode(data) for _, data, name in links}
     back = pd.read_parquet(io.BytesIO(held["recipes.parquet"]))
-    assert back["speed_ratio"].tolist() == found.recipes["speed_ratio"].tolist()
+    assert back["speed_ratio"].tolist() == result.recipes["speed_ratio"].tolist()
     assert (
-        pd.read_csv(io.BytesIO(held["what-differs.csv"]))["setting"].tolist() == found.differences["setting"].tolist()
+        pd.read_csv(io.BytesIO(held["what-differs.csv"]))["setting"].tolist() == result.differences["setting"].tolist()
     )
     assert {"runs.csv", "numbers.csv", "settings.parquet"} <= set(held)
 
@@ -105,7 +105,7 @@ def test_the_same_runs_give_the_same_file():
     assert report_html([run]) == report_html([run])
 
 
-def test_what_cannot_be_told_of_is_refused(tmp_path, capsys):
+def test_runs_that_cannot_be_reported_are_refused(tmp_path, capsys):
     with pytest.raises(RunError, match="no steps"):
         report_html([load_run(write_rows(tmp_path / "empty"))])
     with pytest.raises(RunError, match="1 to 16"):
@@ -114,7 +114,7 @@ def test_what_cannot_be_told_of_is_refused(tmp_path, capsys):
     assert "out=" in capsys.readouterr().err
 
 
-def test_the_command_writes_the_file_in_one_move(tmp_path, capsys):
+def test_the_command_writes_the_file_atomically(tmp_path, capsys):
     out = tmp_path / "r.html"
     assert main(["report", str(SAMPLES["fp32"]), str(SAMPLES["bf16"]), "--out", str(out)]) == 0
     assert "2 runs" in capsys.readouterr().out

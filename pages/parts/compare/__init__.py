@@ -1,1 +1,1 @@
-"""Runs beside each other: in words and tables, their step costs, and live."""
+"""Comparing runs: text and tables, step costs, and live."""

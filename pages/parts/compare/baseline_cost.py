@@ -1,4 +1,4 @@
-"""The step cost of another run beside this one's: which parts shrank, which grew."""
+"""The step cost of another run compared with this one: which parts shrank and which grew."""
 
 import streamlit as st
 
@@ -17,13 +17,13 @@ CHANGES = {
 
 
 def show(run: Run) -> None:
-    """A picker for the other run and, once it is picked, both costs as bars and their differences as a table."""
+    """A picker for the other run and, once it is picked, both costs as bars and a table of differences."""
     entries = {
         key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
     }
     st.header("Beside another run", anchor=False)
     key = st.selectbox(
-        "First run, which this one is held against",
+        "Baseline of this run",
         list(entries),
         index=None,
         format_func=lambda key: picker.label(entries[key]),

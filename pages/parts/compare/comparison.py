@@ -1,4 +1,4 @@
-"""A comparison in words and as tables: what differs, ratios with their spread, verdicts."""
+"""A comparison as text and tables: differing settings, and ratios with their spread."""
 
 from typing import Any
 
@@ -61,15 +61,15 @@ NUMBERS = {(RECIPES | RUNS)[name]: measured(help_=text) for name, text in _MEASU
 }
 NUMBERS[RECIPES["loss_change"]] = st.column_config.TextColumn(help="Of the final loss, against the first recipe")
 LONG = 28
-"""Letters of a name from which on its column, which does not move, would leave no room for the numbers."""
+"""Names with more letters than this are not pinned: the column would leave no room for the numbers."""
 
 
 def headline(comparison: Comparison) -> None:
-    """The answer, one line per recipe, and against what."""
+    """The answer, one line per recipe, and the baseline of the comparison."""
     first = comparison.recipes.iloc[0]
     answers = {name: answer.partition(": ")[2] for name, answer in comparison.answers.items()}
     lines = [f"**{words.escape(name)}**: {words.escape(answer)}" for name, answer in answers.items()]
-    # One answer is the page's headline; several are a list, which is read faster than so many headlines.
+    # One answer is the page's headline; several are a list, which is easier to read.
     st.markdown(f"## {lines[0]}" if len(lines) == 1 else "\n".join(f"- {line}" for line in lines))
     against = f"Against **{words.escape(first['recipe'])}**"
     repeated = f", {words.plural(int(first['seeds']), 'seed')} of it" if first["seeds"] > 1 else ""
@@ -77,7 +77,7 @@ def headline(comparison: Comparison) -> None:
 
 
 def settings(comparison: Comparison) -> None:
-    """What differs between the runs, first of all."""
+    """The settings that differ between the runs."""
     if not len(comparison.differences):
         st.caption("No recorded setting differs between these runs.")
         return
@@ -87,7 +87,7 @@ def settings(comparison: Comparison) -> None:
 
 
 def tables(comparison: Comparison) -> None:
-    """The recipes, to be read and copied; the runs behind them, where a recipe has several."""
+    """The recipes, with a copy button; the runs behind them if a recipe has several."""
     shown = recipes(comparison.recipes)
     alt = "One row per recipe, beside the first."
     config = NUMBERS | {RECIPES["recipe"]: _pinned(shown[RECIPES["recipe"]])}
@@ -108,7 +108,7 @@ def _pinned(names: "pd.Series[str]") -> Any:
 
 
 def recipes(frame: pd.DataFrame) -> pd.DataFrame:
-    """The recipes as people read them."""
+    """The recipes as text."""
     shown = frame.assign(
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
         memory_mib=frame["memory_peak_bytes"] / 2**20,
@@ -117,13 +117,13 @@ def recipes(frame: pd.DataFrame) -> pd.DataFrame:
         loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in frame.itertuples()],
     )
     shown["tensor"] = shown["tensor"].where(frame["tensor_frac"].notna())
-    if frame["loss_change_frac"].isna().all():  # of runs that train different tasks
+    if frame["loss_change_frac"].isna().all():  # the runs train different tasks
         shown["loss_change"] = None
     return shown[[name for name in RECIPES if shown[name].notna().any()]].rename(columns=RECIPES)
 
 
 def change(value: float, low: float, high: float) -> str:
-    """A deviation in percent, with its interval where it is known."""
+    """A deviation in percent, with its interval if known."""
     if value != value:
         return words.NONE
     interval = f" ({_signed(low)} to {_signed(high)} %)" if low == low else ""
@@ -135,7 +135,7 @@ def _signed(fraction: float) -> str:
 
 
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs as people read them."""
+    """The runs as text."""
     shown = frame.assign(
         spread=[f"{words.number(r.step_ms_low)}–{words.number(r.step_ms_high)}" for r in frame.itertuples()],
         speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
@@ -159,6 +159,6 @@ def markdown(shown: pd.DataFrame) -> str:
 
 
 def some(names: "pd.Series[str]", most: int = 4) -> str:
-    """The first few settings by name, and how many more."""
+    """The first few settings by name, and how many more there are."""
     more = len(names) - most
     return words.escape(", ".join(names[:most])) + (f" and {more} more" if more > 0 else "")

@@ -21,11 +21,11 @@ from pages.parts.start import queue
 
 X_LABELS = {"step": "Step", "samples": "Samples", "time_s": "Time"}
 POINTS = 2000
-"""Points of a curve; `live.POINTS` while it grows."""
+"""Points of a curve; `live.POINTS` while the run grows."""
 
 
 def losses(runs: Sequence[Run], points: int = POINTS) -> None:
-    """Loss curves over the noise of seeds, skipped steps and phases marked, over steps, samples or time."""
+    """Loss curves over the noise band, with skipped steps and phases marked, over steps, samples or time."""
     with st.container(horizontal=True, vertical_alignment="center"):
         x = st.segmented_control(
             "Loss by", list(X_LABELS), default="step", required=True, format_func=X_LABELS.__getitem__, key="compare.x"
@@ -36,9 +36,9 @@ def losses(runs: Sequence[Run], points: int = POINTS) -> None:
 
 
 def follow(entries: Sequence[Entry], begun: int) -> None:
-    """A line for each run with its Stop, and the curves of those that have steps, looked at once a second.
+    """A line with a Stop button for each run, and the curves of those that have steps, refreshed once a second.
 
-    `begun` is how many had steps when the page was run: with the second of them there is something to compare.
+    `begun` is the number of runs that had steps when the page ran: two can be compared.
     """
     paused = st.toggle("Pause", key="compare.pause", help="Holds the curves still, to zoom. The runs go on.")
     st.fragment(_panel, run_every=None if paused else live.TICK_S)(entries, begun, paused)
@@ -50,8 +50,8 @@ def _panel(entries: Sequence[Entry], begun: int, paused: bool) -> None:
     for entry in entries:
         try:
             known = held.get(entry.key)
-            ended = known is not None and known.head.status == entry.status != "running"  # read when it had its end
-            run = _look(entry, known if paused or ended else None)
+            ended = known is not None and known.head.status == entry.status != "running"  # its end was read
+            run = _status_line(entry, known if paused or ended else None)
         except RunError as error:
             st.error(f"{words.escape(entry.name)}: {words.escape(words.sentence(error))}")
             continue
@@ -67,7 +67,7 @@ def _panel(entries: Sequence[Entry], begun: int, paused: bool) -> None:
 
 
 def _turns(entries: Sequence[Entry]) -> None:
-    """A line with its Stop for each comparison in turns that some of the runs are of: one process trains them all."""
+    """A line with a Stop button for each comparison in turns: one process trains all its runs."""
     folders = dict.fromkeys(e.path.parent for e in entries if e.under_way and isinstance(e.path, Path))
     for folder in folders:
         job = queue.job_of(folder)
@@ -77,17 +77,17 @@ def _turns(entries: Sequence[Entry]) -> None:
                 queue.stop_button(job, "turns")
 
 
-def _look(entry: Entry, held: Run | None) -> Run | None:
-    """Draw the line of one run; gives the run, None while it waits for its process."""
+def _status_line(entry: Entry, held: Run | None) -> Run | None:
+    """Draw the status line of one run. Returns the run, or None while it waits for its process."""
     job = queue.job_of(entry.path) if entry.under_way else None
     with st.container(horizontal=True, vertical_alignment="center", key=f"together.{entry.key}"):
         run = None
         if entry.readable:
             run = held if held is not None else loaders.open_run(entry)
             if held is not None:
-                loaders.hold(held)
+                loaders.pin(held)
             if entry.under_way and held is None and not run.is_live:
-                st.rerun()  # once: the next listing knows that it has ended
+                st.rerun()  # once: the next listing shows it as ended
             live.progress(loaders.analysed(overview, run), entry.name)
         else:
             if job is None or job.state != entry.status:

@@ -1,7 +1,7 @@
 """The card that says what a machine can do in 16 bits, and which recipe to try first there.
 
-abilities.here()        # this machine, as the driver and the kernel tell
-abilities.of(run)       # the machine on which a run was recorded
+abilities.show_this_machine()     # from the driver and the kernel
+abilities.show_machine_of(run)    # from the run's head
 """
 
 from collections.abc import Collection
@@ -21,12 +21,12 @@ from pages.parts.start import devices
 def _gpus() -> list[Gpu]:
     try:
         return [Gpu(gpu.name, gpu.capability) for gpu in devices.gpus()]
-    except NvmlError:  # `devices.available` says why
+    except NvmlError:  # `devices.available` gives the reason
         return []
 
 
-def here() -> None:
-    """This machine's card."""
+def show_this_machine() -> None:
+    """The card of this machine."""
     available, why_no_gpu = devices.available()
     usable = any(name != "cpu" for name, _ in available)
     with st.container(border=True):
@@ -38,10 +38,10 @@ def here() -> None:
         _cpu_lines(cpu_name(), cpu_flags(), advise=not usable)
 
 
-def of(run: Run) -> None:
-    """The card of the machine on which `run` was recorded; nothing where its head does not say."""
+def show_machine_of(run: Run) -> None:
+    """The card of the machine on which `run` was recorded; nothing if its head does not name one."""
     environment = run.head.environment
-    recorded = environment.get("gpus")  # other programs write heads too
+    recorded = environment.get("gpus")  # another program may have written the head
     dicts = [gpu for gpu in recorded if isinstance(gpu, dict)] if isinstance(recorded, list) else []
     gpus = [gpu_of(gpu.get("name"), gpu.get("capability")) for gpu in dicts]
     cpu = environment.get("cpu")
@@ -57,7 +57,7 @@ def of(run: Run) -> None:
 
 
 def _gpu_lines(gpus: list[Gpu]) -> None:
-    for gpu in dict.fromkeys(gpus):  # eight alike are one line
+    for gpu in dict.fromkeys(gpus):  # one line for eight equal GPUs
         count = gpus.count(gpu)
         many = f"{count} × " if count > 1 else ""
         st.markdown(f"**{many}{words.escape(gpu.name)}**: {words.escape(gpu.in_words())}")

@@ -1,4 +1,4 @@
-"""The row of gauges: what the GPU is doing now, or the one sentence why nobody knows."""
+"""The row of gauges: what the GPU is doing now, or one sentence why that is not known."""
 
 import streamlit as st
 
@@ -18,14 +18,14 @@ CLOCKS = "Beside it, what holds the clocks down, where anything does."
 
 
 def show(run: Run) -> None:
-    """Draw the gauges of a run; without samples a sentence."""
+    """Draw the gauges of a run; a sentence if it has no samples."""
     now = device_now(run)
     if not now.samples:
         st.caption(_why_none(run))
         return
     frame = device_samples(run)
     course = {c: sparkline(frame[c]) for c in (*SHARES, "memory_used_bytes", "power_w", "temperature_c")}
-    counted, around = cards.pairs()  # a single row where there is room: the charts below are what is looked at
+    counted, around = cards.pairs()  # a single row if there is room: the charts below matter more
     with counted:
         cards.card("GPU busy", words.percent(now.gpu_util_frac), _clocks(now), course["gpu_util_frac"], UTILISATION)
         active = now.tensor_active_frac
@@ -34,7 +34,7 @@ def show(run: Run) -> None:
         total = f"of {words.size(now.memory_total_bytes)}" if now.memory_total_bytes else "all processes"
         cards.card("Device memory", words.size(now.memory_used_bytes), total, course["memory_used_bytes"], MEMORY)
     with around:
-        limit = f"of {words.number(now.power_limit_w, 'W')}" if now.power_limit_w else "no limit told"
+        limit = f"of {words.number(now.power_limit_w, 'W')}" if now.power_limit_w else "no limit known"
         cards.card("Power", words.number(now.power_w, "W"), limit, course["power_w"])
         held = "clocks free" if now.throttle in (None, "none", "idle") else now.throttle
         cards.card("Temperature", words.number(now.temperature_c, "°C"), held, course["temperature_c"], CLOCKS)

@@ -1,4 +1,4 @@
-"""Kernels of a profiled window in cards, tables and words."""
+"""Kernels of a profiled window as cards, tables and text."""
 
 import pandas as pd
 import streamlit as st
@@ -43,9 +43,9 @@ OPS = {
     "kernel": st.column_config.TextColumn("Kernel of most time", width="large"),
 }
 ON_CPU = ("tensor_core", "tensor_frac", "unknown_frac", "precision", "op")
-"""Columns that say nothing of a CPU's operators."""
+"""Columns that do not apply to a CPU's operators."""
 
-UNKNOWN = "Kernels whose name does not tell whether they use tensor cores, such as those that Triton compiled."
+UNKNOWN = "Kernels whose name does not show whether they use tensor cores, such as those that Triton compiled."
 PIPE = "The hardware's own count of the time in which the tensor pipe did something. It needs Hopper or newer."
 
 UTILISATION = (
@@ -55,7 +55,7 @@ UTILISATION = (
 
 
 def counter(use: TensorCoreUse) -> str:
-    """What the hardware counter says beside the table, and why the two differ."""
+    """What the hardware counter reports, and why the table differs from it."""
     gpu = Gpu(use.device_name, use.capability)
     if use.counter_frac is None:
         none = "this GPU has none (NVML has it for Hopper and newer)"
@@ -79,7 +79,7 @@ def counter(use: TensorCoreUse) -> str:
 
 
 def shares(use: TensorCoreUse) -> None:
-    """Shares of matrix time, of kernel time, what is unknown, and the counter."""
+    """Tensor-core shares of GEMM/conv time and of kernel time, the unknown share, and the counter."""
     left, right = cards.pairs()
     with left:
         beside = f"matrix work: {words.percent(use.matrix_frac)}"
@@ -95,7 +95,7 @@ def shares(use: TensorCoreUse) -> None:
 
 
 def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
-    """Matrix work that is not on tensor cores, and what padding would help."""
+    """GEMM/conv kernels that do not use tensor cores, and how padding would help."""
     shown = profiled.milliseconds(ops.assign(tflops=ops["flops_per_s"] / 1e12))
     off = shown[shown["tensor_core"] != "yes"]
     if cpu:
@@ -128,7 +128,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
 
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
-    """Kernel time added up as one likes; on a CPU the kernels are its operators."""
+    """Kernel time, summed by a chosen key; on a CPU the kernels are its operators."""
     st.header("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"

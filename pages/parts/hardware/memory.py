@@ -1,4 +1,4 @@
-"""What the Memory page shows beside its figures: tables in words, and the other run."""
+"""Tables and the second run of the Memory page."""
 
 import pandas as pd
 import streamlit as st
@@ -42,7 +42,7 @@ CHANGES = {
 
 
 def prepare(run: Run) -> None:
-    """Analyse what the page shows of a run at first."""
+    """Run the analyses that the page needs first."""
     for step in loaders.analysed(memory_steps, run)[-1:]:
         for function in (memory_breakdown, memory_phases, memory_moments):
             loaders.analysed(function, run, step)
@@ -50,7 +50,8 @@ def prepare(run: Run) -> None:
 
 
 def table(breakdown: MemoryBreakdown) -> pd.DataFrame:
-    """The categories at the peak in words. On a CPU shares are of what tensors hold: the process would hide them."""
+    """The categories at the peak as text. On a CPU, shares are of the tensors' memory: the process's would hide
+    them."""
     tensors = breakdown.named["bytes"].sum()
 
     def share(category: str, size: float, frac: float) -> float | None:
@@ -72,7 +73,7 @@ def table(breakdown: MemoryBreakdown) -> pd.DataFrame:
 
 
 def changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """`memory_difference` in words."""
+    """`memory_difference` as text."""
     rows = [
         {
             "Part": part.label,
@@ -88,7 +89,7 @@ def changes(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def larger_batch(run: Run) -> str:
-    """How to find the largest batch that fits; empty for a workload of one's own, which makes its batches itself."""
+    """How to find the largest batch that fits; empty for a user's own workload, which makes its own batches."""
     config = run.head.config
     if config.get("workload") not in WORKLOADS:
         return ""
@@ -105,7 +106,7 @@ def signed(bytes_: float) -> str:
 
 
 def pick_other(run: Run) -> Run | None:
-    """A picker for a run to set beside this one, FP32 of the same workload first; None where none is chosen."""
+    """A picker for a run to compare with, FP32 of the same workload first; None if none is chosen."""
     entries = {
         key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
     }
@@ -117,7 +118,7 @@ def pick_other(run: Run) -> Run | None:
         return [config.get(n) for n in ("workload", "size", "device")] != task, config.get("precision") != "fp32"
 
     key = st.selectbox(
-        "Run that this one is held against",
+        "Baseline of this run",
         sorted(entries, key=nearness),
         index=None,
         format_func=lambda key: picker.label(entries[key]),

@@ -1,4 +1,4 @@
-"""The precision map in words, cards and tables."""
+"""The precision map as text, cards and tables."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ HOW = (
     "one step, with what autocast decided. The losses stay the same bit for bit."
 )
 WITHOUT_POLICIES = (
-    "This trace was written by a profiler, which does not tell what autocast decided: casts by their cause, FP32 "
+    "This trace was written by a profiler, which does not record what autocast decided: casts by their cause, FP32 "
     f"islands and reasons are not known. {HOW}"
 )
 TOGETHER = ["automatic", "alike as one", "each"]
@@ -32,7 +32,7 @@ CAUSES = {
 
 
 def not_recorded(run: Run) -> None:
-    """A run without a trace: why, where the run says so, and how to get one. Ends the page."""
+    """Say why the run has no trace, if known, and how to record one. Ends the page."""
     events = run.events
     reasons = events.loc[(events["name"] == "not recorded") & events["detail"].str.startswith("operators: "), "detail"]
     reason = str(reasons.iloc[-1]).removeprefix("operators: ") if len(reasons) else ""
@@ -41,7 +41,7 @@ def not_recorded(run: Run) -> None:
 
 
 def pick_step(steps: list[int]) -> int | None:
-    """The traced step to look at, None for the only one."""
+    """The traced step to show; None if there is only one."""
     if len(steps) < 2:
         return None
     key = f"precision.step.{len(steps)}"
@@ -52,7 +52,7 @@ def pick_step(steps: list[int]) -> int | None:
 
 
 def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
-    """Phase of the map, and whether modules that differ in a number are shown as one (None: where there are many)."""
+    """The phase to show, and whether modules that differ only in a number are folded (None: if there are many)."""
     phases = [p for p in ("forward", "backward", "optimizer") if (view.ops["phase"] == p).any()] or ["forward"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         key = f"precision.phase.{phases[0]}"
@@ -75,7 +75,7 @@ def headline(view: PrecisionMap) -> str:
     """The page's answer."""
     if not view.matrix_frac and view.unknown_calls:
         return (
-            f"This trace does not tell in which dtype its {words.count(view.unknown_calls)} operators of matrix work "
+            f"This trace does not record in which dtype its {words.count(view.unknown_calls)} operators of matrix work "
             "ran: it was recorded without shapes."
         )
     if not view.matrix_frac:
@@ -103,7 +103,7 @@ def headline(view: PrecisionMap) -> str:
 
 
 def cards(view: PrecisionMap) -> None:
-    """Numbers at the top."""
+    """The numbers at the top."""
     made = view.casts[view.casts["cast_by"] == "autocast"]
     waste = view.casts[["repeated", "undone"]].sum().sum()
     left, right = card_parts.pairs()
@@ -138,7 +138,7 @@ def cards(view: PrecisionMap) -> None:
 
 
 def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
-    """What the map shows and what it leaves out."""
+    """What the map shows and omits."""
     traced = f"Step {view.step:,}, " if view.step is not None else ""
     folded = (
         " A name with \\* stands for all modules that differ in that number." if (cells["members"] > 1).any() else ""
@@ -147,12 +147,12 @@ def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
     return (
         f"{traced}{words.count(view.calls)} operators in all. Shown are {words.plural(ops, 'kind')} of operator: those "
         f"with matrix work, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
-        "for matrix products, of its result for others. FP32 does not tell whether TF32 was allowed inside."
+        "for matrix products, of its result for others. FP32 does not show whether TF32 was allowed inside."
     )
 
 
 def stayed(view: PrecisionMap) -> None:
-    """What ran in FP32 though it need not have."""
+    """Operators that ran in FP32 without need."""
     if view.stayed.empty or (view.autocast is None and view.has_policies):
         return
     st.header("FP32, although autocast has a 16-bit version", anchor=False)
@@ -160,7 +160,7 @@ def stayed(view: PrecisionMap) -> None:
 
 
 def elsewhere(view: PrecisionMap) -> None:
-    """What a GPU would do otherwise."""
+    """Operators that a GPU would run in another precision."""
     if view.device != "cpu" or not view.has_policies or view.autocast is None:
         return
     st.header("On CUDA this would be decided differently", anchor=False)
@@ -178,7 +178,7 @@ def elsewhere(view: PrecisionMap) -> None:
 
 
 def casts(view: PrecisionMap) -> None:
-    """Casts by who made them."""
+    """Casts by cause."""
     if not view.has_policies:
         return
     st.header("Casts", anchor=False)
@@ -200,7 +200,7 @@ def casts(view: PrecisionMap) -> None:
 
 
 def islands(view: PrecisionMap) -> None:
-    """FP32 inside autocast."""
+    """Modules that run in FP32 inside an autocast region."""
     if not view.has_policies or view.autocast is None:
         return
     st.header("FP32 islands inside autocast", anchor=False)
@@ -212,7 +212,7 @@ def islands(view: PrecisionMap) -> None:
 
 
 def details(view: PrecisionMap) -> None:
-    """All operators and the tree of modules."""
+    """All operators, and the module tree."""
     by_op, by_module = st.tabs(["By operator", "By module"])
     with by_op:
         known = "; ".join(f"`{name}` {text}" for name, text in POLICIES.items())
@@ -235,7 +235,7 @@ def details(view: PrecisionMap) -> None:
 
 
 def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
-    """A table with those columns of which anything is known; what is not known of a text is an en dash."""
+    """A table of the columns that hold any value; an unknown text is an en dash."""
     known = tables.known(table, columns)
     texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
     table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
@@ -244,7 +244,7 @@ def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
 
 def label(name: object) -> str:
     """A format as the app writes it: FP16, BF16."""
-    if not isinstance(name, str) or not name:  # a trace without shapes does not tell
+    if not isinstance(name, str) or not name:  # unknown in a trace without shapes
         return words.NONE
     return FORMATS[name].label if name in FORMATS else name.upper()
 

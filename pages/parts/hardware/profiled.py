@@ -1,4 +1,4 @@
-"""What the pages on profiled windows share: choosing a window, how to record one, names of kernels in tables."""
+"""What the pages on profiled windows share: choosing a window, recording one, kernel names in tables."""
 
 import pandas as pd
 import streamlit as st
@@ -17,13 +17,13 @@ COUNT = tables.count("Launches")
 
 
 def prepare(run: Run) -> None:
-    """Analyse what the page on a step's cost shows of a run at first."""
+    """Run the analyses that the page on step cost needs first."""
     loaders.analysed(profiled_windows, run)
     loaders.analysed(step_cost, run, None)
 
 
 def pick(run: Run) -> int | None:
-    """The first step of the window to look at; None for all together, or where there is one."""
+    """The first step of the window to show; None for all windows together, or if there is only one."""
     windows = loaders.analysed(profiled_windows, run)
     known = windows.dropna(subset=["step"])
     if len(windows) < 2 or known.empty:
@@ -42,7 +42,7 @@ def pick(run: Run) -> int | None:
     return None if choice < 0 else choice
 
 
-def said(run: Run, step: int | None) -> str:
+def coverage(run: Run, step: int | None) -> str:
     """Which steps were profiled, and on how many devices."""
     windows = loaders.analysed(profiled_windows, run)
     chosen = windows if step is None else windows[windows["step"] == step]
@@ -52,7 +52,7 @@ def said(run: Run, step: int | None) -> str:
 
 
 def span(first: float, steps: float) -> str:
-    """The steps of a window in words."""
+    """The steps of a window as text."""
     if first != first:
         return "a window that marks no steps"
     last = first + steps - 1 if steps == steps else first
@@ -60,8 +60,8 @@ def span(first: float, steps: float) -> str:
 
 
 def milliseconds(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with `total_us` in milliseconds as `total_ms`; formats are written as in the sentences, and what is not
-    known of a name is an en dash."""
+    """The table with `total_us` in milliseconds as `total_ms`, formats as in the sentences, and unknown names as an en
+    dash."""
     texts = table.select_dtypes(include=["object", "string"]).columns
     shown = table.assign(total_ms=table["total_us"] / 1e3)
     if "precision" in shown:

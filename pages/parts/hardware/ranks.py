@@ -1,4 +1,4 @@
-"""The processes of one training beside each other, where there are several."""
+"""The ranks of a distributed training side by side."""
 
 import pandas as pd
 import streamlit as st
@@ -10,7 +10,7 @@ from amp_core.views import RANK_SCALES, RANKS
 from pages.parts import charts, loaders, tables, words
 
 NOTABLE = 0.05
-"""Share of the step that ranks wait for the slowest, from which on it is called slow."""
+"""From this share of the step spent waiting for it, a rank is called slow."""
 
 COLUMNS = {
     "rank": st.column_config.NumberColumn("Rank", pinned=True),
@@ -35,7 +35,7 @@ APART = {
 
 
 def show(run: Run) -> None:
-    """Who is slow, who disagrees, who died; nothing for a run of one process."""
+    """Slow, disagreeing and ended ranks; nothing for a run of one process."""
     if run.head.world_size < 2:
         return
     table = loaders.analysed(rank_table, run)
@@ -54,7 +54,7 @@ def show(run: Run) -> None:
 
 
 def agreement(run: Run) -> None:
-    """Whether the ranks agree on loss scale and skips, with the steps at which they do not; nothing for one process."""
+    """Whether the ranks agree on loss scale and skipped steps, and where not; nothing for one process."""
     if run.head.world_size < 2:
         return
     apart = loaders.analysed(rank_scales, run)
@@ -75,7 +75,7 @@ def agreement(run: Run) -> None:
 
 
 def pace(spread: RankSpread | None, timed: list[int]) -> str:
-    """Whom the others wait for, of the ranks whose steps were timed."""
+    """The rank that the others wait for, among the ranks whose steps were timed."""
     if spread is None and len(timed) == 1:
         return f"Times are known of rank {timed[0]} alone: there is none to hold them against."
     if spread is None:
@@ -91,7 +91,7 @@ def pace(spread: RankSpread | None, timed: list[int]) -> str:
 
 
 def scales(run: Run) -> str:
-    """Whether they agree on loss scale and skips; nothing where no scaler is at work."""
+    """Whether the ranks agree on loss scale and skipped steps; empty without a scaler."""
     apart: pd.DataFrame = loaders.analysed(rank_scales, run)
     if len(apart):
         first = apart[apart["step"] == apart["step"].iloc[0]]

@@ -1,1 +1,1 @@
-"""The library: which runs there are, what comes in, a row for each, and what can be done with them."""
+"""The library: the list of runs, uploads, the table, and what can be done with a run."""

@@ -1,7 +1,7 @@
-"""What can be done with the runs of the library: open, compare, share, label, run again, delete and get back.
+"""Actions on runs of the library: open, compare, share, label, run again, delete and restore.
 
-keeping.actions(entry, ticked_keys)
-keeping.bin_line()
+actions.actions(entry, ticked_keys)
+actions.show_trash()
 """
 
 from urllib.parse import quote, urljoin
@@ -19,17 +19,17 @@ from pages.parts.start import again
 STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; delete it there."}
 
 
-def remove(entry: Entry) -> None:
-    """Delete was pressed: into the bin, and say how to get it back."""
+def delete_run(entry: Entry) -> None:
+    """Callback of Delete: move the run to the trash, and offer Undo."""
     try:
-        st.session_state["library.undo"] = trash.discard(entry)
-        picker.let_go(entry.key)
+        st.session_state["library.undo"] = trash.delete(entry)
+        picker.mark_deleted(entry.key)
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
 
-def bring_back(run: trash.Kept) -> None:
-    """Undo was pressed."""
+def restore_run(run: trash.DeletedRun) -> None:
+    """Callback of Undo and Restore."""
     st.session_state.pop("library.undo", None)
     try:
         picker.choose(trash.restore(run))
@@ -38,40 +38,40 @@ def bring_back(run: trash.Kept) -> None:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
 
-def empty_bin() -> None:
-    """The deleted runs go for good."""
+def empty_trash() -> None:
+    """Callback of "Remove all for good"."""
     st.session_state.pop("library.undo", None)
     try:
         trash.empty()
-        st.toast("The bin is empty.", icon=":material/delete_forever:")
+        st.toast("The trash is empty.", icon=":material/delete_forever:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
 
 def save_label(entry: Entry) -> None:
-    """Name, tags and note were changed."""
+    """Callback of the label form."""
     typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
     try:
         current().check_change("label a run")
-        # The field held the run's name: left alone, that is no name of one's own. Emptied, the recorded one is back.
+        # The field starts with the run's name: unchanged, it is not a label. Empty restores the recorded name.
         name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
-        picker.choose(st.session_state["run"])  # else the browser goes on showing the name of before
+        picker.choose(st.session_state["run"])  # otherwise the browser keeps the old name
         st.toast("Saved.", icon=":material/check:")
     except RunError as error:
         st.session_state["library.said"] = ("error", words.sentence(error))
 
 
-def bin_line() -> None:
-    """What was just deleted, and what lies in the bin."""
-    undo: trash.Kept | None = st.session_state.get("library.undo")
-    runs = trash.kept()
+def show_trash() -> None:
+    """The run that was just deleted, and the runs in the trash."""
+    undo: trash.DeletedRun | None = st.session_state.get("library.undo")
+    runs = trash.deleted_runs()
     if not runs or current().read_only:
         return
     with st.container(horizontal=True, vertical_alignment="center", key="library.bin"):
         if undo is not None and undo in runs:
             st.markdown(f"**{words.escape(undo.path.name)}** was deleted.", width="content")
-            st.button("Undo", key="library.undo.now", icon=":material/undo:", on_click=bring_back, args=(undo,))
+            st.button("Undo", key="library.undo.now", icon=":material/undo:", on_click=restore_run, args=(undo,))
         size = words.size(trash.size_bytes())
         with st.popover(f"Deleted: {words.plural(len(runs), 'run')}, {size}", icon=":material/delete:"):
             for run in runs[:20]:
@@ -79,14 +79,16 @@ def bin_line() -> None:
                     f"Restore {words.escape(run.path.name)}",
                     key=f"library.restore.{run.stamp}",
                     icon=":material/undo:",
-                    on_click=bring_back,
+                    on_click=restore_run,
                     args=(run,),
                 )
-            st.button("Remove all for good", key="library.empty", icon=":material/delete_forever:", on_click=empty_bin)
+            st.button(
+                "Remove all for good", key="library.empty", icon=":material/delete_forever:", on_click=empty_trash
+            )
 
 
 def label_form(entry: Entry) -> None:
-    """Name, tags and note of a run."""
+    """A form for name, tags and note of a run."""
     with st.popover("Rename, tag", icon=":material/label:"), st.form(f"library.label.{entry.key}", border=False):
         st.text_input("Name", entry.name, max_chars=120, key=f"library.name.{entry.key}")
         st.text_input("Tags, with commas between", ", ".join(entry.tags), key=f"library.tags.{entry.key}")
@@ -95,9 +97,9 @@ def label_form(entry: Entry) -> None:
 
 
 def actions(entry: Entry, ticked: list[str]) -> None:
-    """What can be done with the chosen run, and with those that are ticked. Always two lines, and Compare in its place:
-    the table below must not move between two ticks."""
-    together = picker.reference_first(dict.fromkeys([*ticked, entry.key]))
+    """Actions on the chosen run and the ticked ones. Always two lines, with Compare in a fixed place: the table below
+    must not move between two ticks."""
+    together = picker.baseline_first(dict.fromkeys([*ticked, entry.key]))
     with st.container(border=True, key="library.actions"):
         color, icon = words.STATUS_LOOK[entry.status]
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -110,14 +112,14 @@ def actions(entry: Entry, ticked: list[str]) -> None:
 
 
 def buttons(entry: Entry, together: list[str]) -> None:
-    """The second line: `together` are the keys of what is ticked."""
+    """The second line; `together` are the keys of the ticked runs."""
     if st.button("Open", icon=":material/monitor_heart:", type="primary", disabled=entry.status == "damaged"):
         st.switch_page("pages/run_overview.py")
     several = len(together) > 1
     why = None if several else "Tick two runs or more."
     label = f"Compare these {len(together)}" if several else "Compare ticked"
     if st.button(label, key="library.compare", icon=":material/compare_arrows:", disabled=not several, help=why):
-        st.switch_page("pages/compare_runs.py", query_params=picker.beside(together))
+        st.switch_page("pages/compare_runs.py", query_params=picker.compare_address(together))
     if entry.readable:
         share(entry)
     if not current().read_only:
@@ -142,7 +144,7 @@ def share(entry: Entry) -> None:
 
 
 def changes(entry: Entry) -> None:
-    """What a read-only server does not offer: run again, label, delete."""
+    """Actions that a read-only server does not offer: run again, label, delete."""
     if again.possible(entry) and st.button("Run again", icon=":material/replay:", help="With changes, if you like"):
         again.fill(entry)
         st.switch_page("pages/start_run.py")
@@ -153,7 +155,7 @@ def changes(entry: Entry) -> None:
         "Delete",
         icon=":material/delete:",
         disabled=why is not None,
-        help=why or "It can be undone until the bin is emptied.",
-        on_click=remove,
+        help=why or "It can be undone until the trash is emptied.",
+        on_click=delete_run,
         args=(entry,),
     )

@@ -1,10 +1,10 @@
-"""Runs at addresses such as s3://bucket/runs, looked for in the background: no page waits long for a network.
+"""Runs at addresses such as s3://bucket/runs, listed in the background: no page waits long for a network.
 
-    >>> for found in runs_at(Address("s3://bucket/runs")):
-    ...     found.path, found.head, found.status
+    >>> for remote in runs_at(Address("s3://bucket/runs")):
+    ...     remote.path, remote.head, remote.status
 
-An answer is good for `FRESH_S`; after that the old one is shown while a thread asks anew. Only the very first look at
-an address is waited for, and not longer than `PATIENCE_S`.
+An answer is good for `FRESH_S`; after that the old one is shown while a thread asks anew. Only the first listing of
+an address is waited for, and not longer than `LISTING_TIMEOUT_S`.
 """
 
 import threading
@@ -20,8 +20,8 @@ LISTING_TIMEOUT_S = 4.0
 
 
 @dataclass
-class _Look:
-    """What is known of one address."""
+class _Listing:
+    """The state of one address."""
 
     listed: list[Listed] | None = None
     error: str = ""
@@ -30,39 +30,38 @@ class _Look:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
-_looks: dict[Address, _Look] = {}
+_listings: dict[Address, _Listing] = {}
 _lock = threading.Lock()
 
 
 def runs_at(root: Address) -> list[Listed]:
-    """The runs below `root`, as they were at the last look. Raises `RunError` where it cannot be looked at, or has not
-    answered yet."""
+    """The runs below `root`, as last listed. Raises `RunError` if it cannot be listed or has not answered yet."""
     with _lock:
-        look = _looks.setdefault(root, _Look())
-        if not look.at_work and time.monotonic() - look.ended_s > FRESH_S:
-            look.at_work = True
-            threading.Thread(target=_ask, args=(root, look), name="ampscope-elsewhere", daemon=True).start()
-    look.answered.wait(LISTING_TIMEOUT_S)
-    if look.error:
-        raise RunError(look.error)
-    if look.listed is None:
+        listing = _listings.setdefault(root, _Listing())
+        if not listing.at_work and time.monotonic() - listing.ended_s > FRESH_S:
+            listing.at_work = True
+            threading.Thread(target=_ask, args=(root, listing), name="ampscope-elsewhere", daemon=True).start()
+    listing.answered.wait(LISTING_TIMEOUT_S)
+    if listing.error:
+        raise RunError(listing.error)
+    if listing.listed is None:
         raise RunError(f"{root} has not answered yet; it is still being asked, come back in a moment")
-    return look.listed
+    return listing.listed
 
 
 def forget() -> None:
-    """Look anew, everywhere."""
+    """List every address anew."""
     with _lock:
-        _looks.clear()
+        _listings.clear()
 
 
-def _ask(root: Address, look: _Look) -> None:
+def _ask(root: Address, listing: _Listing) -> None:
     listed, error = None, ""
     try:
         listed = runs_below(root)
     except RunError as refused:
         error = str(refused)
     finally:
-        look.listed, look.error, look.ended_s = listed, error, time.monotonic()
-        look.at_work = False
-        look.answered.set()
+        listing.listed, listing.error, listing.ended_s = listed, error, time.monotonic()
+        listing.at_work = False
+        listing.answered.set()

@@ -31,10 +31,10 @@ UPLOADS = "uploads"
 """Folder of the runs directory into which uploads are unpacked."""
 
 SEARCH_DEPTH = 2
-"""Levels of folders between the folder of a search and those that hold its runs: stage and recipe."""
+"""Levels of folders between the folder of a search and its runs: stage and recipe."""
 
 MAX_ENTRIES = 20_000
-"""So many folders are looked at; a runs directory pointed at something else must not hang the app."""
+"""At most this many folders are read: a runs directory set to something else must not block the app."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Entry:
     key: str
     path: Path | Address
     origin: str
-    """`sample`, `run`, `upload`, or `elsewhere` for a run of another place than the one where own runs lie."""
+    """`sample`, `run`, `upload`, or `elsewhere` for a run outside the runs directory."""
     name: str
     status: str
     """`queued`, `starting`, `running`, `finished`, `stopped`, `failed`, `lost` or `damaged`."""
     created_at: str = ""
     config: Mapping[str, Any] | None = None
     sentence: str = ""
-    """Why a damaged run cannot be opened, without the place on the server's disk."""
+    """Why a damaged run cannot be opened, without its path on the server."""
     tags: tuple[str, ...] = ()
     note: str = ""
-    """What somebody noted on it."""
+    """The note in its label."""
 
     @property
     def readable(self) -> bool:
@@ -63,29 +63,29 @@ class Entry:
 
     @property
     def under_way(self) -> bool:
-        """Whether it will still change by itself."""
+        """Whether its process may still change it."""
         return self.status in ("queued", "starting", "running")
 
     @property
     def group(self) -> str:
-        """Folder that it shares with runs made together with it, as by `ampscope compare` or `tune`; empty without."""
+        """The folder that it shares with runs made together with it, as by `ampscope compare` or `tune`; else empty."""
         parts = self.key.split("/")
         return parts[1] if len(parts) > 2 and self.origin in ("sample", "run") else ""
 
     @property
     def mine(self) -> bool:
-        """Whether it may be deleted from the app."""
+        """Whether the app may delete it."""
         return self.origin in ("run", "upload")
 
 
 def runs_dir() -> Path:
-    """Where own runs lie: the first folder that the environment variable AMPSCOPE_RUNS lists, or `runs` in the working
+    """The runs directory: the first folder in the environment variable AMPSCOPE_RUNS, or `runs` in the working
     directory. Runs that the app starts and uploads go there."""
     return next((root for root in _listed_roots() if isinstance(root, Path)), Path("runs"))
 
 
 def other_roots() -> dict[str, Path | Address]:
-    """The other places that AMPSCOPE_RUNS lists, by what their runs' keys begin with: the place's name."""
+    """The other places in AMPSCOPE_RUNS, by the prefix of their runs' keys: the place's name."""
     own, listed = runs_dir(), {}
     for root in _listed_roots():
         if root == own or root in listed.values():
@@ -117,7 +117,7 @@ def listing() -> dict[str, Entry]:
 
 
 def _newest_first(entries: list[Entry]) -> list[Entry]:
-    """Runs of one group stand together, where the newest of them would."""
+    """Runs of one group stay together, at the position of the newest."""
     made = {e.key: "9" if e.under_way else e.created_at for e in entries}
     newest: dict[str, str] = {}
     for e in entries:
@@ -130,7 +130,7 @@ def _newest_first(entries: list[Entry]) -> list[Entry]:
 
 
 def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
-    """The runs of another place; where it cannot be looked at, one entry that says why."""
+    """The runs of another place; if it cannot be listed, one entry that says why."""
     if isinstance(root, Path):
         return [_entry(path, key, "elsewhere", dotted) for path, key, dotted in folders(root, name)]
     try:
@@ -144,13 +144,13 @@ def _elsewhere(name: str, root: Path | Address) -> list[Entry]:
             entries.append(Entry(key, run.path, "elsewhere", run.path.name, "damaged", sentence=run.sentence))
         else:
             head = run.head
-            said = head.name or run.path.name
-            entries.append(Entry(key, run.path, "elsewhere", said, run.status, head.created_at, head.config))
+            shown_name = head.name or run.path.name
+            entries.append(Entry(key, run.path, "elsewhere", shown_name, run.status, head.created_at, head.config))
     return entries
 
 
 def preferred(entries: Mapping[str, Entry]) -> str | None:
-    """The key to open when nobody has chosen: a healthy FP16 sample, else any sample, else the newest run."""
+    """The key to open by default: a healthy FP16 sample, else any sample, else the newest run."""
 
     def rank(entry: Entry) -> tuple[bool, bool, bool]:
         precision = (entry.config or {}).get("precision")
@@ -161,9 +161,9 @@ def preferred(entries: Mapping[str, Entry]) -> str | None:
 
 
 def folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, str, Collection[str]]]:
-    """Folders below `root` that are runs or claim to be, also one level deeper, as `ampscope compare` lays them, and
-    further down in the folder of a search, as `ampscope tune` does. Each with its key and the names beginning with a
-    dot that lie beside it."""
+    """Folders below `root` that are runs or look like one: also one level deeper, as `ampscope compare` lays them out,
+    and further down in the folder of a search, as `ampscope tune` does. Yields each with its key and the hidden names
+    beside it."""
     names, dotted = _subfolders(root)
     for name in names:
         path = root / name
@@ -175,16 +175,16 @@ def folders(root: Path, prefix: str, deeper: int = 1) -> Iterator[tuple[Path, st
 
 
 def is_search(path: Path) -> bool:
-    """Whether a folder is that of `ampscope tune`, with the trainings of its search below it."""
+    """Whether a folder was made by `ampscope tune`, with the runs of its search below it."""
     return (path / SEARCH_FILE).is_file()
 
 
 def _subfolders(path: Path) -> tuple[list[str], set[str]]:
-    """Names of the folders in `path`, and all names in it that begin with a dot."""
+    """Names of the folders in `path`, and all hidden names in it."""
     try:
         with os.scandir(path) as listed:
             every = list(listed)
-    except OSError:  # no such folder yet, or not ours to read: then it holds no runs
+    except OSError:  # missing or not readable: it has no runs
         return [], set()
     dotted = {e.name for e in every if e.name.startswith(".")}
     return sorted(e.name for e in every if e.name not in dotted and e.is_dir())[:MAX_ENTRIES], dotted
@@ -202,7 +202,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _entry(path: Path, key: str, origin: str, dotted: Collection[str]) -> Entry:
-    """The entry of a folder, `dotted` being what lies beside it: of thousands of runs hardly one has a label."""
+    """The entry of a folder; `dotted` are the hidden names beside it, since few of thousands of runs have a label."""
     try:
         info = (path / "run.json").stat()
         head = _head(str(path), info.st_mtime_ns, info.st_size)
@@ -226,5 +226,5 @@ def _head(path: str, _mtime_ns: int, _size: int) -> Head:
 
 
 def size_bytes(path: Path | Address) -> int:
-    """Bytes that the run takes of this machine's disks."""
+    """Bytes that the run occupies on this machine."""
     return 0 if isinstance(path, Address) else folder_bytes(path)

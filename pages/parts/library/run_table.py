@@ -1,7 +1,7 @@
-"""The library's table: a row per run, what each row says of it, and the zip of one.
+"""The library's table: a row per run, and the zip of one.
 
-Opening and diagnosing a run takes tens of milliseconds, so a pass does that for as many as `PATIENCE_S` allows and
-`look_on` goes on until every row is full. What a row says of a run that has ended is kept for the session.
+Opening and diagnosing a run takes tens of milliseconds, so a pass does that for as many as `READING_TIMEOUT_S` allows,
+and `read_waiting` continues until every row is full. The rows of ended runs are kept for the session.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry, runs_dir
 
 READING_TIMEOUT_S = 0.25
-"""So long one pass looks into runs that it has not looked into yet."""
+"""How long one pass reads runs that have no row yet."""
 TICK_S = 0.5
 UNREAD = "…"
 
@@ -48,7 +48,7 @@ KINDS = {"sample": "sample", "run": "own run", "upload": "upload", "elsewhere": 
 
 
 def matches(entry: Entry, asked: str) -> bool:
-    """Whether every word that was asked for stands in what is known of the run."""
+    """Whether every word of the search occurs in what is known of the run."""
     config = entry.config or {}
     facts = [entry.name, entry.key, entry.status, KINDS[entry.origin], entry.note, *entry.tags]
     facts += [str(config.get(name) or "") for name in ("precision", "workload", "size", "device")]
@@ -57,7 +57,7 @@ def matches(entry: Entry, asked: str) -> bool:
 
 
 def in_folder(entries: Sequence[Entry], folder: str | None) -> tuple[list[Entry], dict[str, int]]:
-    """The runs of one folder; without a folder all but those of searches, and how many of each are left out."""
+    """The runs of one folder; without a folder, all but those of searches, and how many of each are omitted."""
     if folder is not None:
         return [entry for entry in entries if entry.group == folder], {}
     searches = {g for g in {e.group for e in entries if e.origin == "run"} if g and run_list.is_search(runs_dir() / g)}
@@ -66,16 +66,16 @@ def in_folder(entries: Sequence[Entry], folder: str | None) -> tuple[list[Entry]
 
 
 def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
-    """A row per run, and how many rows still wait for a look into their run."""
+    """A row per run, and how many rows are not read yet."""
     known: dict[str, tuple[object, dict[str, Any]]] = st.session_state.setdefault("rows.known", {})
     began, waiting, rows = time.monotonic(), 0, []
     for entry in entries:
         row = _about(entry)
-        if entry.readable and not isinstance(entry.path, Address):  # a table must not fetch every run of a bucket
+        if entry.readable and not isinstance(entry.path, Address):  # listing must not fetch every run of a bucket
             stamp = _stamp(entry)
             kept = known.get(entry.key)
             if (kept is None or kept[0] != stamp) and time.monotonic() - began < READING_TIMEOUT_S:
-                kept = known[entry.key] = (stamp, look_into(entry))
+                kept = known[entry.key] = (stamp, read_row(entry))
             if kept is None:
                 waiting += 1
             row |= kept[1] if kept is not None else {"Verdict": UNREAD}
@@ -84,34 +84,32 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
 
 
 def chosen(ticked: Sequence[str], before: Sequence[str], current: str) -> str:
-    """The run that a change of ticks chooses: the one that is new, or, where the current one lost its tick, another.
-
-    The current run's tick is there from the start, without anybody having made it.
-    """
+    """The run that a change of ticks chooses: the new one or, if the current run was unticked, another one. The current
+    run is ticked from the start, without a click."""
     new = [key for key in ticked if key not in before and key != current]
     if new:
         return new[-1]
     return ticked[-1] if ticked and current not in ticked else current
 
 
-def look_on(waiting: int) -> None:
-    """Where rows wait: run the page again soon."""
+def read_waiting(waiting: int) -> None:
+    """Run the page again soon if rows are not read yet."""
     if waiting:
         st.session_state["rows.drawn"] = True
-        st.fragment(_look_on, run_every=TICK_S)()
+        st.fragment(_rerun, run_every=TICK_S)()
 
 
-def _look_on() -> None:
-    """Run first as a part of the page's own pass, which may hold somebody's click; from then on by the tick alone."""
+def _rerun() -> None:
+    """The first call is part of the page's own pass, which may carry a click; rerun only on later ticks."""
     if not st.session_state.pop("rows.drawn", False):
         st.rerun()
 
 
 def _about(entry: Entry) -> dict[str, Any]:
-    """What the listing alone says of a run; a damaged one gives its sentence."""
+    """The columns that the listing alone provides; for a damaged run, its sentence."""
     config: Mapping[str, Any] = entry.config or {}
     return {
-        "Name": picker.placed(entry),
+        "Name": picker.name_and_place(entry),
         "Verdict": "damaged" if entry.status == "damaged" else None,
         "Recipe": config.get("precision"),
         "Loss": None,
@@ -129,21 +127,21 @@ def _about(entry: Entry) -> dict[str, Any]:
     }
 
 
-def look_into(entry: Entry) -> dict[str, Any]:
-    """What only the run itself says."""
+def read_row(entry: Entry) -> dict[str, Any]:
+    """The columns that need the run itself."""
     try:
         run = loaders.open_run(entry)
         view = loaders.analysed(overview, run)
         findings = loaders.analysed(diagnose, run)
     except RunError as error:
         return {"Verdict": "damaged", "Status": "damaged", "Sentence": str(error)}
-    said = verdict(findings, muted(run.path))
+    verdict = severity_counts(findings, muted(run.path))
     little = entry.status in ("failed", "lost") or (entry.status == "stopped" and not view.steps_done)
-    if said == HEALTHY and little:  # nothing was found in what little there is
-        said = entry.status
+    if verdict == HEALTHY and little:  # too little was recorded to call it healthy
+        verdict = entry.status
     planned = f" of {view.steps_planned:,}" if view.steps_planned else ""
     return {
-        "Verdict": said,
+        "Verdict": verdict,
         "Loss": sparkline(run.steps["loss"].astype(float)) or None,
         "Last loss": view.loss_last,
         "Samples/s": view.speed.samples_per_s,
@@ -152,15 +150,15 @@ def look_into(entry: Entry) -> dict[str, Any]:
     }
 
 
-def verdict(findings: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
-    """How many errors and warnings, in words."""
+def severity_counts(findings: Sequence[Finding], silent: frozenset[str] = frozenset()) -> str:
+    """The number of errors and warnings as text."""
     grave = [f.severity for f in findings if f.severity != "info" and f.code not in silent]
     parts = [words.plural(n, kind) for kind in ("error", "warning") if (n := grave.count(kind))]
     return ", ".join(parts) or HEALTHY
 
 
 def _stamp(entry: Entry) -> object:
-    """Changes whenever what a row says of the run may have."""
+    """Changes whenever the row of the run may have changed."""
     assert isinstance(entry.path, Path)
     try:
         head = (entry.path / "run.json").stat().st_mtime_ns
@@ -170,6 +168,6 @@ def _stamp(entry: Entry) -> object:
 
 
 def packed(entry: Entry) -> bytes:
-    """The run as a zip; called when the download is asked for, not before."""
+    """The run as a zip; called on download."""
     with tempfile.TemporaryDirectory(prefix="ampscope-pack-") as aside:
         return pack(entry.path, Path(aside) / "run.zip").read_bytes()

@@ -1,11 +1,11 @@
-"""Deleted runs: set aside in the runs folder until the bin is emptied, so that a deletion can be undone.
+"""Deleted runs: kept in the runs folder until the trash is emptied, so that a deletion can be undone.
 
-    >>> kept = discard(entry)
-    >>> restore(kept)
+    >>> deleted = delete(entry)
+    >>> restore(deleted)
     'run/a'
 
-A run `cmp/fp32` goes to `.deleted/<time>/cmp/fp32`, with the small files beside it: a folder whose name begins with a
-dot is no part of the library. Each function raises `RunError` where the disk, or a read-only server, refuses.
+A run `cmp/fp32` goes to `.deleted/<time>/cmp/fp32`, with its label beside it; the library lists no hidden folders.
+Each function raises `RunError` if the disk or a read-only server refuses.
 """
 
 import shutil
@@ -18,63 +18,63 @@ from amp_core.library.permissions import current
 from pages.parts.library import run_list
 from pages.parts.library.run_list import Entry
 
-BIN = ".deleted"
+TRASH = ".deleted"
 
 
 @dataclass(frozen=True)
-class Kept:
+class DeletedRun:
     """A deleted run."""
 
     stamp: str
-    """Name of its folder in the bin: when it was deleted, in nanoseconds."""
+    """Name of its folder in the trash: the time of deletion in nanoseconds."""
     key: str
-    """Its key in the library before, and after it was restored."""
+    """Its key in the library before deletion and after restoring."""
     path: Path
-    """Where it lies now."""
+    """Where it is stored now."""
 
 
-def discard(entry: Entry) -> Kept:
-    """Move a run into the bin."""
+def delete(entry: Entry) -> DeletedRun:
+    """Move a run to the trash."""
     current().check_change("delete a run")
     place = entry.key.removeprefix("run/")
     stamp = str(time.time_ns())
-    target = run_list.runs_dir() / BIN / stamp / place
+    target = run_list.runs_dir() / TRASH / stamp / place
     _move(entry.path, target)
-    return Kept(stamp, entry.key, target)
+    return DeletedRun(stamp, entry.key, target)
 
 
-def kept() -> list[Kept]:
-    """What lies in the bin, the latest first."""
-    root = run_list.runs_dir() / BIN
+def deleted_runs() -> list[DeletedRun]:
+    """The runs in the trash, the latest first."""
+    root = run_list.runs_dir() / TRASH
     deleted = []
     for stamp in sorted((p for p in root.iterdir() if p.name.isdecimal()), reverse=True) if root.is_dir() else []:
         runs = run_list.folders(stamp, "run", 1 + run_list.SEARCH_DEPTH)
-        deleted += [Kept(stamp.name, key, run) for run, key, _ in runs]
+        deleted += [DeletedRun(stamp.name, key, run) for run, key, _ in runs]
     return deleted
 
 
-def restore(run: Kept) -> str:
-    """Move a run back to where it was; gives its key. Raises `RunError` where another has taken its place."""
+def restore(run: DeletedRun) -> str:
+    """Move a run back to where it was; returns its key. Raises `RunError` if another run has taken its place."""
     current().check_change("restore a run")
     target = run_list.runs_dir() / run.key.removeprefix("run/")
     if target.exists():
         place = run.key.removeprefix("run/")
         raise RunError(f"the place of {place} is taken by another run; rename or delete that first")
     _move(run.path, target)
-    shutil.rmtree(run_list.runs_dir() / BIN / run.stamp, ignore_errors=True)
+    shutil.rmtree(run_list.runs_dir() / TRASH / run.stamp, ignore_errors=True)
     return run.key
 
 
 def size_bytes() -> int:
-    """Bytes on disk of everything in the bin."""
-    return sum(run_list.size_bytes(run.path) for run in kept())
+    """Bytes on disk of the trash."""
+    return sum(run_list.size_bytes(run.path) for run in deleted_runs())
 
 
 def empty() -> None:
-    """Remove everything in the bin for good."""
+    """Remove every run in the trash permanently."""
     current().check_change("delete runs")
     try:
-        shutil.rmtree(run_list.runs_dir() / BIN)
+        shutil.rmtree(run_list.runs_dir() / TRASH)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -82,7 +82,7 @@ def empty() -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move a run with the hidden files that stand beside it for it."""
+    """Move a run with the hidden files that belong to it."""
     beside = [p for p in source.parent.glob(f".{source.name}.*.json") if p.is_file()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

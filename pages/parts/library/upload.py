@@ -1,11 +1,11 @@
-"""Take in what somebody uploads: hostile until a process of its own has read it in full.
+"""Import uploads, which are untrusted until a process of their own has read them in full.
 
     >>> key = take_zip("a.zip", data)
     'run/uploads/a'
 
-The upload goes to a temporary file, `python -m amp_core unpack` (of profiler traces: `import-trace`) checks and unpacks
-it under a time limit, and only a sound run appears in the library. Raises `RunError` with one sentence, nothing
-written, for anything else.
+The upload goes to a temporary file. `python -m amp_core unpack` (`import-trace` for profiler traces) checks and unpacks
+it within a time limit, and only a valid run appears in the library. For anything else `RunError` is raised with one
+sentence, and nothing is written.
 """
 
 import io
@@ -25,32 +25,32 @@ from amp_core.library.permissions import current
 from amp_core.schema import TABLES
 from pages.parts.library import run_list
 
-TIME_LIMIT_S = 60
-"""A run of 64 MB takes seconds; what takes longer was made to."""
-AT_ONCE = threading.BoundedSemaphore(2)
-"""So many uploads are read at one time, whoever sends them: each may take gigabytes while it is checked."""
+READING_TIMEOUT_S = 60
+"""A run of 64 MB takes seconds; one that takes longer is hostile."""
+_upload_slots = threading.BoundedSemaphore(2)
+"""Uploads that are read at the same time, in all sessions: each may take gigabytes while it is checked."""
 
 
 def take_zip(file_name: str, data: bytes) -> str:
-    """Unpack an uploaded zip into the library; gives its key."""
+    """Unpack an uploaded zip into the library; returns its key."""
     return _take(_stem(file_name), "unpack", [(file_name, "upload.zip", data)])
 
 
 def take_traces(files: Sequence[tuple[str, bytes]]) -> str:
-    """Make a run of uploaded profiler traces, one of each rank, given as name and content; gives its key."""
-    # The number goes first: several ranks' files may have one name.
+    """Make a run from uploaded profiler traces, one per rank, given as name and content; returns its key."""
+    # Numbered, since files of several ranks may have the same name.
     named = [(name, f"{i}-{_name(name)}", data) for i, (name, data) in enumerate(files)]
     return _take(_stem(files[0][0]).split(".")[0], "import-trace", named)
 
 
 def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) -> str:
-    """Let `command` make a run in the library out of files: their names as the user knows them, as they are stored, and
-    their content."""
+    """Run `command` on files to make a run in the library. Each file is its name for the user, its stored name, and its
+    content."""
     folder = run_list.runs_dir() / run_list.UPLOADS
     target = _free(folder, _name(wanted))
     known = files[0][0]
     current().check_upload(run_list.runs_dir(), sum(len(data) for _, _, data in files))
-    with AT_ONCE, tempfile.TemporaryDirectory(prefix="ampscope-upload-") as aside:
+    with _upload_slots, tempfile.TemporaryDirectory(prefix="ampscope-upload-") as aside:
         for _, stored, data in files:
             (Path(aside) / stored).write_bytes(data)
         paths = [str(Path(aside) / stored) for _, stored, _ in files]
@@ -61,19 +61,19 @@ def _take(wanted: str, command: str, files: Sequence[tuple[str, str, bytes]]) ->
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=TIME_LIMIT_S,
+                timeout=READING_TIMEOUT_S,
                 check=False,
                 env=os.environ | python_path(),
             )
         except subprocess.TimeoutExpired:
-            raise RunError(f"{known} took more than {TIME_LIMIT_S} s to read; it was left out") from None
+            raise RunError(f"{known} took more than {READING_TIMEOUT_S} s to read; it was left out") from None
         if done.returncode != 0:
-            raise RunError(_said(done.stderr, Path(aside), {stored: name for name, stored, _ in files}))
+            raise RunError(_error_sentence(done.stderr, Path(aside), {stored: name for name, stored, _ in files}))
     return f"run/{run_list.UPLOADS}/{target.name}"
 
 
 def take_folder(files: Iterable[tuple[str, bytes]]) -> str:
-    """The same for the files of an uploaded folder, given as relative path and content."""
+    """Import the files of an uploaded folder, given as relative path and content; returns the run's key."""
     kept = {PurePosixPath(path): data for path, data in files if _belongs(PurePosixPath(path))}
     heads = [path for path in kept if path.name == "run.json"]
     if not heads:
@@ -90,7 +90,7 @@ def take_folder(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _belongs(path: PurePosixPath) -> bool:
-    """Whether a file is one that a run folder has; everything else is left out unread."""
+    """Whether a run folder has such a file; all others are omitted unread."""
     if path.is_absolute() or ".." in path.parts:
         return False
     if path.name in ("run.json", "console.log"):
@@ -101,12 +101,12 @@ def _belongs(path: PurePosixPath) -> bool:
 
 
 def _name(wanted: str) -> str:
-    """A folder name made of harmless characters only."""
+    """A folder name of harmless characters only."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", wanted).strip(".-")[:80] or "upload"
 
 
 def _free(folder: Path, name: str) -> Path:
-    """`name` in `folder`, or with the first number behind it that is not taken."""
+    """`name` in `folder`, with a number behind it if the name is taken."""
     target, number = folder / name, 2
     while target.exists():
         target, number = folder / f"{name}-{number}", number + 1
@@ -117,9 +117,8 @@ def _stem(file_name: str) -> str:
     return PurePosixPath(file_name.replace("\\", "/")).stem
 
 
-def _said(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
-    """The sentence that reading ended with, speaking of files (`names`: by the name they are stored under) as the user
-    knows them."""
+def _error_sentence(stderr: str, aside: Path, names: Mapping[str, str]) -> str:
+    """The sentence on which reading ended, with the user's names of files (`names`: by stored name)."""
     lines = [line.removeprefix("ampscope: ") for line in stderr.strip().splitlines() if line.strip()]
     if not lines or not stderr.strip().splitlines()[-1].startswith("ampscope: "):
         return f"{next(iter(names.values()))} is damaged in a way that stopped its reader"

@@ -1,1 +1,1 @@
-"""Ranges of numbers: tensors over steps, one tensor, numbers in the formats, what other scales would do."""
+"""Number ranges: tensors over steps, one tensor, numbers in formats, other loss scales."""

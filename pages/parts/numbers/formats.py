@@ -1,4 +1,4 @@
-"""A number in the formats, in words: bits under each other, values with their errors, what rounding did."""
+"""A number in the formats as text: bits, values with their errors, and the effect of rounding."""
 
 import math
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ COLUMNS = {
     "Relative error": st.column_config.TextColumn(alignment="right", help="Error over the number itself"),
 }
 NEARLY = "nearly 0"
-"""An error below the range of the float64 that it is given as."""
+"""An error below the range of the float64 that holds it."""
 VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
 
 
 def headline(typed: str, table: pd.DataFrame) -> str:
-    """Which formats hold the number exactly, and which do not at all."""
+    """Which formats hold the number exactly, and in which it is lost."""
     number = words.escape(typed.strip())
     finite = table[~table["kind"].isin(["inf", "nan"])]
     if finite.empty or (table["kind"].isin(["inf", "nan"]).any() and (table["kind"] != "normal").all()):
@@ -54,12 +54,12 @@ def headline(typed: str, table: pd.DataFrame) -> str:
 
 
 def labels(table: pd.DataFrame, where: "pd.Series[bool]") -> str:
-    """The formats of those rows, in words."""
+    """The formats of those rows as text."""
     return ", ".join(table.loc[where, "label"])
 
 
 def bit_rows(table: pd.DataFrame) -> str:
-    """Sign, exponent and mantissa of each format in a line, the fields under each other."""
+    """Sign, exponent and mantissa of each format, one line per format with the fields aligned."""
     widest = max(map(len, table["exponent"]))
     lines = [f"{'':<10} {'±':<3} {'exponent':>{widest}}  mantissa"]
     lines += [f"{r.label:<10} {r.sign:<3} {r.exponent:>{widest}}  {r.mantissa}" for r in table.itertuples()]
@@ -67,7 +67,7 @@ def bit_rows(table: pd.DataFrame) -> str:
 
 
 def table(result: pd.DataFrame) -> pd.DataFrame:
-    """Stored value, neighbours and errors as people read them."""
+    """Stored value, neighbours and errors as text."""
     rows = list(result.itertuples())
     return pd.DataFrame(
         {
@@ -85,7 +85,7 @@ def table(result: pd.DataFrame) -> pd.DataFrame:
 
 
 def trip(result: Scaling, power: int) -> pd.DataFrame:
-    """The stations of a gradient that is scaled, rounded and unscaled."""
+    """The stages of a gradient that is scaled, rounded and unscaled."""
     scale = words.scale(2.0**power)
     rows = [
         (
@@ -114,7 +114,7 @@ def trip_headline(result: Scaling) -> str:
 
 
 def error(value: float) -> str:
-    """A relative error in words."""
+    """A relative error as text."""
     return (
         "not defined"
         if value != value
@@ -127,14 +127,14 @@ def error(value: float) -> str:
 
 
 def mark(label: str, number: Number) -> tuple[str, float] | None:
-    """A place on the axis of magnitudes; None for what has none there."""
+    """A position on the axis of magnitudes; None for a number without one."""
     if number == 0 or not isinstance(number, Fraction):
         return None
     return label, math.log2(abs(number.numerator)) - math.log2(number.denominator)
 
 
 def written(number: Number, exactly: bool = False) -> str:
-    """A number in words, to five digits or with all of those of a float64; also one beyond the range of these."""
+    """A number as text, to five digits or exactly as float64; also beyond the range of float64."""
     if isinstance(number, Fraction) and number != 0:
         power = abs(number.numerator).bit_length() - number.denominator.bit_length()
         if not -1070 < power < 1023:
@@ -144,7 +144,7 @@ def written(number: Number, exactly: bool = False) -> str:
 
 
 def operation(result: Operation, sign: str, label: str) -> str:
-    """One sum or product, and what rounding did to it."""
+    """One sum or product, and the effect of rounding."""
     exact = written(result.exact, exactly=True)
     text = f"{words.exactly(result.a)} {sign} {words.exactly(result.b)} = {exact}; {label} keeps "
     text = words.escape(f"{text}{words.exactly(result.stored)}")
@@ -155,8 +155,8 @@ def operation(result: Operation, sign: str, label: str) -> str:
     return f"{text}: rounded." if result.changed else f"{text}: exact."
 
 
-def claims(myths: Sequence[FormatMyth]) -> pd.DataFrame:
-    """The claims as a table."""
+def myth_table(myths: Sequence[FormatMyth]) -> pd.DataFrame:
+    """The myths as a table."""
     return pd.DataFrame(
         {
             "Said": [words.escape(words.raised(c.claim)) for c in myths],

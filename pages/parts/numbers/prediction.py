@@ -1,4 +1,4 @@
-"""What other loss scales would do, predicted from the recorded counts, beside what audits measured."""
+"""The effect of other loss scales, predicted from recorded counts, and what audits measured."""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ AUDIT_COLUMNS = {
 
 
 def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
-    """A slider for the loss scale, and what would be lost at it of the tensors of these names."""
+    """A slider for the loss scale, and the predicted underflow and overflow of these tensors."""
     st.header("What would be lost at another loss scale", anchor=False)
     if kind not in tensor.SCALED:
         st.caption(f"A loss scale multiplies gradients; {words.KIND_LABELS[kind].lower()} stay as they are.")
@@ -73,73 +73,73 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
 
 
 def at_all_scales(run: Run, kind: str, form: str) -> pd.DataFrame:
-    """What would be lost of each tensor of a kind at each loss scale of the slider."""
+    """The predicted underflow and overflow of each tensor of a kind at each loss scale of the slider."""
     return loaders.analysed(what_if, run, (form,), tuple(range(LOWEST, HIGHEST + 1)), (kind,), scaling="loss")
 
 
 def power_in_range(text: str) -> int | None:
-    """The power of two that an address asks for; None for what the slider does not have."""
+    """The power of two in an address; None if the slider does not have it."""
     return int(text) if text.removeprefix("-").isdecimal() and LOWEST <= int(text) <= HIGHEST else None
 
 
 def starting(run: Run) -> int:
-    """The run's own last loss scale as a power of two, within the slider."""
+    """The run's last loss scale as a power of two, within the slider."""
     last = loaders.analysed(scale_summary, run).last
     power = round(math.log2(last)) if last and math.isfinite(last) else 0
     return min(max(power, LOWEST), HIGHEST)
 
 
 def sentence(chosen: pd.DataFrame, kind: str, form: str, power: int) -> str:
-    """What would be lost of all tensors together, and of which most."""
+    """The prediction for all tensors together, and the worst one."""
     label = words.KIND_LABELS[kind].lower()
     if chosen.empty:
         return f"Nothing can be predicted: no finite nonzero {label} were recorded."
     total = whole_model(chosen).iloc[0]
     worst = chosen.loc[chosen["underflow_frac"].idxmax()]
-    said = (
+    text = (
         f"Predicted: at {tensor.power_of_two(power)}, {FORMATS[form].label} would turn "
         f"{words.percent(total['underflow_frac'])} of all nonzero {label} to 0, carrying "
         f"{words.percent(total['underflow_mass_frac'])} of their mass, and leave "
         f"{words.percent(total['subnormal_frac'])} subnormal"
     )
     if worst["underflow_frac"] > 0:
-        said += f"; most becomes 0 in {words.escape(worst['name'])}, {words.percent(worst['underflow_frac'])}"
+        text += f"; most becomes 0 in {words.escape(worst['name'])}, {words.percent(worst['underflow_frac'])}"
     over = chosen[chosen["overflow_frac"] > 0]
     if len(over):
-        said += f". **{words.plural(len(over), 'tensor')} would overflow**, {words.escape(over['name'].iloc[0])} first"
-    return f"{said}."
+        text += f". **{words.plural(len(over), 'tensor')} would overflow**, {words.escape(over['name'].iloc[0])} first"
+    return f"{text}."
 
 
 def window(run: Run) -> SafeWindow | None:
-    """The loss scales that are safe in FP16; None where no gradients were recorded."""
+    """The loss scales that are safe in FP16; None if no gradients were recorded."""
     try:
         return loaders.analysed(safe_window, run)
     except RunError:  # the run sampled no gradients, and nothing can be predicted
         return None
 
 
-def window_headline(found: SafeWindow, last: float | None) -> str:
+def window_headline(safe: SafeWindow, last: float | None) -> str:
     """Which loss scales are safe in FP16, which is recommended, and where the run's last one stands."""
-    if not found.exists:
+    if not safe.exists:
         return (
-            f"No loss scale serves all gradients in FP16: {words.escape(found.lowest_by)} needs at least "
-            f"{words.scale(found.lowest)}, {words.escape(found.highest_by)} at most {words.scale(found.highest)}."
+            f"No loss scale serves all gradients in FP16: {words.escape(safe.lowest_by)} needs at least "
+            f"{words.scale(safe.lowest)}, {words.escape(safe.highest_by)} at most {words.scale(safe.highest)}."
         )
-    place = "" if last is None else "above" if last > found.highest else "below" if last < found.lowest else "within"
-    if found.caveat:  # both doubts are about the lower end: what was lost was never counted
-        span = f"FP16 is safe up to {words.scale(found.highest)}; how low a scale may be, this recording cannot tell"
+    place = "" if last is None else "above" if last > safe.highest else "below" if last < safe.lowest else "within"
+    if safe.caveat:  # both caveats are about the lower end: what underflowed was never counted
+        span = f"FP16 is safe up to {words.scale(safe.highest)}; how low a scale may be, this recording cannot tell"
         place = place if place == "above" else ""
     else:
-        span = f"FP16 is safe from {words.scale(found.lowest)} to {words.scale(found.highest)}"
+        span = f"FP16 is safe from {words.scale(safe.lowest)} to {words.scale(safe.highest)}"
     where = f", the last scale lies {place}" if place else ""
-    return f"Predicted: {span}{where}; {words.scale(found.recommended)} is recommended."
+    return f"Predicted: {span}{where}; {words.scale(safe.recommended)} is recommended."
 
 
-def about_window(found: SafeWindow) -> str:
-    """What the window rests on, and what makes it doubtful."""
-    steps = f"steps {found.first_step:,}–{found.last_step:,}" if found.first_step < found.last_step else "one step"
-    said = f"The window is predicted from the gradients recorded at {steps}. "
-    lower = "would come" if found.caveat else "comes"
-    said += f"Its lower end {lower} from {found.lowest_by}, its upper end from {found.highest_by}."
-    doubt = f" Doubtful: {words.sentence(found.caveat)}" if found.caveat else ""
-    return words.escape(f"{said}{doubt}")
+def about_window(safe: SafeWindow) -> str:
+    """The data behind the window, and its caveat."""
+    steps = f"steps {safe.first_step:,}–{safe.last_step:,}" if safe.first_step < safe.last_step else "one step"
+    text = f"The window is predicted from the gradients recorded at {steps}. "
+    lower = "would come" if safe.caveat else "comes"
+    text += f"Its lower end {lower} from {safe.lowest_by}, its upper end from {safe.highest_by}."
+    doubt = f" Doubtful: {words.sentence(safe.caveat)}" if safe.caveat else ""
+    return words.escape(f"{text}{doubt}")

@@ -1,4 +1,4 @@
-"""Number ranges: which step and which tensors to look at, the tensors over steps, and the table of their classes."""
+"""Number ranges: fields for step and tensors, the tensors over steps, and the table of classes."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -41,13 +41,12 @@ CLASS_COLUMNS = {
 }
 
 
-SEEN = 0.001
-"""A smaller share is no pixel of a bar: the heatmap's margin and the table tell of it. A long run is shown by some of
-its sampled steps, so it would be a guess besides."""
+MIN_SHOWN_FRAC = 0.001
+"""A smaller share is less than a pixel of a bar; the heatmap's margin and the table show it."""
 
 
 def prepare(run: Run) -> None:
-    """Analyse what the page shows of a run at first."""
+    """Run the analyses that the page needs first."""
     kinds = loaders.analysed(kinds_present, run)
     for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
         loaders.analysed(sampled_steps, run, kind)
@@ -67,15 +66,15 @@ def headline(shares: pd.DataFrame, kind: str, when: Callable[[str], str] = lambd
     bad = shares["inf_frac"] + shares["nan_frac"]
     if (bad > 0).any():
         worst = shares.loc[bad.idxmax()]
-        found = int((bad > 0).sum())
-        hold, most = ("holds", ":") if found == 1 else ("hold", "; most of all")
-        share = f", {words.percent(bad.max())} of its elements" if bad.max() >= SEEN else ""
+        matching = int((bad > 0).sum())
+        hold, most = ("holds", ":") if matching == 1 else ("hold", "; most of all")
+        share = f", {words.percent(bad.max())} of its elements" if bad.max() >= MIN_SHOWN_FRAC else ""
         return (
-            f"{found:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
+            f"{matching:,} of {words.plural(len(shares), 'tensor')} {hold} infinities or NaN ({label}){most} "
             f"{words.escape(worst['name'])}{share}{when(worst['name'])}."
         )
-    if shares["subnormal_frac"].isna().all():  # a run imported from a log that keeps other histograms
-        return f"What was recorded of {label} does not tell how many values are subnormal or lost."
+    if shares["subnormal_frac"].isna().all():  # imported from a log with other histograms
+        return f"What was recorded of {label} does not show how many values are subnormal or lost."
     worst = shares.loc[shares["subnormal_frac"].idxmax()]
     if worst["subnormal_frac"] > 0:
         return (
@@ -92,8 +91,8 @@ def when(run: Run, kind: str, name: str) -> str:
 
 
 def not_finite_at(trace: pd.DataFrame, skipped: Collection[int]) -> str:
-    """At how many of its sampled steps a tensor was not finite, and whether those were skipped: then its infinities
-    reached no weight, and no finding tells of them."""
+    """At how many sampled steps a tensor was not finite, and whether those were skipped: its infinities then reached no
+    weight, and no finding reports them."""
     bad = trace.loc[(trace["inf_frac"] + trace["nan_frac"]) > 0, "step"].tolist()
     if not bad:
         return ""
@@ -119,13 +118,13 @@ def pick_step(steps: list[int]) -> int | None:
 
 
 def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
-    """The tensors that are searched for, and the depth at which the module tree is folded."""
+    """Fields for the search and for the depth to which the module tree is unfolded."""
     address.take("search", "ranges.search", str)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         asked = st.text_input("Search layers", key="ranges.search", placeholder="attn 0, head, …", width=260)
-        found = matching_names(names, asked)
-        depths = list(range(1, deepest(found) + 1))
-        at_first = readable_depth(found)
+        matching = matching_names(names, asked)
+        depths = list(range(1, deepest(matching) + 1))
+        at_first = readable_depth(matching)
         address.take("depth", f"ranges.depth.{kind}", lambda text: int(text) if text.isdecimal() else None)
         if st.session_state.get(f"ranges.depth.{kind}") not in depths:
             st.session_state[f"ranges.depth.{kind}"] = at_first
@@ -141,13 +140,13 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
             )
     address.keep("search", "ranges.search", asked)
     address.keep("depth", f"ranges.depth.{kind}", str(depth) if depth != at_first else "")
-    if not found:
+    if not matching:
         empty.nothing(f"No layer has all of these words: {words.escape(asked)}.")
-    return found, depth
+    return matching, depth
 
 
 def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
-    """When something became of which tensor: a cell for each sampled step, to be clicked."""
+    """A heatmap of the tensors over steps: a cell for each sampled step, which can be clicked."""
     shares = _over_steps(run, kind, names, depth)
     at_first = "subnormal_frac" if (shares["subnormal_frac"] > 0).any() else "absmax"
     key = f"ranges.over.{at_first}"
@@ -164,7 +163,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     if pooled.any():
         st.caption("Several sampled steps stand in one column: of each the largest value.")
     for point in clicked[:1]:
-        if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, which belongs to no tensor
+        if not isinstance(point["y"], str):  # a mark of a skipped step or a phase, not of a tensor
             continue
         cell = shares[(shares["name"] == point["y"]) & (shares["step"] == int(float(point["x"])))]
         last = int(cell["until"].iloc[0]) if len(cell) else int(float(point["x"]))
@@ -178,7 +177,7 @@ def _over_steps(run: Run, kind: str, names: list[str], depth: int) -> pd.DataFra
 
 
 def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:
-    """A row was clicked: unfold a module, or open a tensor in Layer detail."""
+    """Callback of a row: unfold a module, or open a tensor in Layer detail."""
     if name.endswith(".*"):
         st.session_state["ranges.unfold"] = name.removesuffix("*")
         st.rerun()
@@ -186,7 +185,7 @@ def go(kind: str, name: str, steps: tuple[int, int] | None) -> None:
 
 
 def table(classes: pd.DataFrame, kind: str) -> list[str]:
-    """The classes of each tensor in numbers; gives the name of the row that was just clicked, if one was."""
+    """The classes of each tensor in numbers; returns the names of the rows that were just clicked."""
     key = f"ranges.table.{kind}"
     event = tables.show(
         classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),

@@ -1,4 +1,4 @@
-"""One tensor: choosing it, kept in the address, what became of it in words, and what was predicted for it."""
+"""One tensor: choosing it, its address, its history as text, and predictions for it."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ from pages.parts import address, loaders, tables, words
 
 PAGE = "pages/layer_detail.py"
 SCALED = ("weight_grad", "output_grad")
-"""Kinds that a loss scale multiplies."""
+"""Kinds of tensors that are multiplied by the loss scale."""
 AROUND = 50
-"""So many steps before and behind are shown with a step that was clicked."""
+"""Steps shown before and after a step that was clicked."""
 SCALES = (0, 4, 8, 12, 16, 20, 24)
-"""log2 of the loss scales that the table predicts for."""
+"""log2 of the loss scales in the table of predictions."""
 
 COLUMNS = {
     "format": st.column_config.TextColumn("Format", pinned=True, width=70),
@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
-    """Kind and name of the tensor: from the address when it brings new ones, else as chosen here."""
+    """Kind and name of the tensor: from the address if that changed, else as chosen here."""
     asked = (st.query_params.get("kind"), st.query_params.get("layer"))
     new = asked != (None, None) and asked != st.session_state.get("layer.address")
     kind, name = asked if new else (st.session_state.get("layer.kind"), st.session_state.get("layer.name"))
@@ -63,7 +63,7 @@ def pick(run: Run, kinds: Sequence[str]) -> tuple[str, str]:
 
 
 def pick_steps(steps: Sequence[int]) -> tuple[int, int]:
-    """The first and the last sampled step to look at; kept in the address unless all are."""
+    """The first and last sampled step to show; kept in the address unless all are shown."""
     if len(steps) < 2:
         return steps[0], steps[-1]
 
@@ -77,13 +77,13 @@ def pick_steps(steps: Sequence[int]) -> tuple[int, int]:
     if not kept or kept[0] not in steps or kept[1] not in steps:
         st.session_state["layer.steps"] = (steps[0], steps[-1])
     first, last = st.select_slider("Steps", list(steps), format_func=lambda s: f"{s:,}", key="layer.steps")
-    if nearest(st.query_params.get("steps", "")) != (first, last):  # what means the same may stay as it was asked
+    if nearest(st.query_params.get("steps", "")) != (first, last):  # an equivalent text may stay in the address
         address.keep("steps", "layer.steps", "" if (first, last) == (steps[0], steps[-1]) else f"{first}-{last}")
     return int(first), int(last)
 
 
 def same(name: str | None, names: Sequence[str]) -> str:
-    """The tensor of that name; where there is none of this kind, the one of the same module, else the first."""
+    """The tensor of that name; if there is none of this kind, one of the same module, else the first."""
     if name in names:
         return str(name)
     return (near(name or "", names) or names)[0]
@@ -95,7 +95,7 @@ def near(name: str, names: Sequence[str]) -> list[str]:
 
 
 def where(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = None) -> dict[str, str]:
-    """The address of this tensor, and of the steps around those that are asked for."""
+    """The address of this tensor and of the steps around the given ones."""
     query = {"run": run_key, "kind": kind, "layer": name}
     if steps is not None:
         first, last = steps
@@ -115,13 +115,13 @@ def link(run_key: str, kind: str, name: str, steps: tuple[int, int] | None = Non
 
 
 def jump(kind: str, name: str, steps: tuple[int, int] | None = None) -> None:
-    """Go to this tensor of the chosen run, with the limits of the same formats; ends the pass."""
+    """Open this tensor of the chosen run, with the limits of the same formats; ends the pass."""
     same_limits = {"format": st.query_params["format"]} if "format" in st.query_params else {}
     st.switch_page(PAGE, query_params=where(st.session_state["run"], kind, name, steps) | same_limits)
 
 
 def headline(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
-    """What first went wrong with it, and at which step."""
+    """What first went wrong with the tensor, and at which step."""
     what = f"{words.escape(name)} ({words.KIND_LABELS[kind].lower()}, {words.escape(dtype)})"
     sampled = words.plural(health.samples, "sampled step")
     sentence = []
@@ -145,7 +145,7 @@ def headline(name: str, kind: str, health: LayerHealth, dtype: str) -> str:
 
 
 def predicted(run: Run, kind: str) -> list[pd.DataFrame]:
-    """What `what_if` says of all tensors of a kind: in 16 bits at several loss scales, in FP8 at each tensor's own."""
+    """`what_if` for all tensors of a kind: in 16 bits at several loss scales, in FP8 at each tensor's own scale."""
     scales = SCALES if kind in SCALED else (0,)
     return [
         loaders.analysed(what_if, run, narrow("loss"), scales, (kind,)),
@@ -159,7 +159,7 @@ def narrow(scaled_by: str) -> tuple[str, ...]:
 
 
 def prepare(run: Run) -> None:
-    """Analyse what the page shows of a run at first."""
+    """Run the analyses that the page needs first."""
     kinds = loaders.analysed(kinds_present, run)
     for kind in [kind for kind in words.KIND_LABELS if kind in kinds][:1]:
         name = loaders.analysed(tensor_names, run, kind)[0]
@@ -169,7 +169,7 @@ def prepare(run: Run) -> None:
 
 
 def predictions(frames: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
-    """The rows of `what_if` for this tensor, as people read them."""
+    """The rows of `what_if` for this tensor as text."""
     rows = pd.concat([frame[frame["name"] == name] for frame in frames], ignore_index=True)
     scales = zip(rows["format"], rows["log2_scale"], rows["own_log2_scale"], strict=True)
     own = [
@@ -181,12 +181,12 @@ def predictions(frames: Sequence[pd.DataFrame], name: str) -> pd.DataFrame:
 
 
 def power_of_two(exponent: int) -> str:
-    """A loss scale given as its exponent."""
+    """A loss scale, given as its exponent, as text."""
     return words.raised(f"2^{exponent}")
 
 
 def about_predictions(frames: Sequence[pd.DataFrame], name: str, kind: str, health: LayerHealth) -> str:
-    """What kind of statement the table is, and what makes it doubtful."""
+    """What kind of statement the table makes, and its caveats."""
     sentence = "Predicted from the recorded histograms, all sampled steps together; FP8 with a scale for each tensor."
     if kind not in SCALED:
         sentence += " A loss scale does not multiply these values."

@@ -1,1 +1,1 @@
-"""What a run comes to: findings, costs and gains, the report, what is taught, the tour through the samples."""
+"""Parts of Overview: findings, costs and gains, the report, myths, the tour through the samples."""

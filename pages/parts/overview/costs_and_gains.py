@@ -1,6 +1,6 @@
-"""Three answers below the verdict: what mixed precision costs this run, what it buys it, and what to change.
+"""Three answers below the findings: what mixed precision costs this run, what it gains, and what to change.
 
-glance.show(run, view, findings.to_tell(diagnose(run), run))
+costs_and_gains.show(run, view, findings.unmuted_problems(diagnose(run), run))
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ TITLE = 130
 
 
 def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
-    """Draw the three answers, one under the other."""
+    """Draw the three answers, one below the other."""
     with st.container(border=True, key="glance"):
         for title, answer in (
             ("What it costs", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
@@ -28,13 +28,13 @@ def show(run: Run, view: Overview, findings: Sequence[Finding]) -> None:
             ("What to change", lambda: advise(findings)),
         ):
             row = st.container(horizontal=True, gap="small")
-            row.markdown(f"**{title}**", width=TITLE)  # a share of the width would be two lines on a narrow page
+            row.markdown(f"**{title}**", width=TITLE)  # in pixels: a share of the width would wrap on a narrow page
             with row.container():
                 answer()
 
 
 def cost(run: Run, view: Overview) -> list[str]:
-    """Steps thrown away, gradient lost, time for watching."""
+    """Skipped steps, underflow of gradients, time for watching."""
     sentences = []
     if not view.scale.skips_recorded:
         sentences.append("Skipped steps were not recorded.")
@@ -42,9 +42,9 @@ def cost(run: Run, view: Overview) -> list[str]:
         sentences.append(f"{words.percent(view.scale.skip_frac)} of steps skipped.")
     else:
         sentences.append("No step can be skipped: there is no scaler.")
-    lost = loaders.analysed(lost_gradient, run)
-    if lost is not None:
-        sentences.append(f"{words.percent(lost)} of gradient elements lost, by audit.")
+    lost_frac = loaders.analysed(lost_gradient, run)
+    if lost_frac is not None:
+        sentences.append(f"{words.percent(lost_frac)} of gradient elements lost, by audit.")
     elif view.recipe and view.recipe != "fp32":
         sentences.append("Gradient lost: not audited.")
     if view.speed.watch_frac is not None:
@@ -53,14 +53,14 @@ def cost(run: Run, view: Overview) -> list[str]:
 
 
 def gain(run: Run, view: Overview) -> None:
-    """Speed, memory and learning against the FP32 run of the same task, where the library has one."""
+    """Speed, memory and learning compared with the FP32 run of the same task, if the library has one."""
     entries: dict[str, Entry] = st.session_state["entries"]
     if view.recipe == "fp32":
-        st.markdown("This is FP32, what the others are held against.")
+        st.markdown("This is FP32, the baseline of the others.")
         st.page_link(COMPARE, label="Compare with 16 bits", icon=":material/compare_arrows:")
         return
     base = baseline(entries, st.session_state["run"])
-    compared = against(base, run) if base is not None else None
+    compared = compared_with(base, run) if base is not None else None
     if compared is None or base is None:
         st.markdown("Not known: no FP32 run of the same task is here to hold it against.")
         own = entries[st.session_state["run"]]
@@ -74,7 +74,9 @@ def gain(run: Run, view: Overview) -> None:
     if compared.table["speed_verdict"].iloc[-1] == "slower" and on_cpu(run):
         st.caption("Trained on a CPU, which has no tensor cores: its numbers carry over to a GPU, its times do not.")
     keys = [base.key, st.session_state["run"]]
-    st.page_link(COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.beside(keys))
+    st.page_link(
+        COMPARE, label="See it on Compare", icon=":material/compare_arrows:", query_params=picker.compare_address(keys)
+    )
 
 
 def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
@@ -85,22 +87,22 @@ def baseline(entries: dict[str, Entry], key: str) -> Entry | None:
     return near[place] if place is not None else None
 
 
-def against(base: Entry, run: Run) -> Comparison | None:
-    """The run held against that one; None where that cannot be done."""
+def compared_with(base: Entry, run: Run) -> Comparison | None:
+    """The comparison of the run with that baseline; None if it cannot be made."""
     try:
         compared = loaders.analysed(compare, [loaders.open_run(base), run])
-    except RunError:  # the other run is damaged: Library says so
+    except RunError:  # the baseline is damaged: Library shows that
         return None
     return compared if compared.answers else None
 
 
 def on_cpu(run: Run) -> bool:
-    """Whether it says that it was trained on one."""
+    """Whether its head says that it was trained on a CPU."""
     return str(run.head.config.get("device", "")).startswith("cpu")
 
 
 def advise(findings: Sequence[Finding]) -> None:
-    """What to write for the gravest of the errors and warnings found and why, or its advice; the rest stands below."""
+    """The fix for the most severe of the errors and warnings, or its advice; the others follow below."""
     grave = [f for f in findings if not f.follows]
     if not grave:
         st.markdown("Nothing has to change.")

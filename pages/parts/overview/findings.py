@@ -1,9 +1,9 @@
 """Finding cards: what is wrong, where, the number and the limit it crossed, the proof, and the fix to copy.
 
-    findings.banner(found, summary(view), ended_well=True, run=run)
-    findings.causes(found, run)
+    findings.banner(diagnosed, summary(view), ended_well=True, run=run)
+    findings.causes(diagnosed, run)
 
-One card stands for one cause: what follows from it is named inside, not told again.
+One card stands for one cause; findings that follow from it are named inside.
 """
 
 import time
@@ -19,7 +19,7 @@ from amp_core.library.permissions import current
 from pages.parts import loaders, words
 from pages.parts.numbers import tensor
 
-LOOK = {
+SEVERITY_STYLE = {
     "error": ("red", ":material/error:"),
     "warning": ("orange", ":material/warning:"),
     "info": ("blue", ":material/info:"),
@@ -34,20 +34,20 @@ PAGES = {
     "precision-map": ("pages/precision_map.py", "Precision map"),
     "compare": ("pages/compare_runs.py", "Compare"),
 }
-"""By the address that the guide gives: the page, and what it is called."""
+"""File and name of a page, by its address in the guide."""
 RECHECK_RATIO = 30
-"""While a run trains, findings are looked for again after so many times as long as that took: a few seconds."""
+"""While a run trains, it is diagnosed again after this many times as long as the diagnosis took: a few seconds."""
 
 
-def to_tell(found: Sequence[Finding], run: Run | None) -> list[Finding]:
-    """Errors and warnings that nobody has muted, the gravest first."""
+def unmuted_problems(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
+    """Errors and warnings that are not muted, the most severe first."""
     silent = muted(run.path) if run is not None else frozenset()
-    return [f for f in found if f.severity != "info" and f.code not in silent]
+    return [f for f in findings if f.severity != "info" and f.code not in silent]
 
 
-def banner(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
-    """The verdict in one line."""
-    grave = to_tell(found, run)
+def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
+    """The number of errors and warnings in one line."""
+    grave = unmuted_problems(findings, run)
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
     elif not grave:
@@ -56,14 +56,14 @@ def banner(found: Sequence[Finding], summary: str, *, ended_well: bool, run: Run
         _headline(grave, summary)
 
 
-def causes(found: Sequence[Finding], run: Run | None = None) -> None:
-    """A card for each error and warning, the gravest first."""
-    grave = to_tell(found, run)
+def causes(findings: Sequence[Finding], run: Run | None = None) -> None:
+    """A card for each error and warning that has no other cause, the most severe first."""
+    grave = unmuted_problems(findings, run)
     codes = {f.code for f in grave}
     for finding in grave:
         if finding.follows not in codes:
             card(finding, [f for f in grave if f.follows == finding.code], run)
-    if run is not None and (hidden := sorted({f.code for f in found} & muted(run.path))):
+    if run is not None and (hidden := sorted({f.code for f in findings} & muted(run.path))):
         _muted(run, hidden)
 
 
@@ -74,45 +74,48 @@ def _headline(grave: Sequence[Finding], summary: str) -> None:
     parts = [words.plural(n, noun) for n, noun in ((errors, "error"), (len(causes) - errors, "warning")) if n]
     following = len(grave) - len(causes)
     more = f", and {following} that follow{'s' if following == 1 else ''}" if following else ""
-    say, look = (st.error, "error") if errors else (st.warning, "warning")
-    say(f"{' and '.join(parts)} found{more}. {words.unbroken(words.escape(summary))}", icon=LOOK[look][1])
+    alert, look = (st.error, "error") if errors else (st.warning, "warning")
+    alert(f"{' and '.join(parts)} found{more}. {words.unbroken(words.escape(summary))}", icon=SEVERITY_STYLE[look][1])
 
 
-def remarks(found: Sequence[Finding], run: Run | None = None) -> None:
-    """What is good to know and benign: it need not stand before the numbers."""
+def remarks(findings: Sequence[Finding], run: Run | None = None) -> None:
+    """Cards of the benign findings of severity "info", which follow below the numbers."""
     silent = muted(run.path) if run is not None else frozenset()
-    for finding in found:
+    for finding in findings:
         if finding.severity == "info" and finding.code not in silent:
             card(finding, [], run)
 
 
 def live(run: Run) -> None:
-    """What has gone wrong so far in a run under way, without proof and fix: those need the charts to hold still."""
+    """The problems so far of a run under way, without proof and fix: those need charts that hold still."""
     kept = st.session_state.setdefault("findings.live", {})
     key = str(run.path)
-    due, found = kept.get(key, (0.0, []))
+    due, findings = kept.get(key, (0.0, []))
     if time.monotonic() >= due:
         began = time.monotonic()
-        found = loaders.analysed(diagnose, run)
+        findings = loaders.analysed(diagnose, run)
         now = time.monotonic()
-        kept[key] = (now + RECHECK_RATIO * (now - began), found)
-    grave = [finding for finding in to_tell(found, run) if not finding.follows]
+        kept[key] = (now + RECHECK_RATIO * (now - began), findings)
+    grave = [finding for finding in unmuted_problems(findings, run) if not finding.follows]
     for finding in grave:
-        say = st.error if finding.severity == "error" else st.warning
-        say(f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}", icon=LOOK[finding.severity][1])
+        alert = st.error if finding.severity == "error" else st.warning
+        alert(
+            f"**{words.escape(finding.title)}.** {words.escape(finding.advice)}",
+            icon=SEVERITY_STYLE[finding.severity][1],
+        )
     if not grave:
         st.caption(f":material/check_circle: Nothing wrong was found{' so far' if run.is_live else ''}.")
 
 
 def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = None) -> None:
-    """One finding with its evidence, its advice and what came of it."""
-    color, icon = LOOK[finding.severity]
+    """One finding with its evidence, its advice and its consequences."""
+    color, icon = SEVERITY_STYLE[finding.severity]
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
             st.badge(finding.severity, icon=icon, color=color)
             st.markdown(f"**{words.escape(finding.title)}**", width="content")
         st.caption(" · ".join(words.escape(text) for text in finding.evidence()))
-        own = finding.advice == GUIDE[finding.code].advice  # else it holds words of the run
+        own = finding.advice == GUIDE[finding.code].advice  # otherwise it contains text from the run
         advice = words.raised(finding.advice)
         st.markdown(advice if own else words.escape(advice))
         if following:
@@ -122,7 +125,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
             fix(finding)
             with st.container(horizontal=True, vertical_alignment="center"):
                 if run is not None:
-                    # A loss that is NaN has no page of its own: what follows from it names where that began.
+                    # A NaN loss has no page of its own: its consequences name where it began.
                     any(_proof(one, run) for one in (finding, *following))
                 query = {"search": finding.code} | (
                     {"run": st.session_state["run"]} if "run" in st.session_state else {}
@@ -135,7 +138,7 @@ def card(finding: Finding, following: Sequence[Finding] = (), run: Run | None = 
 
 
 def fix(finding: Finding) -> None:
-    """The code to copy: PyTorch, and frameworks where they do it otherwise."""
+    """The code to copy: PyTorch, and frameworks that differ from it."""
     if not finding.snippet:
         return
     codes = {"PyTorch": finding.snippet} | dict(finding.frameworks)
@@ -148,8 +151,8 @@ def fix(finding: Finding) -> None:
 
 
 def _proof(finding: Finding, run: Run) -> bool:
-    """A link to the tensor that the finding names, if it was sampled, else to the page that shows the evidence; whether
-    there is one."""
+    """A link to the finding's tensor if it was sampled, else to the page that shows the evidence. Returns whether there
+    is one."""
     address = st.session_state.get("run")
     for kind in ("weight_grad", "output_grad", "activation", "weight"):
         if finding.where in loaders.analysed(tensor_names, run, kind):

@@ -1,6 +1,6 @@
-"""What is taught of mixed precision, put right, each with what the chosen run shows of it.
+"""Myths about mixed precision, corrected, each with what the chosen run shows.
 
-taught.show()
+myths.show()
 """
 
 import streamlit as st
@@ -25,29 +25,29 @@ from pages.parts.overview import findings
 
 
 def show() -> None:
-    """A card for each statement: the verdict, what is so, what the chosen run shows, and the page with its chart."""
+    """A card for each myth: its rating, the correction, what the chosen run shows, and the page with its chart."""
     run = _chosen()
     with st.container(horizontal=True):
-        for taught in MYTHS:
+        for myth in MYTHS:
             with st.container(border=True, width=glossary.WIDTH, height="stretch"):
-                st.markdown(f"{formats.VERDICTS[taught.rating]} “{taught.claim}”")
-                st.markdown(taught.correction)
-                seen = _SEEN[taught.key](run) if run is not None and taught.key in _SEEN else ""
+                st.markdown(f"{formats.VERDICTS[myth.rating]} “{myth.claim}”")
+                st.markdown(myth.correction)
+                seen = _SEEN[myth.key](run) if run is not None and myth.key in _SEEN else ""
                 if seen and run is not None:
                     st.markdown(f"**{words.escape(run.name)}:** {seen}")
-                file, page = findings.PAGES[taught.page]
+                file, page = findings.PAGES[myth.page]
                 query = {"run": st.session_state["run"]} if st.session_state.get("run") else None
                 st.page_link(file, label=f"See it on {page}", icon=":material/query_stats:", query_params=query)
 
 
 def _chosen() -> Run | None:
-    """The chosen run where it can be read."""
+    """The chosen run if it can be read."""
     entry = picker.chosen()
     if entry is None or not entry.readable:
         return None
     try:
         return loaders.open_run(entry)
-    except RunError:  # its own pages say why
+    except RunError:  # its own pages show the error
         return None
 
 
@@ -104,7 +104,7 @@ def _flags(run: Run) -> str:
     recorded = run.head.environment.get("flags")
     names = {"matmul_precision": "FP32 products", "tf32_matmul": "TF32 in products", "tf32_cudnn": "TF32 in cuDNN"}
     names |= {"cudnn_benchmark": "cuDNN's benchmark"}
-    flags = recorded if isinstance(recorded, dict) else {}  # other programs write heads too
+    flags = recorded if isinstance(recorded, dict) else {}  # another program may have written the head
     meanings = {True: "on", False: "off", "highest": "in full", "high": "TF32 allowed", "medium": "BF16 allowed"}
     known = [(label, flags[name]) for name, label in names.items() if isinstance(flags.get(name), bool | str)]
     return ", ".join(f"{label} {words.escape(meanings.get(value, value))}" for label, value in known) + "." * bool(

@@ -1,7 +1,7 @@
 """The report of what a page shows, as a file to keep.
 
-report.of([run])       # on a page
-report.offer()         # once, below every page: a button, where the page has spoken of runs
+report.include([run])  # on a page
+report.offer()         # once, below every page: a button if the page included runs
 """
 
 import re
@@ -16,13 +16,13 @@ from amp_core.report import report_html
 _RUNS = "report.runs"
 
 
-def of(runs: Sequence[Run]) -> None:
-    """The page speaks of these runs."""
+def include(runs: Sequence[Run]) -> None:
+    """Include these runs in the report of the page."""
     st.session_state[_RUNS] = list(runs)
 
 
 def offer() -> None:
-    """A button that makes the report of the page's runs when it is pressed, not before."""
+    """A button that makes the report when it is pressed."""
     runs: list[Run] = st.session_state.pop(_RUNS, [])
     if runs:
         st.download_button(
@@ -38,12 +38,12 @@ def offer() -> None:
 
 
 def file_name(runs: Sequence[Run]) -> str:
-    """Names of the runs as far as every file system takes them."""
+    """Names of the runs, restricted to characters that every file system accepts."""
     return "-".join(["report", *(re.sub(r"[^A-Za-z0-9._-]+", "_", run.name)[:40] for run in runs)])[:120]
 
 
 def _made(runs: Sequence[Run]) -> bytes:
     try:
         return report_html(runs).encode()
-    except RunError as error:  # the download is made outside of the page, which could not show it
+    except RunError as error:  # the download runs outside the page, which cannot show the error
         return f"<!doctype html><title>No report</title><p>{escape(str(error))}</p>".encode()

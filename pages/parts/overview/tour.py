@@ -1,4 +1,4 @@
-"""The first minute: three steps through the samples, and the one line for a loop of one's own."""
+"""The first minute: three steps through the samples, and the one line that watches the user's own loop."""
 
 import streamlit as st
 
@@ -21,17 +21,17 @@ STEPS = (
 
 
 WIDTH = 250
-"""Pixels of a step: three stand side by side, also on a page of 1280 pixels."""
+"""Pixels of a step: three fit side by side, also on a page of 1280 pixels."""
 
 
 def code() -> str:
-    """The one line for a loop of one's own; what it records appears in the library by itself."""
+    """The one line that watches the user's own loop; its run appears in the library by itself."""
     into = run_list.runs_dir() / "mine"
     return f'from amp_core import watch\nwatch(model, optimizer, scaler=scaler, into="{into.as_posix()}")'
 
 
 def show(entry: Entry) -> None:
-    """The tour, while a sample is looked at and until it is put away."""
+    """The tour, while a sample is shown and until it is dismissed."""
     if entry.origin != "sample" or st.session_state.get("tour.away"):
         return
     entries: dict[str, Entry] = st.session_state["entries"]

@@ -1,6 +1,6 @@
 """The loss-scale ablation of Micikevicius et al. 2017 as one button: the same training four times, scaled four ways.
 
-FP32 is the reference; FP16 runs without a scaler, with a static scale of 128 and with a dynamic one. Everything else,
+FP32 is the baseline; FP16 runs without a scaler, with a static scale of 128 and with a dynamic one. Everything else,
 the seed included, is the same, so that the four loss curves can be laid over each other.
 """
 
@@ -24,12 +24,12 @@ FOUR: dict[str, dict[str, Any]] = {
     "fp16-dynamic": {"precision": "fp16"},
 }
 """What each run is called, and what it does differently."""
-TWICE_S = 2.0
-"""A click that comes so soon after the four were queued belongs to a double click."""
+DOUBLE_CLICK_S = 2.0
+"""A second click within this time after the four were queued belongs to a double click."""
 
 
 def show() -> None:
-    """What the preset does, and its button."""
+    """The description of the preset, and its button."""
     st.markdown(
         f"Trains an LSTM on bytes ({WORKLOAD}, size {SIZE}) four times with one seed: in FP32, in FP16 without "
         f"scaling, with a static scale of 128, and with a dynamic one, {STEPS} steps each: a minute or two on "
@@ -44,13 +44,13 @@ def show() -> None:
                 "pages/compare_runs.py",
                 label="Compare the latest four",
                 icon=":material/compare_arrows:",
-                query_params=picker.beside(keys),
+                query_params=picker.compare_address(keys),
             )
 
 
 def begin() -> None:
-    """The button was pressed: start the four jobs and choose the first, or keep the refusal."""
-    if time.monotonic() < st.session_state.get("ablation.began", -TWICE_S) + TWICE_S:
+    """Callback of the button: start the four jobs and choose the first, or keep the refusal."""
+    if time.monotonic() < st.session_state.get("ablation.began", -DOUBLE_CLICK_S) + DOUBLE_CLICK_S:
         return
     st.session_state["start.refused"] = None
     available, _ = devices.available()
@@ -65,13 +65,13 @@ def begin() -> None:
         st.session_state["start.refused"] = ("", words.sentence(error))
     if started:
         st.session_state["start.followed"] = st.session_state["ablation.started"] = started
-        st.session_state["ablation.began"] = time.monotonic()  # now: starting four takes as long as a double click
+        st.session_state["ablation.began"] = time.monotonic()  # after the four have started
         picker.choose(started[0])
 
 
 def queued() -> list[str]:
-    """Keys of the four runs that were queued here last, or that the address names, the reference first; empty once one
-    of them is gone."""
+    """Keys of the four runs that were queued here last, or that the address names, the baseline first; empty once one
+    of them is deleted."""
     address.take("ablation", "ablation.started", lambda text: text.split(","))
     keys: list[str] = st.session_state.get("ablation.started", [])
     if keys:

@@ -18,17 +18,16 @@ from pages.parts.start import devices, fields
 
 
 def possible(entry: Entry) -> bool:
-    """Whether the run is of a workload that comes with AMPscope, or of a script that the form could start, with a
-    recipe that the form has."""
+    """Whether the form has the run's recipe, and its workload is built in or a script that the form could start."""
     config = entry.config or {}
     workload = WORKLOADS.get(str(config.get("workload")))
-    known = config.get("size") in workload.sizes if workload is not None else bool(own(config))
+    known = config.get("size") in workload.sizes if workload is not None else bool(own_script(config))
     return known and config.get("precision") in RECIPES
 
 
-def own(config: Mapping[str, Any]) -> str:
-    """The script of a recorded configuration as one types it into the form; empty for any other workload, and where
-    the server does not allow that script."""
+def own_script(config: Mapping[str, Any]) -> str:
+    """The script of a recorded configuration, as typed into the form; empty for a built-in workload, and if the server
+    does not allow the script."""
     file, colon, function = str(config.get("workload") or "").rpartition(":")
     folder = next(iter(current().scripts), None)
     if not colon or folder is None or not Path(file).is_relative_to(folder):
@@ -37,26 +36,26 @@ def own(config: Mapping[str, Any]) -> str:
 
 
 def fill(entry: Entry, **changes: Any) -> None:
-    """Put the run's settings with `changes` into the form. For a pass in which the form was not drawn yet."""
+    """Put the run's settings with `changes` into the form. Call it in a pass that does not draw the form before."""
     for name, value in settings(dict(entry.config or {}) | changes).items():
         st.session_state[f"start.{name}"] = value
     st.session_state["start.again"] = (entry.name, left_out(entry.config or {}))
 
 
 def left_out(config: Mapping[str, Any]) -> list[str]:
-    """Names of the recorded settings that are not the default and that the form has no field for."""
+    """Names of the recorded settings that are not the default and have no field in the form."""
     default, elsewhere = TrainConfig().to_dict(), {"workload", "size", "precision", *fields.SCALE, *fields.FORMS}
     other = {name: value for name, value in default.items() if name not in elsewhere}
     return [name for name, value in other.items() if name in config and (config[name] or None) != (value or None)]
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The form's fields for a recorded configuration; what it does not say is as the form has it at first."""
+    """The form's fields for a recorded configuration; settings that it lacks keep the form's defaults."""
     default = TrainConfig()
-    values = {name: fields.typed(name, config.get(name, getattr(default, name))) for name in fields.FORMS}
+    values = {name: fields.to_field(name, config.get(name, getattr(default, name))) for name in fields.FORMS}
     device = str(config.get("device") or "")
     static = isinstance(config.get("loss_scale"), int | float)
-    script = own(config)
+    script = own_script(config)
     return values | {
         "own": script,
         "what": (default.workload, default.resolved().size) if script else (config["workload"], config["size"]),

@@ -1,7 +1,7 @@
-"""What the form asks for, as settings of trainings; and what happens when it is sent.
+"""Turn the form's fields into settings of trainings, and start them.
 
-Nothing is checked here but that the device can hold the model: `TrainConfig` refuses the rest, with the sentence that
-the command line prints.
+The only check here is whether the device can hold the model: `TrainConfig` refuses all else, with the sentence that the
+command line prints.
 """
 
 import shlex
@@ -23,10 +23,10 @@ from pages.parts.start import comparisons, devices, fields
 
 
 def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
-    """The settings of each run that the form asks for. Raises `RunError` as `TrainConfig` does."""
+    """The settings of each run that the form describes. Raises `RunError` as `TrainConfig` does."""
     workload, size = state["what"]
-    settings = {name: fields.meant(name, state[name]) for name in fields.FORMS}
-    if own := fields.own():  # a relative path is meant from the folder that the owner allowed
+    settings = {name: fields.from_field(name, state[name]) for name in fields.FORMS}
+    if own := fields.own_workload():  # a path relative to the folder that the owner allowed
         workload, size = str(Path(current().scripts[0]) / own), None
         settings["batch_size"] = None
     else:
@@ -35,19 +35,19 @@ def configs(state: Mapping[str, Any]) -> list[TrainConfig]:
         settings["device"] = type_of(state["device"])  # each process takes the GPU of its own number
     fixed = state["scaling"] == "static"
     settings |= {} if fixed else {"init_scale": state["scale"]}
-    chosen = state["precisions"] or [""]  # refused by TrainConfig, which says what there is to choose
+    chosen = state["precisions"] or [""]  # "" is refused by TrainConfig, which lists the choices
     names = []
     for precision in chosen:
-        # One form serves several recipes: a fixed scale is for those that have a scaler.
+        # One form serves several recipes: a fixed scale applies to those with a scaler.
         loss_scale = state["scale"] if fixed and precision in RECIPES and RECIPES[precision].scaler else "dynamic"
         names.append(TrainConfig(workload=workload, size=size, precision=precision, loss_scale=loss_scale, **settings))
-        if state["profile"] != fields.initial("profile"):  # of a training that ends sooner nothing is profiled
+        if state["profile"] != fields.initial("profile"):  # a training that ends sooner is not profiled
             names[-1].check_profile()
     return names
 
 
 def begin(in_turns: bool = False) -> None:
-    """The form was sent: start a job for each precision, or one in which they take turns, or keep the refusal."""
+    """Callback of the form: start a job for each precision, or one in which they take turns, or keep the refusal."""
     state = fields.state()
     fields.accept()
     started: list[str] = []
@@ -61,7 +61,7 @@ def begin(in_turns: bool = False) -> None:
         for config in () if in_turns else wanted:
             job = jobs.start(config, run_list.runs_dir(), state["name"] or None)
             label(job.folder, state)
-            started.append(f"run/{job.name}")  # one by one: what was started before a failure has to be shown
+            started.append(f"run/{job.name}")  # one by one: jobs started before a failure are shown
     except RunError as error:
         fields.refuse(error)
     if started:
@@ -70,22 +70,22 @@ def begin(in_turns: bool = False) -> None:
 
 
 def label(folder: Path, state: Mapping[str, Any]) -> None:
-    """Keep the tags and the note that were typed for a run, which need not have begun."""
+    """Store the tags and the note that were typed for a run, which may not have begun."""
     if state.get("tags") or state.get("note"):
         write_label(folder, Label(tags=tuple(state["tags"].split(",")), note=state["note"]))
 
 
 def commands(state: Mapping[str, Any]) -> str:
-    """The same trainings as commands, a line each; empty for what would be refused."""
+    """The same trainings as commands, one per line; empty if they would be refused."""
     try:
         wanted = configs(state)
-    except RunError:  # Start says it
+    except RunError:  # shown on Start
         return ""
     name = jobs.folder_name(state.get("name") or "")
     lines = []
     for config in wanted:
-        said = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
-        out = Path(run_list.runs_dir(), said if not name or len(wanted) == 1 else f"{name}-{config.precision}")
+        base = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
+        out = Path(run_list.runs_dir(), base if not name or len(wanted) == 1 else f"{name}-{config.precision}")
         lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
     if len(wanted) > 1 and wanted[0].nproc == 1:
         shared = comparisons.shared(wanted)
@@ -100,7 +100,7 @@ def commands(state: Mapping[str, Any]) -> str:
 
 
 def _check_fits(size: Size, device: str) -> None:
-    """Raises `RunError` where the device cannot even hold what no choice of batch makes smaller."""
+    """Raises `RunError` if the device cannot hold what no smaller batch would shrink."""
     memory = devices.memory_bytes(device)
     if memory is not None and size.state_bytes > memory:
         raise RunError(

@@ -1,7 +1,7 @@
 """The largest batch that fits, searched from the app: one job, `ampscope tune --max-batch`, and its answer.
 
 batch.begin(config)        # queue the search
-batch.show_latest()        # how it stands, with a button that takes the answer into the form
+batch.show_latest()        # its state, with a button that puts the answer into the form
 """
 
 import json
@@ -19,16 +19,16 @@ from pages.parts import address, words
 from pages.parts.library import run_list
 
 TRIAL_S = 60
-"""Seconds that one trial may take: somebody waits for the answer."""
+"""Time limit of one trial, in seconds: a person waits for the answer."""
 _STARTED = "batch.started"
 _PREFIX = "batch-"
-"""What the folders of these searches begin with: other jobs make several runs too."""
-_SAID = ("workload", "size", "precision", "device", "answer")
-"""What stands in an answer in words."""
+"""Prefix of the folders of these searches: other jobs make several runs too."""
+_SUMMARY = ("workload", "size", "precision", "device", "answer")
+"""Text fields of an answer."""
 
 
 def begin(config: TrainConfig) -> str:
-    """Queue the search for the settings of `config`; gives the folder's name. Raises `RunError` as `jobs.start`."""
+    """Queue the search for the settings of `config`; returns the folder's name. Raises `RunError` as `jobs.start`."""
     if config.own is not None:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
     resolved_config = config.resolved()
@@ -40,7 +40,7 @@ def begin(config: TrainConfig) -> str:
 
 
 def show_latest() -> None:
-    """What the search found that was queued here last, or that the address names, or why it ended without an answer."""
+    """The result of the search that was queued here last, or that the address names, or why it has none."""
     address.take("search", _STARTED, _folder_name)
     name = st.session_state.get(_STARTED)
     if name is None:
@@ -48,11 +48,11 @@ def show_latest() -> None:
     address.keep("search", _STARTED, name)
     try:
         job = jobs.find(run_list.runs_dir() / name)
-    except RunError:  # removed meanwhile
+    except RunError:  # removed in the meantime
         return
     except OSError as error:
         st.warning(
-            f"The search for a batch cannot be looked at: {words.escape(words.sentence(error.strerror or 'an error'))}"
+            f"The search for a batch cannot be read: {words.escape(words.sentence(error.strerror or 'an error'))}"
         )
         return
     if job.alive:
@@ -60,7 +60,7 @@ def show_latest() -> None:
     try:
         record = _answer(job.folder)
     except OSError:
-        st.warning(f"The search for a batch ended without an answer: {words.escape(_last_words(job))}")
+        st.warning(f"The search for a batch ended without an answer: {words.escape(_end_sentence(job))}")
         return
     if record is None:
         st.warning(f"What the search for a batch found cannot be read: its {FILE} is damaged.")
@@ -73,17 +73,17 @@ def show_latest() -> None:
 
 
 def _answer(folder: Path) -> dict[str, Any] | None:
-    """What a search wrote at its end; None where that is damaged. Raises `OSError` where there is none."""
+    """The result file of a search; None if it is damaged. Raises `OSError` if there is none."""
     try:
         record = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):  # neither JSON nor UTF-8, or brackets without end
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         return None
-    whole = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in _SAID)
+    whole = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in _SUMMARY)
     return record if whole and isinstance(record.get("largest_batch", ""), int | None) else None
 
 
 def _folder_name(text: str) -> str | None:
-    """The name of a search's folder, from an address; what `jobs.start` makes has no other letters."""
+    """The name of a search's folder, from an address; None for letters that `jobs.start` never uses."""
     plain = re.fullmatch(rf"{_PREFIX}[\w.-]+", text) is not None
     return text if plain and jobs.makes_runs(run_list.runs_dir() / text) else None
 
@@ -92,6 +92,6 @@ def _use(size: int) -> None:
     st.session_state["start.batch_size"] = size
 
 
-def _last_words(job: jobs.Job) -> str:
+def _end_sentence(job: jobs.Job) -> str:
     lines = job.console(1)
     return words.sentence(lines[-1] if lines else job.reason or job.state)

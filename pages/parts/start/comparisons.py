@@ -1,4 +1,4 @@
-"""A comparison in turns, queued from the app: one job that makes a run for each precision."""
+"""Comparisons in turns: one job that makes a run for each precision."""
 
 import sys
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from pages.parts.library import run_list
 
 
 def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
-    """Queue `ampscope compare` for the precisions of `configs`, which agree in all else; gives the folder's name.
+    """Queue `ampscope compare` for the precisions of `configs`, whose other settings are equal; returns the folder's
+    name.
 
-    Raises `RunError` for fewer than two of them, and as `jobs.start` does.
+    Raises `RunError` for fewer than two precisions, and as `jobs.start` does.
     """
     if len(configs) < 2:
         given = configs[0].precision if configs else None
@@ -27,21 +28,21 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
 
 
 def shared(configs: Sequence[TrainConfig]) -> TrainConfig:
-    """The settings that those of the precisions have in common."""
-    # The comparison takes a fixed loss scale from the one that has it, and leaves it from those without a scaler.
+    """The settings that the precisions have in common."""
+    # The comparison applies a fixed loss scale to the recipes with a scaler only.
     return next((config for config in configs if config.loss_scale != "dynamic"), configs[0])
 
 
 def show_latest() -> None:
-    """How the comparison stands that this session queued last, and the way to its runs."""
+    """The state of the comparison that this session queued last, and a link to its runs."""
     name = st.session_state.get("start.comparison")
     if name is None:
         return
     entries = st.session_state["entries"]
-    keys = picker.reference_first(key for key in entries if key.startswith(f"run/{name}/"))
+    keys = picker.baseline_first(key for key in entries if key.startswith(f"run/{name}/"))
     try:
         job = jobs.find(run_list.runs_dir() / name)
-    except RunError:  # removed meanwhile
+    except RunError:  # removed in the meantime
         return
     if job.state in ("failed", "lost"):
         st.error(f"The comparison {job.state}: {job.reason}", icon=":material/error:")
@@ -50,5 +51,5 @@ def show_latest() -> None:
             "pages/compare_runs.py",
             label="Compare the runs that take turns" if job.alive else "Compare the runs that took turns",
             icon=":material/compare_arrows:",
-            query_params=picker.beside(keys),
+            query_params=picker.compare_address(keys),
         )

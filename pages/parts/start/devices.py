@@ -1,4 +1,4 @@
-"""What a training process could run on here, asked of the driver and of the package list: torch is never imported."""
+"""The devices that a training process could use here, from the driver and the package list: torch is not imported."""
 
 import os
 import shutil
@@ -12,12 +12,12 @@ from pages.parts import words
 
 Device = tuple[str, str]
 AMPERE = (8, 0)
-"""Compute capability from which on a GPU has TF32."""
+"""Compute capability from which on a GPU supports TF32."""
 
 
 @st.cache_data(ttl=60, show_spinner=False)
 def available() -> tuple[list[Device], str | None]:
-    """Devices as (name for the training, words for people), and why there is no GPU among them where there is none."""
+    """Devices as (name for the training, label), and why there is no GPU among them if there is none."""
     cpu = ("cpu", "CPU")
     try:
         torch_version = metadata.version("torch")
@@ -38,38 +38,38 @@ def available() -> tuple[list[Device], str | None]:
 
 
 def gpus() -> list[GpuFacts]:
-    """GPUs that a training would see, `cuda:0` first. Raises `NvmlError` where the driver does not answer."""
+    """The GPUs that a training would see, `cuda:0` first. Raises `NvmlError` if the driver does not answer."""
     with Nvml() as nvml:
         return visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @st.cache_data(ttl=60, show_spinner=False)
 def memory_bytes(device: str) -> int | None:
-    """All memory that the device `cpu` or `cuda:N` has; None where the driver does not say."""
+    """The memory of the device `cpu` or `cuda:N`; None if the driver does not report it."""
     if device == "cpu":
         return int(psutil.virtual_memory().total)
     number = int(device.removeprefix("cuda:") or 0)
     try:
         usable = gpus()
-    except NvmlError:  # `available` says why
+    except NvmlError:  # `available` gives the reason
         return None
     return usable[number].memory_bytes if number < len(usable) else None
 
 
 def no_compiler() -> str | None:
-    """Why `torch.compile` cannot work here: it needs a C++ compiler; None where there is one."""
+    """Why `torch.compile`, which needs a C++ compiler, cannot work here; None if it can."""
     if any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")):
         return None
     return "There is no C++ compiler here, which torch.compile needs (Debian: `apt-get install g++`)."
 
 
 def no_tf32(device: str | None) -> str | None:
-    """Why TF32 would be FP32 on a device of `available` (None: its first); None where the device has it."""
+    """Why TF32 would be FP32 on a device of `available` (None: the first one); None if the device supports TF32."""
     chosen = device or available()[0][0][0]
     if chosen.startswith("cuda"):
         try:
             usable = gpus()
-        except NvmlError:  # `available` says why
+        except NvmlError:  # `available` gives the reason
             return None
         capability = next((gpu.capability for gpu in usable[int(chosen.partition(":")[2] or 0) :]), None)
         if capability is None or capability >= AMPERE:
@@ -79,7 +79,7 @@ def no_tf32(device: str | None) -> str | None:
 
 
 def one_gpu(device: str | None) -> str | None:
-    """Why several processes cannot train on a device: each takes a GPU of its own; None where they can."""
+    """Why several processes, each with its own GPU, cannot train on a device; None if they can."""
     cuda = [name for name, _ in available()[0] if name.startswith("cuda")]
     if (device or available()[0][0][0]).startswith("cuda") and len(cuda) < 2:
         return "Each process takes a GPU of its own, and there is one."

@@ -1,4 +1,4 @@
-"""What a training would take, said before it starts: memory from the model's size, time from runs like it.
+"""Estimates before a training starts: memory from the model's size, time from similar runs.
 
 estimate.show(fields.state())        # below the form
 """
@@ -17,12 +17,12 @@ from pages.parts.start import devices
 
 
 def show(state: Mapping[str, Any]) -> None:
-    """A line on memory, and one on the time of each precision that was chosen."""
+    """A line on memory, and one on the time of each chosen precision."""
     workload, name = state["what"]
     size = WORKLOADS[workload].sizes[name]
     batch = size.batch_size if state["batch_size"] is None else state["batch_size"]
     if not isinstance(batch, int) or batch < 1 or not state["precisions"]:
-        return  # Start says what is wrong with it
+        return  # shown on Start
     needed, there = size.memory_bytes(batch), devices.memory_bytes(state["device"])
     sentence = f"Memory: about {words.size(needed)} of tensors in FP32 with Adam, less in 16 bits"
     if there is not None:
@@ -47,8 +47,10 @@ def show(state: Mapping[str, Any]) -> None:
 
 
 def measured(workload: str, size: str, batch: int, precision: str, device: str) -> Overview | None:
-    """What the newest ended run of the same workload, size, batch, recipe and device took; None without one. Samples
-    are left out: they were recorded on another machine."""
+    """Overview of the newest ended run with this workload, size, batch, recipe and device; None without one.
+
+    Samples are omitted: they were recorded on another machine.
+    """
     asked = {"workload": workload, "size": size, "batch_size": batch, "precision": precision, "device": device}
     entries: dict[str, Entry] = st.session_state["entries"]
     for entry in entries.values():
@@ -56,6 +58,6 @@ def measured(workload: str, size: str, batch: int, precision: str, device: str) 
         if entry.mine and entry.status == "finished" and all(config.get(k) == v for k, v in asked.items()):
             try:
                 return loaders.analysed(overview, loaders.open_run(entry))
-            except RunError:  # damaged: Library says so
+            except RunError:  # damaged: Library shows that
                 continue
     return None

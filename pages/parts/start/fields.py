@@ -1,8 +1,8 @@
-"""What the form of Start a run consists of, by the name of each field: `start.<name>` in the session's state.
+"""The fields of the form on Start a run. The field `<name>` is `start.<name>` in the session's state.
 
-fields.state()["steps"]                         # what stands in a field
+fields.state()["steps"]                         # the value of a field
 st.number_input("Steps", **fields.keep("steps"))
-fields.refusal("steps", "seed")                 # the sentence that refused one of them
+fields.refusal("steps", "seed")                 # the error of one of them
 """
 
 from typing import Any
@@ -20,24 +20,25 @@ FORMS = {name: one.form for name, one in SETTINGS.items() if one.form is not Non
 """What `TrainConfig` says of the settings that have a field."""
 
 
-def of_group(*groups: str) -> list[str]:
+def in_group(*groups: str) -> list[str]:
     """Names of the settings in those groups of the form, in the order of their fields."""
     names = [name for group in groups for name, form in FORMS.items() if form.group == group]
     return sorted(names, key=lambda name: (groups.index(FORMS[name].group), FORMS[name].place))
 
 
-PLAIN = tuple(of_group(FRONT))
+PLAIN = tuple(in_group(FRONT))
 SCALE = ("loss_scale", "init_scale")
-"""Settings of one field together, `scale`, which `scaling` gives its meaning."""
-MORE = tuple(of_group(*FOLDED))
-"""Those that are folded away at first."""
+"""Settings that share the field `scale`, whose meaning `scaling` selects."""
+MORE = tuple(in_group(*FOLDED))
+"""Settings that are folded at first."""
 DEFAULTS = TrainConfig()
 WIDTH = 170
-"""Of a field in pixels: four in a row on a page of usual width, two on a narrow one."""
+"""Pixels of a field: four fit in a row on a page of usual width, two on a narrow one."""
 
 
 def draw(name: str, why_not: str | None = None, **options: Any) -> None:
-    """The field of a setting, switched off where `why_not` says why it has no effect; `options` of the widget win."""
+    """The field of a setting, disabled if `why_not` gives a reason why it has no effect; `options` override the
+    widget's."""
     one, form = SETTINGS[name], FORMS[name]
     of_flag = words.sentence(one.help[:1].upper() + one.help[1:]) if one.kind != "choice" else None
     help_ = why_not or form.help or of_flag
@@ -55,21 +56,21 @@ def draw(name: str, why_not: str | None = None, **options: Any) -> None:
 
 
 def initial(name: str) -> Any:
-    """What stands in the field of a setting at first."""
+    """The initial value of a setting's field."""
     form, default = FORMS[name], getattr(DEFAULTS, name)
-    return form.initial if form.initial is not None else typed(name, default)
+    return form.initial if form.initial is not None else to_field(name, default)
 
 
-def typed(name: str, value: Any) -> Any:
-    """A value of a setting as it stands in its field: text is text, and a step to trace is a toggle."""
+def to_field(name: str, value: Any) -> Any:
+    """The value of a setting as its field holds it: text is text, and a step to trace is a toggle."""
     one = SETTINGS[name]
     if one.alone is not None:
         return value is not None
     return one.as_text(value) if one.is_text else value
 
 
-def meant(name: str, value: Any) -> Any:
-    """The other way round: what stands in a field as the value of its setting."""
+def from_field(name: str, value: Any) -> Any:
+    """The inverse: the value of a field as that of its setting."""
     one = SETTINGS[name]
     if one.alone is not None:
         return one.alone if value else None
@@ -77,22 +78,22 @@ def meant(name: str, value: Any) -> Any:
 
 
 def keep(name: str) -> dict[str, Any]:
-    """Key of a field, whose value outlives a visit to another page."""
+    """Widget arguments of a field whose value outlives a visit to another page."""
     return {"key": f"start.{name}", "persist_state": "session"}
 
 
 def state() -> dict[str, Any]:
-    """What stands in the form's fields."""
+    """The values of the form's fields."""
     return {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
 
 
-def own() -> str:
-    """The workload of one's own that was typed, where the server allows any."""
+def own_workload() -> str:
+    """The user's own workload that was typed, if the server allows any."""
     return str(st.session_state.get("start.own") or "").strip() if current().scripts else ""
 
 
 def no_scaler() -> str | None:
-    """Why the loss scale's settings have no effect with the precisions that are chosen; None where they have."""
+    """Why the loss scale's settings have no effect with the chosen precisions; None if they have."""
     if any(RECIPES[name].scaler for name in st.session_state.get("start.precisions") or ()):
         return None
     return f"No precision chosen has a scaler: {', '.join(r.label for r in RECIPES.values() if r.scaler)} have."
@@ -106,17 +107,17 @@ def refuse(error: RunError) -> None:
 
 
 def accept() -> None:
-    """Nothing is refused, for now."""
+    """Clear the refusal."""
     st.session_state["start.refused"] = None
 
 
 def refused(*names: str) -> bool:
     """Whether one of those fields was refused."""
-    told: tuple[str, str] | None = st.session_state.get("start.refused")
-    return told is not None and told[0] in names
+    refusal: tuple[str, str] | None = st.session_state.get("start.refused")
+    return refusal is not None and refusal[0] in names
 
 
 def refusal(*names: str) -> None:
-    """The sentence that refused one of those fields; an empty name stands for none of them."""
+    """Show the sentence that refused one of those fields; an empty name stands for a refusal that names no field."""
     if refused(*names):
         st.error(words.escape(st.session_state["start.refused"][1]))

@@ -1,7 +1,7 @@
-"""The form that starts training, as it stands on the page: what is trained, how, what it would take, and Start.
+"""The form that starts trainings: workload, recipe, estimate, and Start.
 
-Its fields are those of `fields`, the folded ones drawn by `more`; `asked` makes trainings of them, and the sentence of
-a refusal is shown beside the field that it names.
+Its fields are those of `fields`, the folded ones drawn by `more`; `asked` turns them into trainings. The sentence of a
+refusal is shown beside the field that it names.
 """
 
 import streamlit as st
@@ -25,10 +25,10 @@ TURNS_HELP = (
 
 
 def show() -> None:
-    """Draw the form, with the sentence of a refusal beside its field."""
+    """Draw the form."""
     presets.show()
     with st.container(border=True, key="start.form"):
-        with st.container(horizontal=True):  # one under the other on a narrow page
+        with st.container(horizontal=True):  # stacked on a narrow page
             with st.container(width=340):
                 _workload()
             with st.container(width=500):
@@ -42,7 +42,7 @@ def show() -> None:
             more.show()
         fields.refusal("")
         state = fields.state()
-        if fields.own():
+        if fields.own_workload():
             st.caption("Estimate: what a workload of your own takes is not known before it has run.")
         else:
             estimate.show(state)
@@ -67,7 +67,7 @@ def show() -> None:
 
 
 def _workload() -> None:
-    first, own = workloads.ALL.index(("text-gpt", "tiny")), bool(fields.own())
+    first, own = workloads.ALL.index(("text-gpt", "tiny")), bool(fields.own_workload())
     st.selectbox(
         "Workload and size",
         workloads.ALL,
@@ -105,7 +105,7 @@ def _precisions() -> None:
 def _sizes_and_scale() -> None:
     available, why_no_gpu = devices.available()
     names = dict(available)
-    own, no_scaler = fields.own(), fields.no_scaler()
+    own, no_scaler = fields.own_workload(), fields.no_scaler()
     workload, size = st.session_state["start.what"]
     static = st.session_state.get("start.scaling") == "static"
     with st.container(horizontal=True):  # wraps on a narrow page

@@ -1,6 +1,6 @@
-"""The settings that are folded away at first: of the training, of the loss scale, of what is recorded besides.
+"""The folded settings: of the training, the loss scale, and what is recorded.
 
-Which they are, in which group and with what help, `TrainConfig` says; here they are drawn.
+`TrainConfig` declares them, with their group and help; this module draws them.
 """
 
 import streamlit as st
@@ -22,6 +22,6 @@ def show() -> None:
         if group:
             st.markdown(f"**{group}**")
         with st.container(horizontal=True, vertical_alignment="bottom" if group else "top"):
-            for name in fields.of_group(group):
+            for name in fields.in_group(group):
                 fields.draw(name, why_not[fields.FORMS[name].needs])
     fields.refusal(*fields.MORE)

@@ -1,4 +1,4 @@
-"""What people come to ask, a button each above the form: some fill it, some queue their runs at once."""
+"""Common tasks as buttons above the form: some fill it, some queue runs at once."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FILLED: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"precisions": ["fp32", "bf16", "fp16"], "steps": 200, "audit_every": 100, "scaling": "dynamic"},
     ),
 }
-"""By name: what the button says, why one would press it, and the fields that it fills."""
+"""By name: the label of the button, its purpose, and the fields that it fills."""
 OWN_SCRIPT = """\
 def build():
     def loss(model, batch):
@@ -29,9 +29,7 @@ def build():
     return model, loader, loss"""
 OWN_COMMAND = "ampscope train --workload my_task.py:build \\\n    --precision bf16 --steps 500 --out runs/mine"
 OWN_HERE = "Type its name into **Or your own** in the form below."
-OWN_NOT_HERE = (
-    "From this form it can be started where the server was told a folder for it: `ampscope serve --scripts FOLDER`."
-)
+OWN_NOT_HERE = "This form can start it if the server has a folder for scripts: `ampscope serve --scripts FOLDER`."
 BATCH = (
     "Trains a few steps of the workload and size below in the first precision below, with batches doubled until one "
     "does not fit, then narrows down. Each trial is a process of its own: what runs out of memory ends alone. On a CPU "
@@ -40,7 +38,7 @@ BATCH = (
 
 
 def show() -> None:
-    """The buttons, and whose settings fill the form."""
+    """The buttons, and which run's settings fill the form."""
     with st.container(horizontal=True, vertical_alignment="center"):
         for name, (label, why, filled) in FILLED.items():
             icon = ":material/balance:"
@@ -58,8 +56,8 @@ def show() -> None:
         st.page_link("pages/tune_recipe.py", label="Find the fastest recipe", icon=":material/tune:")
     if again := st.session_state.pop("start.again", None):
         name, left_out = again
-        lost = f" The form has no {', '.join(left_out)}: the run's are left out." if left_out else ""
-        note = f"Filled with the settings of {name}: change what you like.{lost}"
+        missing = f" The form has no {', '.join(left_out)}: the run's are left out." if left_out else ""
+        note = f"Filled with the settings of {name}: change what you like.{missing}"
         st.info(words.escape(note), icon=":material/replay:")
 
 
@@ -69,7 +67,7 @@ def _fill(label: str, filled: Mapping[str, Any]) -> None:
 
 
 def _find_batch() -> None:
-    """The search was asked for: queue it, or keep the refusal."""
+    """Callback: queue the search, or keep the refusal."""
     fields.accept()
     try:
         name = batch.begin(dataclasses.replace(asked.configs(fields.state())[0], batch_size=None))

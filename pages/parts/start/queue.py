@@ -1,4 +1,4 @@
-"""The visible queue: which trainings run or wait, on which device, behind whom; each with its Stop."""
+"""The visible queue: trainings that run or wait, on which device, behind which job; each with its Stop button."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from pages.parts.library import run_list
 
 
 def job_of(folder: Path | Address) -> Job | None:
-    """The job behind a run folder; None for a run that was not started by one."""
+    """The job behind a run folder; None if no job started the run."""
     if isinstance(folder, Address):
         return None
     try:
@@ -30,14 +30,14 @@ def alive() -> list[Job]:
 
 
 def waiting_for(job: Job) -> str:
-    """What a job that has no run yet waits for."""
+    """Why a job has not started its run yet."""
     if job.state == "queued":
         return f"number {job.queue_position} in the queue, {words.escape(job.reason)}"
     return "starting: loading PyTorch, the data and the model"
 
 
 def stop_button(job: Job, where: str) -> None:
-    """Stop `job`; while it ends its step the button says so. A read-only server has none."""
+    """A button that stops `job`, and says so while the job finishes its step. A read-only server has none."""
     if current().read_only:
         return
     st.button(
@@ -50,15 +50,13 @@ def stop_button(job: Job, where: str) -> None:
 
 
 def show(running: Sequence[Job], watched: Path | Address | None) -> None:
-    """One line per job but the watched one, whose Stop stands elsewhere; call it inside the live fragment.
-
-    Runs that wait or train together can be followed on one page.
-    """
+    """One line per job but the watched one, whose Stop is elsewhere; call it inside the live fragment. Runs that wait
+    or train together have a link to a page that follows them."""
     under_way = [f"run/{job.name}" for job in running if not jobs.makes_runs(job.folder)]
     started: list[str] = st.session_state.get("start.followed", [])
-    if set(started) & set(under_way):  # what was started with them belongs beside them, also where it has ended
+    if set(started) & set(under_way):  # runs started together stay together, even when ended
         under_way = list(dict.fromkeys([*(key for key in started if key in st.session_state["entries"]), *under_way]))
-    beside(under_way)
+    compare_link(under_way)
     for job in running:
         if isinstance(watched, Path) and job.folder == watched.absolute():
             continue
@@ -70,24 +68,24 @@ def show(running: Sequence[Job], watched: Path | Address | None) -> None:
             st.caption(place, width="content")
             st.space("stretch")
             key = f"run/{job.name}"
-            if jobs.makes_runs(job.folder):  # no run itself: those below it are in the library
+            if jobs.makes_runs(job.folder):  # no run itself: the runs below it are in the library
                 if lines := job.console(1):
                     st.caption(words.escape(lines[-1].strip()), width="content")
-                beside([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
+                compare_link([f"run/{job.name}/{run.parent.name}" for run in job.folder.glob("*/run.json")])
                 stop_button(job, "queue")
                 continue
-            with st.container(horizontal=True, width="content"):  # on a narrow page both go to the next line
+            with st.container(horizontal=True, width="content"):  # on a narrow page both wrap
                 if st.button("Watch", key=f"queue.watch.{job.name}", on_click=picker.choose, args=(key,)):
-                    st.rerun()  # from inside a fragment: the whole page turns to that run
+                    st.rerun()  # leaves the fragment: the whole page shows that run
                 stop_button(job, "queue")
 
 
-def beside(keys: Sequence[str]) -> None:
+def compare_link(keys: Sequence[str]) -> None:
     """A link to Compare, which follows these runs side by side; nothing for fewer than two."""
     if len(keys) > 1:
         st.page_link(
             "pages/compare_runs.py",
             label=f"Follow these {len(keys)} side by side",
             icon=":material/compare_arrows:",
-            query_params=picker.beside(picker.reference_first(keys)),
+            query_params=picker.compare_address(picker.baseline_first(keys)),
         )

@@ -1,4 +1,4 @@
-"""Searches for a recipe, as `ampscope tune` makes them: which there are, what one found, the form that starts one."""
+"""Searches for a recipe (`ampscope tune`): the list, the result of one, and the form that starts one."""
 
 import sys
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ COLUMNS = {
     "trainings": tables.count("Trainings"),
 }
 BUDGET_HELP = (
-    "Seconds that the search may take. Runs are shortened to fit; where it is too small to tell, the answer names the "
-    "budget that would."
+    "Seconds that the search may take. Runs are shortened to fit; if it is still too small, the answer names a "
+    "sufficient budget."
 )
 STEPS_HELP = "Of the trainings that are to show whether a recipe learns the same; fewer where the budget asks for it."
 
@@ -39,13 +39,13 @@ def listing() -> dict[str, Path]:
     try:
         folders = [file.parent for file in run_list.runs_dir().glob(f"*/{FILE}")]
         folders.sort(key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
-    except OSError:  # removed since it was listed
+    except OSError:  # removed after it was listed
         return {}
     return {folder.name: folder for folder in folders}
 
 
 def choose(searches: Mapping[str, Path]) -> Path:
-    """The search to look at; kept in the address."""
+    """A field for the search to show; kept in the address."""
     asked = st.query_params.get("search")
     names = list(searches)
     if asked in names and asked != st.session_state.get("tune.address"):
@@ -58,13 +58,13 @@ def choose(searches: Mapping[str, Path]) -> Path:
 
 
 def status(folder: Path, tuned: Tuned) -> str:
-    """How it stands: a search that was killed could not say so itself."""
+    """The state of a search; a killed search could not record its end."""
     job = queue.job_of(folder)
     return job.state if tuned.status == "running" and job is not None else tuned.present_status
 
 
 def follow(folder: Path) -> None:
-    """One that goes on: how far it is, looked at every other second; the page is run again when it has ended."""
+    """The progress of a search under way, refreshed every other second; the page runs again when it has ended."""
 
     @st.fragment(run_every=2.0)
     def part() -> None:
@@ -88,7 +88,7 @@ def follow(folder: Path) -> None:
 
 
 def evidence(tuned: Tuned) -> None:
-    """What was tried, stage by stage, and what was not."""
+    """The trials by stage, and what was left out."""
     for stage, title in STAGES.items():
         rows = [row for row in tuned.tried if row.stage == stage]
         if rows:
@@ -101,7 +101,7 @@ def evidence(tuned: Tuned) -> None:
 
 
 def code(tuned: Tuned) -> None:
-    """The code for the recipe, one tab for each framework."""
+    """The code for the recipe, one tab per framework."""
     st.header("The code for it", anchor=False)
     for tab, framework in zip(st.tabs([LABELS[name] for name in FRAMEWORKS]), FRAMEWORKS, strict=True):
         with tab:
@@ -144,7 +144,7 @@ def form() -> None:
 
 
 def begin() -> None:
-    """The form was sent: queue the search, or keep the refusal."""
+    """Callback of the form: queue the search, or keep the refusal."""
     state = st.session_state
     state["tune.refused"] = None
     own = str(state.get("tune.own") or "").strip() if current().scripts else ""

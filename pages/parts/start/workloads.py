@@ -1,4 +1,4 @@
-"""The workloads that come along, as the forms of Start a run and of Tune offer them.
+"""The built-in workloads, as the forms of Start a run and of Tune offer them.
 
 st.selectbox("Workload and size", workloads.ALL, format_func=workloads.label, help=workloads.HELP)
 """
@@ -8,19 +8,19 @@ from pages.parts import words
 from pages.parts.start import devices
 
 ALL = [(workload.name, size) for workload in WORKLOADS.values() for size in workload.sizes]
-"""Name and size of each."""
+"""Name and size of each workload."""
 HELP = "\n".join(f"- **{w.label}** ({w.name}): {w.description}" for w in WORKLOADS.values())
 HELP += "\n\nA size in GiB is about what FP32 with Adam takes at the default batch size; 16-bit autocast takes less."
-WORTH_SAYING = 2**30
-"""Bytes of memory from which a size says what it needs."""
+MIN_SHOWN_BYTES = 2**30
+"""From this memory on, a size states what it needs."""
 
 
 def label(choice: tuple[str, str]) -> str:
-    """What a workload of a size is called, how large it is, and what of this machine's memory it wants."""
+    """Name and size of a workload, its parameters, and its share of this machine's memory."""
     workload, size = WORKLOADS[choice[0]], WORKLOADS[choice[0]].sizes[choice[1]]
     facts = f"{words.compact(size.parameters)} parameters"
     needed = size.memory_bytes()
-    if needed >= WORTH_SAYING:
+    if needed >= MIN_SHOWN_BYTES:
         most = max((devices.memory_bytes(name) or 0 for name, _ in devices.available()[0]), default=0)
         if 0 < most < needed:
             facts = f"{words.compact(size.parameters)}; needs {words.size(needed)} of {words.size(most)}"
