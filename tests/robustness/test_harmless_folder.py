@@ -157,7 +157,7 @@ def test_file_system_that_hangs_never_holds_the_loop(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(resilient_writer, "CAN_HANG", ("",))  # as on a file system of a network
+    monkeypatch.setattr(resilient_writer, "NETWORK_FILE_SYSTEMS", ("",))  # as on a file system of a network
     monkeypatch.setattr(resilient_writer, "END_TIMEOUT_S", 5.0 if answers_at_the_end else 0.1)
     answers = threading.Event()
 
@@ -187,7 +187,7 @@ def test_back_pressure_drops_sampling_and_is_bounded(
 
     def between(step: int, folder: Path) -> None:
         writers = [w for w in shutdown._open if isinstance(w, TrainingWriter)]
-        held.append(writers[0]._held)
+        held.append(writers[0]._queued_bytes)
         if step == 5:
             disk.fails(errno.ENOSPC)
         elif step == 50:

@@ -102,7 +102,7 @@ def test_an_amd_gpu_is_no_nvidia_one_of_the_same_number(machine):
     found = machine(card, hip="6.2", nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
     gpu = found["gpus"][0]
     assert gpu["name"] == "AMD Instinct MI250X" and gpu["capability"] is None
-    assert set(gpu["tensor_cores"].values()) == {None} and "nothing is said" in gpu["says"]
+    assert set(gpu["tensor_cores"].values()) == {None} and "its matrix units are unknown" in gpu["says"]
     assert found["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
 
 

@@ -21,7 +21,7 @@ from amp_core import load_run
 from amp_core.schema import RunError
 from amp_core.train import TrainConfig, train
 from amp_core.train.workloads import build
-from amp_core.tune.codegen import FRAMEWORKS, WRITTEN, code_for
+from amp_core.tune.codegen import FRAMEWORKS, SUPPORTED_PRECISIONS, code_for
 from tests.places import ROOT
 
 NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
@@ -134,7 +134,7 @@ def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("precision", WRITTEN)
+@pytest.mark.parametrize("precision", SUPPORTED_PRECISIONS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_each_program_is_tidy(framework, precision, device, tmp_path):
     every = {"channels_last": True, "compile": True, "pad_to": 8, "clip_norm": 1.0, "accumulate": 4, "optimizer": "sgd"}

@@ -16,7 +16,7 @@ from amp_core.__main__ import main
 from amp_core.cli.tune import parse_size
 from amp_core.train import TrainConfig
 from amp_core.tune import max_batch
-from amp_core.tune.batch_trial import out_of_memory, tried
+from amp_core.tune.batch_trial import out_of_memory, run_trial
 from amp_core.tune.max_batch import MaxBatch, Trial, free_bytes, in_bytes, largest_batch
 
 MIB = 2**20
@@ -194,7 +194,7 @@ def test_ctrl_c_leaves_no_trial_behind(monkeypatch, tmp_path):
 def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_path, monkeypatch):
     from amp_core.tune import batch_trial
 
-    monkeypatch.setattr(batch_trial, "guard", lambda device, limit: None)
+    monkeypatch.setattr(batch_trial, "limit_memory", lambda device, limit: None)
     for error, expected in (
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), {"fits": False}),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), {"fits": False}),
@@ -208,7 +208,7 @@ def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_
             raise error
 
         monkeypatch.setattr(batch_trial, "train", fail)
-        assert expected.items() <= tried(quick(8), None, tmp_path).items()
+        assert expected.items() <= run_trial(quick(8), None, tmp_path).items()
     assert not out_of_memory(ValueError("out of memory"))
 
 
@@ -216,8 +216,8 @@ def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_
 def test_one_huge_allocation_is_refused_at_once():
     code = """
 import torch
-from amp_core.tune.batch_trial import guard, out_of_memory
-guard(torch.device("cpu"), 256 * 2**20)
+from amp_core.tune.batch_trial import limit_memory, out_of_memory
+limit_memory(torch.device("cpu"), 256 * 2**20)
 torch.ones(2**20)
 try:
     torch.empty(2**30)
