@@ -121,7 +121,7 @@ def test_the_program_reaches_the_engines_losses(framework, name, engine, monkeyp
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "transformers"])
-def test_fp16_where_the_framework_would_train_in_fp32_is_said(framework):
+def test_fp16_that_the_framework_would_train_in_fp32_is_noted(framework):
     with pytest.raises(RuntimeError, match="trains in FP32 on a CPU when it is asked for FP16"):
         run(recipe("fp16"), framework)
 

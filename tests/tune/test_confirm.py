@@ -26,9 +26,7 @@ def row(deviation, reach, noise):
         (0.0, float("nan"), 0.05, INTERIM_SEEDS[0]),
     ],
 )
-def test_the_verdict_falls_where_the_interval_is_within_the_noise_or_the_deviation_outside(
-    deviation, reach, noise, told
-):
+def test_parity_is_decided_if_the_interval_is_within_the_noise_or_the_deviation_outside(deviation, reach, noise, told):
     assert seeds_to_decide(row(deviation, reach, noise), SEEDS) == told
 
 
