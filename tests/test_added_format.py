@@ -45,7 +45,7 @@ def wide(folder):
     return run_of(folder, [row("w", [5] * 40, -60, kind=kind) for kind in ("weight_grad", "output_grad")])
 
 
-def test_a_format_is_scaled_as_it_says_and_not_as_it_is_called(tmp_path, monkeypatch):
+def test_a_format_is_scaled_by_its_definition_not_its_name(tmp_path, monkeypatch):
     twin = dataclasses.replace(FORMATS["fp8-e4m3"], name="ocp-e4m3", dtype=None, spellings=(), kernel_tokens=())
     monkeypatch.setitem(FORMATS, twin.name, twin)
     predictions = what_if(wide(tmp_path / "run"), ("fp8-e4m3", "ocp-e4m3"), (0,))
@@ -74,7 +74,7 @@ def test_a_format_scaled_by_block_is_refused_where_no_blocks_were_recorded(tmp_p
 
 
 @pytest.mark.parametrize("wrong", [("row",), ("block",), ("tensor", 32, "e8m0"), ("block", 32)])
-def test_a_scaling_that_says_too_little_or_too_much_is_refused(wrong):
+def test_an_incomplete_or_contradictory_scaling_is_refused(wrong):
     with pytest.raises(ValueError, match="block"):
         Scaling(*wrong)
 

@@ -90,13 +90,13 @@ def test_the_package_itself_is_light() -> None:
 
 def imports(file: Path) -> set[str]:
     """Top-level packages that a file imports anywhere in it, in functions and for type checking too."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            result |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+            result.add(node.module.split(".")[0])
+    return result
 
 
 @pytest.mark.parametrize(

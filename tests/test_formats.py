@@ -85,7 +85,7 @@ def test_formats_that_torch_does_not_store() -> None:
     assert tf32.max_value == (2 - 2**-10) * 2.0**127
 
 
-def test_formats_are_found_by_dtype_and_widest_first() -> None:
+def test_formats_are_looked_up_by_dtype_widest_first() -> None:
     assert FORMAT_OF_DTYPE["bfloat16"].name == "bf16" and set(FORMAT_OF_DTYPE) == {f.dtype for f in STORED}
     assert list(FORMATS) == [f.name for f in FORMATS.values()]
     widths = [f.exponent_bits + f.mantissa_bits for f in FORMATS.values()]

@@ -25,8 +25,8 @@ MAX_MODULES_AT_THE_TOP = 12
 
 def modules() -> list[tuple[str, Path]]:
     """Dotted names below `amp_core`, and files."""
-    found = ((".".join(f.relative_to(PACKAGE).with_suffix("").parts), f) for f in sorted(PACKAGE.rglob("*.py")))
-    return [(name.removesuffix(".__init__"), file) for name, file in found if name != "__init__"]
+    result = ((".".join(f.relative_to(PACKAGE).with_suffix("").parts), f) for f in sorted(PACKAGE.rglob("*.py")))
+    return [(name.removesuffix(".__init__"), file) for name, file in result if name != "__init__"]
 
 
 def imported(file: Path) -> Iterator[tuple[str, str]]:
@@ -73,8 +73,8 @@ def of_one_accelerator(file: Path) -> Iterator[str]:
 @pytest.mark.parametrize("package", ["record", "train", "tune"])
 def test_only_backends_know_one_accelerator_from_another(package: str) -> None:
     ours = [(name, file) for name, file in modules() if name.partition(".")[0] == package]
-    found = {name: list(of_one_accelerator(file)) for name, file in ours if not name.startswith(BACKENDS)}
-    assert {name: lines for name, lines in found.items() if lines} == {}
+    result = {name: list(of_one_accelerator(file)) for name, file in ours if not name.startswith(BACKENDS)}
+    assert {name: lines for name, lines in result.items() if lines} == {}
     backend = dict(ours).get("record.backends.cuda")
     assert backend is None or list(of_one_accelerator(backend))  # the check sees what it is after
 
@@ -83,7 +83,7 @@ def test_few_modules_lie_at_the_top() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= MAX_MODULES_AT_THE_TOP
 
 
-def test_every_package_says_what_lives_there() -> None:
+def test_every_package_documents_its_content() -> None:
     for init in sorted(PACKAGE.rglob("__init__.py")):
         documentation = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8")))
         assert documentation is not None and len(documentation) > 40, init

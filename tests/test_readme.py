@@ -43,10 +43,10 @@ loader = [(torch.randn(4, 8), torch.randn(4, 2)) for _ in range(25)]
 """
     exec(compile(setup + loop, "README.md", "exec"), {})
     read = next(b for b in blocks(README, "python") if "load_run(" in b)
-    found = {}
-    exec(compile(read, "README.md", "exec"), found)
-    assert len(found["run"].steps) == 25
-    assert sorted(found["run"].tensors().step.unique()) == [0, 10, 20]
+    result = {}
+    exec(compile(read, "README.md", "exec"), result)
+    assert len(result["run"].steps) == 25
+    assert sorted(result["run"].tensors().step.unique()) == [0, 10, 20]
 
 
 COMMANDS = [line for line in "".join(blocks(README, "bash")).splitlines() if line.startswith("ampscope")]

@@ -43,9 +43,9 @@ def held_out() -> str:
 
 def in_the_band() -> str:
     """Share of the LSTM's FP32 output gradients from 2^-27 up to 2^-24, by number and by size."""
-    found = true_counts(sample("ablation/fp32"), "output_grad")
-    band = (found.exponents >= -27) & (found.exponents < -24)
-    counts, sizes = (values[:, band].sum() / values.sum() for values in (found.counts, found.magnitudes))
+    result = true_counts(sample("ablation/fp32"), "output_grad")
+    band = (result.exponents >= -27) & (result.exponents < -24)
+    counts, sizes = (values[:, band].sum() / values.sum() for values in (result.counts, result.magnitudes))
     return (
         f"{100 * counts:.0f} % of the LSTM's nonzero output gradients lie there, with {100 * sizes:.0f} % of their size"
     )
@@ -96,8 +96,8 @@ def section() -> str:
 
 
 def test_the_table_is_what_the_sample_runs_say() -> None:
-    found = re.search(r"\| said .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
-    assert found is not None and found[0].strip() == table()
+    result = re.search(r"\| said .*?(?=\n\n|\Z)", section(), flags=re.DOTALL)
+    assert result is not None and result[0].strip() == table()
 
 
 def test_what_was_not_measured_is_so_because_no_sample_is_of_a_gpu() -> None:

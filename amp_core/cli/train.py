@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         from amp_core.train.engine.training import train
 
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            from amp_core.train.engine.torchrun import as_member
+            from amp_core.train.engine.torchrun import torchrun_worker
 
-            train = as_member(train)
+            train = torchrun_worker(train)
         with Progress(arguments.out, config.steps) if rank == 0 else nullcontext() as progress:
             try:
                 summary = train(config, arguments.out, progress=progress, stop=stop, resume=arguments.resume)

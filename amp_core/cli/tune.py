@@ -18,15 +18,15 @@ from amp_core.settings.training import TrainConfig
 from amp_core.text import formatting
 from amp_core.tune.max_batch import (
     FILE,
+    FREE_MEMORY_FRAC,
     MAX_BATCH_SIZE,
-    SHARE_OF_FREE,
     TIMEOUT_S,
     MaxBatch,
     Trial,
     check,
+    effective_limit,
     in_bytes,
     largest_batch,
-    limit_of,
 )
 
 OF_RECIPE = ("task", "budget", "code")
@@ -57,7 +57,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "--memory-limit",
         metavar="SIZE",
         help="how much a trial may take, e.g. 2GiB: of the device on CUDA, of the machine on a CPU (default there: "
-        f"{100 * SHARE_OF_FREE:.0f} %% of what is free)",
+        f"{100 * FREE_MEMORY_FRAC:.0f} %% of what is free)",
     )
     batch.add_argument("--most", type=number, metavar="N", help=f"try no larger batch (default {MAX_BATCH_SIZE})")
     batch.add_argument("--timeout", type=number, metavar="S", help=f"seconds for one trial (default {TIMEOUT_S:g})")
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         return tune_recipe.run(arguments)
     # The device decides what bounds the memory; a trial would report it too late.
     config = with_device(TrainConfig.from_dict(settings(arguments)))
-    limit = limit_of(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
+    limit = effective_limit(config, parse_size(arguments.memory_limit) if arguments.memory_limit is not None else None)
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
     check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)

@@ -4,8 +4,8 @@
 >>> log.scalars["train/loss"][:2]
 [Point(step=0, wall_s=1795241234.5, value=2.5), Point(step=1, wall_s=1795241235.0, value=2.25)]
 
-A log folder may hold several files, of a run that was restarted, and subfolders, whose names then stand before their
-tags. Where a step was logged twice the later one stands.
+A log folder may hold several files, of a restarted run, and subfolders, whose names prefix their tags. If a step was
+logged twice, the later value counts.
 """
 
 import math
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Histogram:
-    """What a TensorBoard histogram tells of a tensor; None for what its kind of file does not hold."""
+    """A TensorBoard histogram of a tensor; None for values that its kind of file lacks."""
 
     step: int
     wall_s: float
@@ -55,7 +55,7 @@ class Log:
 
 
 def read_log(folder: Path) -> Log:
-    """Read every event file below `folder`. Raises `RunError` where there is none, or without tensorboard."""
+    """Read every event file below `folder`. Raises `RunError` if there is none, or without tensorboard."""
     if not folder.exists():
         raise RunError(f"logdir={str(folder)!r} does not exist; give the folder that TensorBoard is pointed at")
     files = [folder] if folder.is_file() else sorted(p for p in folder.rglob("*tfevents*") if p.is_file())
@@ -88,7 +88,7 @@ def _values(file: Path) -> Iterator[tuple[str, Point | Histogram | None]]:
         from tensorboard.util import tensor_util
     except ImportError:
         raise RunError(f"reading TensorBoard's files needs its package; {with_extra('tensorboard')}") from None
-    plugins: dict[str, str] = {}  # a tag says what it is with its first value alone
+    plugins: dict[str, str] = {}  # only the first value of a tag has its metadata
     try:
         for data in RawEventFileLoader(str(file)).Load():
             event = Event.FromString(data)

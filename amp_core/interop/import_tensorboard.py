@@ -1,13 +1,12 @@
-"""Make a run folder of a TensorBoard log, of what such a log can tell; the rest is null.
+"""Convert a TensorBoard log into a run folder; columns that a log lacks are null.
 
     >>> made = import_tensorboard("logs/a", "runs/a")
     >>> made.understood, made.not_understood
     ({'loss': 'train/loss'}, ['val/accuracy'])
 
-A histogram of TensorBoard has buckets of its own. It tells the number of elements, the largest magnitude and, as torch
-writes it, the root of the mean square. It tells zeros only where no bucket spans 0, and exponents only where no bucket
-spans a power of two: elsewhere these are null, for a guess would be taken for a count. Neither dtype nor loss scale
-stand in it.
+A TensorBoard histogram has its own buckets. It gives the number of elements, the largest magnitude and, as torch writes
+it, the root mean square. It gives zeros only if no bucket spans 0, and exponents only if no bucket spans a power of
+two; otherwise these are null, not a guess. It contains neither dtype nor loss scale.
 """
 
 import datetime
@@ -32,26 +31,26 @@ _WHOLE = ("memory_peak_bytes",)
 
 @dataclass(frozen=True)
 class Imported:
-    """A run made of a log, and what became of the log's tags."""
+    """A run converted from a log, and how the log's tags were used."""
 
     folder: Path
     understood: dict[str, str]
-    """By column of `steps`, the tag that it is from."""
+    """By column of `steps`, its tag."""
     points: dict[str, int] = field(default_factory=dict)
     """By column, how many steps have a value."""
     tensors: dict[str, list[str]] = field(default_factory=dict)
     """By kind, the tags of histograms that became rows of `tensors`."""
     not_understood: list[str] = field(default_factory=list)
-    """Tags that are not in the run."""
+    """Tags that were not imported."""
 
 
 def import_tensorboard(
     logdir: str | os.PathLike[str], out: str | os.PathLike[str], name: str | None = None
 ) -> Imported:
-    """Write the run folder `out` from the log at `logdir`, and say what was understood.
+    """Write the run folder `out` from the log at `logdir`, and return which tags were imported.
 
-    Steps are counted as the log counts them. Nothing is written where the log cannot be read, or holds nothing that a
-    run has a place for. Raises `RunError`.
+    Step numbers are those of the log. Raises `RunError`, with nothing written, if the log cannot be read or has no tag
+    to import.
     """
     log = read_log(Path(logdir))
     chosen = _chosen(log)
@@ -73,7 +72,7 @@ def import_tensorboard(
 
 
 def _chosen(log: Log) -> dict[str, str]:
-    """By column, the surest tag; of equals the one with the most values."""
+    """By column, the tag with the best match; of equal ones the one with the most values."""
     tags: dict[str, list[str]] = {}
     for tag in log.scalars:
         column = column_of(tag)
@@ -126,7 +125,7 @@ def _step_rows(series: dict[str, list[Point]], began: float) -> dict[str, list[A
         else:
             rows[column] = values
     rows["time_s"] = [max(0.0, wall[step] - began) if math.isfinite(wall[step]) else None for step in steps]
-    rows.setdefault("skipped", [None] * len(steps))  # not False: a log that does not tell is no witness
+    rows.setdefault("skipped", [None] * len(steps))  # not False: the log does not record it
     return rows
 
 
@@ -141,7 +140,7 @@ def _tensor_rows(histograms: Sequence[tuple[tuple[str, str], Histogram]]) -> dic
 
 
 def tensor_facts(histogram: Histogram) -> dict[str, Any]:
-    """What a histogram tells of its tensor, in the columns of `tensors`; None for what it does not."""
+    """The columns of `tensors` that a histogram determines; None for the others."""
     filled = histogram.counts > 0
     edges, counts = histogram.edges[filled], histogram.counts[filled]
     finite = math.isfinite(histogram.lowest) and math.isfinite(histogram.highest)

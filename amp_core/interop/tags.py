@@ -1,4 +1,4 @@
-"""What the tags of a TensorBoard log mean in a run, and what a run's columns are called in other tools.
+"""Tags of TensorBoard logs and the columns they correspond to, in both directions.
 
 >>> column_of("train/grad_norm"), column_of("val/loss")
 ('grad_norm', None)
@@ -9,9 +9,9 @@
 import re
 
 HEADLINES = ("loss", "loss_scale", "skipped", "grad_norm", "lr", "step_ms", "memory_peak_bytes")
-"""Columns of `steps` that other tools are given, each as `amp/<column>`."""
+"""Columns of `steps` that are exported, each as `amp/<column>`."""
 EXPONENTS = "log2_magnitude"
-"""What the tags of our own histograms begin with: they count exponents, where those of others count values."""
+"""Prefix of AMPscope's own histogram tags, which count exponents; other histograms count values."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "loss": ("loss", "train_loss", "training_loss", "total_loss", "loss_total", "lm_loss", "batch_loss"),
@@ -22,22 +22,22 @@ NAMES: dict[str, tuple[str, ...]] = {
     "grad_norm": ("grad_norm", "gradient_norm", "global_grad_norm", "total_grad_norm", "global_norm", "total_norm"),
     "lr": ("lr", "learning_rate", "lr_0"),
 }  # fmt: skip
-"""What loops call each column, best known first. `scale` alone counts only below a part that says of what."""
+"""Common names of each column, most common first. `scale` alone counts only below a part that qualifies it."""
 
 _OF_THE_SCALER = frozenset({"amp", "scaler", "grad_scaler", "gradscaler", "loss_scaler"})
 _HELD_OUT = re.compile(r"(val|valid|validation|eval|evaluation|test|dev|holdout)(_|$)")
 _WRAPPING = frozenset({"train", "training", "step", "iteration", "batch"})
-"""Parts that say where a number is from and not what it is: `loss/train`."""
+"""Parts of a tag that name the source, not the quantity: `loss/train`."""
 
 
 def column_of(tag: str) -> str | None:
-    """The column of `steps` that a scalar of this tag is; None where that is not certain, and for held-out data."""
+    """The column of `steps` for a scalar with this tag; None if that is uncertain, and for held-out data."""
     match = _match(tag)
     return match[0] if match is not None else None
 
 
 def rank_of(tag: str) -> tuple[int, int, str]:
-    """Orders tags of one column, the surest first."""
+    """Sort key for tags of one column, best match first."""
     match = _match(tag)
     return (match[1] if match is not None else 99, tag.count("/"), tag)
 
@@ -72,7 +72,7 @@ _TENSORS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def tensor_of(tag: str) -> tuple[str, str] | None:
-    """Kind and name of the tensor whose values a histogram of this tag shows; None where that is not certain."""
+    """Kind and name of the tensor whose values a histogram of this tag shows; None if that is uncertain."""
     if EXPONENTS in tag.split("/"):
         return None
     for pattern, kind in _TENSORS:

@@ -3,8 +3,8 @@
 >>> write_log(load_run("runs/a"), Path("logs/a"))
 
 Scalars are called `amp/loss`, `amp/loss_scale`, and so on; of further ranks and optimizers `amp/loss/rank1`,
-`amp/loss/optimizer1`. Histograms, `log2_magnitude/weight_grad/NAME`, count nonzero values by floor(log2|x|), which is
-what a run holds: TensorBoard's own axis of values would show a gradient as one bar at zero.
+`amp/loss/optimizer1`. Histograms, `log2_magnitude/weight_grad/NAME`, count nonzero values by floor(log2|x|), as
+stored in a run: on a linear axis a gradient would be one bar at zero.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from amp_core.store.run import Run
 from amp_core.store.urls import with_extra
 
 AT_ONCE = 1000
-"""Rows that are Python objects at one time: with its histogram one takes some kilobytes, and in Arrow a tenth of it."""
+"""Rows converted to Python objects at one time: each takes some kilobytes, ten times as much as in Arrow."""
 
 
 def write_log(run: Run, folder: Path) -> None:
@@ -62,7 +62,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _histogram(exp_min: int | None, counts: list[int] | None) -> Any:
-    """Buckets [e, e + 1) of log2 magnitudes; None where the run has no histogram, or only zeros."""
+    """Buckets [e, e + 1) of log2 magnitudes; None if the run has no histogram, or only zeros."""
     from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
     filled = [i for i, count in enumerate(counts or []) if count]
@@ -86,5 +86,5 @@ def _histogram(exp_min: int | None, counts: list[int] | None) -> Any:
 def _created_s(run: Run) -> float:
     try:
         return datetime.datetime.fromisoformat(run.head.created_at).timestamp()
-    except ValueError:  # another program's run may not say when
+    except ValueError:  # null in runs of other programs
         return 0.0

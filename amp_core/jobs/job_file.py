@@ -4,8 +4,8 @@
     >>> record.device, is_alive(record), [name for name, _ in ahead_of(folder, record)]
     ('cpu', True, ['digits-cnn-tiny-fp32-1'])
 
-`jobs` writes it in the app, `launcher` reads it in the process that waits its turn. The queue is nothing but these
-files: a job waits while another one of its device lives that came before it.
+`queue` writes it in the app, `launcher` reads it in the waiting process. The queue consists of these files alone: a job
+waits while an earlier job of the same device is alive.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ CONFIG_FILE = "config.json"
 CONSOLE_FILE = "console.log"
 
 STARTING_S = 10.0
-"""A job without a recorded process counts as alive for so long: its parent has started it and not recorded it yet."""
+"""For this time a job without a recorded process counts as alive: its parent may not have recorded it yet."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Record:
     argv: tuple[str, ...]
     """The training command, as an argument list."""
     device: str
-    """The device whose queue it stands in: `cpu` or `cuda:N`."""
+    """The device whose queue it is in: `cpu` or `cuda:N`."""
     created_ns: int
-    """When it was asked for, nanoseconds since 1970: its place in the queue."""
+    """Time of creation, nanoseconds since 1970: its position in the queue."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The settings it trains with."""
     process: Mapping[str, Any] | None = None
-    """Machine, pid and start time, as `this_process` gives them; None until it was started."""
+    """Machine, pid and start time, as from `this_process`; None before the start."""
     stop_requested_s: float | None = None
-    """When it was asked to stop, seconds since 1970."""
+    """Time of the stop request, seconds since 1970."""
     stop_grace_s: float = 10.0
     """How long after that it is killed."""
     ended_s: float | None = None
-    """When its process was first seen to be gone, seconds since 1970."""
+    """When its process was first observed to have ended, seconds since 1970."""
     returncode: int | None = None
-    """Exit code, or minus the signal, where its parent saw it end."""
+    """Exit code, or minus the signal; None if no parent observed the end."""
     makes: str = "run"
     """`run`: the folder becomes a run; `runs`: a comparison or a search, whose runs lie in folders below it."""
 
@@ -75,7 +75,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def read(folder: Path) -> Record:
-    """The record of the job in `folder`. Raises `RunError` where there is none, or none this code can read."""
+    """The record of the job in `folder`. Raises `RunError` if there is none, or it cannot be read."""
     file = folder / JOB_FILE
     try:
         values = json.loads(file.read_bytes())
@@ -113,23 +113,23 @@ def every(runs_dir: Path) -> Iterator[tuple[Path, Record]]:
     except OSError:  # no such folder yet: then it holds no jobs
         return
     for name in names:
-        # Of thousands of runs few were started by a job, and to make a Path for each takes longer than to look.
+        # Of thousands of runs few were started by a job, and creating a Path for each is slower than this check.
         if os.path.isfile(f"{runs_dir}/{name}/{JOB_FILE}"):  # noqa: PTH113
             try:
                 yield runs_dir / name, read(runs_dir / name)
-            except RunError:  # removed since it was listed, or not written by us
+            except RunError:  # removed since it was listed, or not written by AMPscope
                 continue
 
 
 def is_alive(record: Record) -> bool | None:
-    """Whether the job's process runs; None where only another machine could say."""
+    """Whether the job's process runs; None for a job of another machine."""
     if record.process is None:
         return time.time() - record.created_ns / 1e9 < STARTING_S
     return process_alive(record.process)
 
 
 def order(folder: Path, record: Record) -> tuple[int, str]:
-    """Jobs are served in ascending order of this."""
+    """Sort key of the queue."""
     return record.created_ns, folder.name
 
 
@@ -138,7 +138,7 @@ def ahead_of(
 ) -> list[tuple[str, Record]]:
     """Name and record of the living jobs for which the job in `folder` has to wait, in the order of the queue.
 
-    `jobs` are all jobs of the runs directory, where the caller has read them already.
+    `jobs` are all jobs of the runs directory, if the caller has read them already.
     """
     everyone = jobs if jobs is not None else every(folder.parent)
     others = [(f, r) for f, r in everyone if f.name != folder.name and r.device == record.device]

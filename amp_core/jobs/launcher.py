@@ -2,8 +2,8 @@
 
     python -m amp_core.jobs.launcher RUN_FOLDER
 
-No dispatcher has to live for the queue to move: each job waits for itself, before torch is imported, and then replaces
-itself by the training command. Pid and start time stay what they were, so whoever knew the job still knows it.
+The queue needs no dispatcher: each job waits in its own process, before torch is imported, and then replaces itself by
+the training command. Pid and start time stay the same, so the job's record stays valid.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from amp_core.schema import RunError
 
 POLL_S = 0.25
 RECORDED_WITHIN_S = 2.0
-"""The starter records our process a moment after it made us; where it died first, we do it ourselves."""
+"""The parent records this process shortly after starting it. If it died first, this process records itself."""
 
 
 def main(folder: Path) -> None:
-    """Wait until no job before this one lives on its device, then run its command in place of this process."""
+    """Wait until no earlier job of the device is alive, then replace this process by the job's command."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         reason = f"stopped by {signal.Signals(number).name} before it began"
         write_end(folder, record, "stopped", reason)
-        _say(reason)
+        _print(reason)
         os._exit(128 + number)
 
     record = job_file.read(folder)
@@ -41,19 +41,19 @@ def main(folder: Path) -> None:
     while ahead:
         name, _ = ahead[-1]
         if name != reported:
-            _say(f"waiting for {record.device}: behind {name}")
+            _print(f"waiting for {record.device}: behind {name}")
             reported = name
         time.sleep(POLL_S)
-        # Each poll asks for known processes alone; once they are gone the folder is read once more.
+        # Each poll checks the known processes only; once they are gone the folder is read again.
         ahead = [(n, r) for n, r in ahead if _still_alive(folder.parent / n, r)] or job_file.ahead_of(folder, record)
     os.execv(record.argv[0], record.argv)
 
 
 def ensure_recorded(folder: Path) -> job_file.Record:
     """The job's record, with this process in it."""
-    patience = time.monotonic() + RECORDED_WITHIN_S
+    deadline = time.monotonic() + RECORDED_WITHIN_S
     while (record := job_file.read(folder)).process is None:
-        if time.monotonic() > patience:
+        if time.monotonic() > deadline:
             record = dataclasses.replace(record, process=this_process())
             job_file.write(folder, record)
             break
@@ -70,7 +70,7 @@ def _still_alive(folder: Path, record: job_file.Record) -> bool:
     return bool(job_file.is_alive(record))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - goes to the job's console.log
 
 

@@ -8,13 +8,12 @@
     >>> find(job.folder).stop().state
     'stopped'
 
-A job is a run folder with a `job.json`. Everything that has to outlive the program that started it stands there, so a
-second browser tab, a restarted app and the command line see the same jobs and may stop each other's. Each device runs
-one job at a time; the others wait in the order in which they were asked for (see `launcher`).
+A job is a run folder with a `job.json`, which holds all state, so a second browser tab, a restarted app and the command
+line see the same jobs and may stop each other's. Each device runs one job at a time; the others wait in the order of
+their creation (see `launcher`).
 
-A `Job` is what was true when it was read; `find(job.folder)` reads it again. `listing` and `find` also do what is due:
-they wait for ended children, write the end of those that could not (`reaper`), and kill those that were asked to
-stop and did not within their time.
+A `Job` is a snapshot; `find(job.folder)` reads it again. `listing` and `find` also reap ended children, record the end
+of jobs that could not do so themselves (`reaper`), and kill jobs that exceed their grace period after a stop request.
 """
 
 import dataclasses
@@ -47,9 +46,9 @@ from amp_core.store.run import load_run
 from amp_core.store.sources import STALE_S, console_tail
 
 GRACE_S = 10.0
-"""How long a job that was asked to stop may take to end its step and write its end, seconds."""
+"""How long a job may take after a stop request to end its step and write its end, seconds."""
 
-_children: dict[Path, subprocess.Popen[bytes]] = {}  # by folder: only a parent learns how its child ended
+_children: dict[Path, subprocess.Popen[bytes]] = {}  # by folder: only the parent gets the exit code
 _lock = threading.RLock()  # sessions of the app run in threads; a job.json is read, changed and replaced under it
 
 
@@ -60,9 +59,9 @@ class Job:
     folder: Path
     """The run folder; `load_run` reads it from the state `running` on."""
     device: str
-    """The device whose queue it stands in: `cpu` or `cuda:N`."""
+    """The device whose queue it is in: `cpu` or `cuda:N`."""
     created_ns: int
-    """When it was asked for, nanoseconds since 1970."""
+    """Time of creation, nanoseconds since 1970."""
     state: str
     """`queued` (waits for its device), `starting` (imports, builds the model), `running`, or how it ended: `finished`,
     `stopped`, `failed`, `lost`."""
@@ -71,7 +70,7 @@ class Job:
     queue_position: int | None
     """How many jobs of its device go before it; None unless queued."""
     stop_requested: bool
-    """Whether it was asked to stop."""
+    """Whether a stop was requested."""
     pid: int | None
     config: Mapping[str, Any]
     """The settings it was started with, as `TrainConfig.from_dict` takes them."""
@@ -91,9 +90,9 @@ class Job:
         return console_tail(self.folder / job_file.CONSOLE_FILE, lines)
 
     def request_stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask it to end its step and stop; returns at once. The first `listing` or `find` after `grace_s` seconds
-        kills it, with everything that it started, if it has not ended. Asking again changes nothing. Raises `RunError`
-        for a job of another machine, and where a server is read-only."""
+        """Request that the job ends its step and stops; returns at once. The first `listing` or `find` after `grace_s`
+        seconds kills it, with everything that it started, if it has not ended. A second request changes nothing. Raises
+        `RunError` for a job of another machine, and on a read-only server."""
         permissions.current().check_change("stop a run")
         _await_process(self.folder)
         with _lock:
@@ -104,18 +103,18 @@ class Job:
             if not alive or record.stop_requested_s is not None:
                 return
             record = dataclasses.replace(record, stop_requested_s=time.time(), stop_grace_s=grace_s)
-            job_file.write(self.folder, record)  # first, so that whoever finds it gone knows why
-            reaper.ask_to_stop(record)
+            job_file.write(self.folder, record)  # before the signal, so that the reason is on disk when the job ends
+            reaper.send_stop(record)
 
     def stop(self, grace_s: float = GRACE_S) -> "Job":
-        """Ask it to stop, wait until its process is gone, and return it as it is then; kills after `grace_s` seconds.
+        """Request a stop, wait until the process is gone, and return the job then; kills it after `grace_s` seconds.
 
-        The job returned is still alive only where not even SIGKILL ends it: a process inside a device driver.
+        The job returned is still alive only if SIGKILL cannot end it: a process inside a device driver.
         """
         self.request_stop(grace_s)
-        give_up = time.monotonic() + grace_s + 5.0
-        while job_file.is_alive(job_file.read(self.folder)) and time.monotonic() < give_up:
-            find(self.folder)  # kills it when its time is over
+        deadline = time.monotonic() + grace_s + 5.0
+        while job_file.is_alive(job_file.read(self.folder)) and time.monotonic() < deadline:
+            find(self.folder)  # kills it after the grace period
             time.sleep(0.05)
         return find(self.folder)
 
@@ -130,13 +129,13 @@ def start(
 ) -> Job:
     """Make a run folder under `runs_dir` and start, or queue, the training of `config` in it.
 
-    The folder is called `name`, cleaned of what does not belong into a file name, or after the settings; a number is
-    added where that is taken. `command` takes the place of `ampscope train`: it is called with `--config FILE --out
-    FOLDER`; where that makes several runs, in folders below, `makes` is `runs`. Raises `RunError` where the folder
-    cannot be written, the process cannot be started, or a server's rules (`amp_core.library.permissions`) forbid it.
+    The folder is named `name`, reduced to characters that are valid in file names, or after the settings; a number is
+    added if that exists. `command` replaces `ampscope train` and is called with `--config FILE --out FOLDER`; if it
+    makes several runs in folders below, `makes` is `runs`. Raises `RunError` if the folder cannot be written, the
+    process cannot be started, or a server's rules (`amp_core.library.permissions`) forbid it.
     """
     runs = Path(runs_dir).resolve()
-    with _lock:  # so that two sessions cannot both take the last place
+    with _lock:  # so that two sessions cannot both take the last free slot
         permissions.current().check_start(config, runs, sum(1 for _, r in job_file.every(runs) if job_file.is_alive(r)))
         folder = _new_folder(runs, name, config)
     config_file = folder / job_file.CONFIG_FILE
@@ -156,7 +155,7 @@ def start(
                 child = subprocess.Popen(
                     [sys.executable, "-m", "amp_core.jobs.launcher", str(folder)],
                     stdin=subprocess.DEVNULL,
-                    stdout=console,  # a file: nothing has to drain it, and the last lines outlive the process
+                    stdout=console,  # a file needs no reader, and its last lines outlive the process
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in the app's terminal is not for the training
                     env=os.environ | python_path() | {"PYTHONUNBUFFERED": "1"},  # it prints at once
@@ -176,21 +175,21 @@ def listing(runs_dir: str | os.PathLike[str]) -> list[Job]:
     """All jobs under `runs_dir`, newest first; empty where the folder does not exist."""
     folder = Path(runs_dir).resolve()
     with _lock:
-        _forget_removed()
+        _reap_removed()
         jobs = [(f, _upkeep(f, r)) for f, r in job_file.every(folder)]
         jobs.sort(key=lambda item: job_file.order(*item), reverse=True)
         return [_job(f, r, jobs) for f, r in jobs]
 
 
 def find(folder: str | os.PathLike[str]) -> Job:
-    """The job of a run folder. Raises `RunError` where that holds none."""
+    """The job of a run folder. Raises `RunError` if it holds none."""
     where = Path(folder).resolve()
     with _lock:
         return _job(where, _upkeep(where, job_file.read(where)))
 
 
 def makes_runs(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder is that of a job whose runs lie below it, as of a comparison, so that it is no run itself."""
+    """Whether the folder belongs to a job with its runs below, such as a comparison, and is no run itself."""
     try:
         return job_file.read(Path(folder)).makes == "runs"
     except RunError:
@@ -198,12 +197,12 @@ def makes_runs(folder: str | os.PathLike[str]) -> bool:
 
 
 def folder_name(name: str) -> str:
-    """`name` as `start` cleans it: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
+    """`name` as `start` uses it: letters, digits, dot, dash and underscore, not beginning with a dot or dash."""
     return re.sub(r"[^\w.]+", "-", name).strip(".-_")[:60].rstrip(".-_")
 
 
 def device_of(config: TrainConfig) -> str:
-    """The device that `config` will train on, as far as is known without torch: `cpu`, `cuda:N` or the like."""
+    """The device that `config` will train on, as far as it is known without torch: `cpu`, `cuda:N` or the like."""
     if config.device == "auto":
         return "cuda:0" if _has_cuda() else "cpu"
     return f"{config.device}:0" if config.device in ACCELERATORS else config.device
@@ -213,13 +212,13 @@ def device_of(config: TrainConfig) -> str:
 
 
 def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
-    """Do what is due for a job: wait for it if it ended, kill it if its grace time is over."""
+    """Reap the job if it ended, and kill it if its grace period is over."""
     alive = _alive(folder, record)
     if alive:
         if time.time() > reaper.kill_due_s(record):
             reaper.kill(record)
     elif folder in _children:
-        returncode = _children[folder].wait()  # at once: it has ended, and this takes the zombie away
+        returncode = _children[folder].wait()  # returns at once: it has ended, and this removes the zombie
         record = reaper.record_end(folder, record, returncode)
         del _children[folder]
     elif alive is False and record.ended_s is None and os.access(folder, os.W_OK):
@@ -228,16 +227,16 @@ def _upkeep(folder: Path, record: job_file.Record) -> job_file.Record:
 
 
 def _alive(folder: Path, record: job_file.Record) -> bool | None:
-    """Whether the job's process runs; None where only another machine could say. A child of ours that takes long to
-    write itself into its record, as on a busy machine, is known without that."""
+    """Whether the job's process runs; None for a job of another machine. A child of this process counts even before it
+    has recorded its pid, which may take long on a busy machine."""
     child = _children.get(folder)
     if record.process is None and child is not None and child.poll() is None:
         return True
     return job_file.is_alive(record)
 
 
-def _forget_removed() -> None:
-    """Wait for ended children whose folders were removed: nobody will ask after them again."""
+def _reap_removed() -> None:
+    """Reap ended children whose folders were removed."""
     for folder, child in list(_children.items()):
         if not (folder / job_file.JOB_FILE).exists() and child.poll() is not None:
             del _children[folder]
@@ -245,7 +244,7 @@ def _forget_removed() -> None:
 
 def _job(folder: Path, record: job_file.Record, jobs: Sequence[tuple[Path, job_file.Record]] | None = None) -> Job:
     alive = _alive(folder, record)
-    if alive is False and record.ended_s is None:  # it has ended since it was looked after: nobody would know how
+    if alive is False and record.ended_s is None:  # it ended after the upkeep: record how
         record = _upkeep(folder, record)
     state, reason, position = _state(folder, record, alive, jobs)
     return Job(
@@ -269,9 +268,9 @@ def _state(
             run = load_run(folder)
         except RunError as error:
             return "failed", str(error), None
-        # Where it is alive a lost run is one that another writer left behind; the process tells the truth.
+        # If the process is alive, a lost run was left behind by another writer: trust the process.
         return ("running" if run.status == "lost" and alive else run.status), run.end_reason, None
-    if alive is None:  # on another machine: only its files tell
+    if alive is None:  # on another machine: judge by its files
         fresh = time.time() - record.created_ns / 1e9 < STALE_S
         return ("starting", None, None) if fresh else ("lost", "it runs on another machine and says nothing", None)
     if not alive:
@@ -283,14 +282,14 @@ def _state(
 
 
 def _await_process(folder: Path) -> None:
-    """Return once the job's process stands in its record: another program may be about to write it there."""
+    """Wait until the record holds the job's process, which another program may be about to write."""
     while (record := job_file.read(folder)).process is None and job_file.is_alive(record):
         time.sleep(0.02)
 
 
 def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
     given = folder_name(name) if name is not None else ""
-    base = given or folder_name(_described(config))
+    base = given or folder_name(_default_name(config))
     numbers = itertools.count(2 if given else 1)
     folder = runs_dir / (given or f"{base}-{next(numbers)}")
     try:
@@ -299,21 +298,21 @@ def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
             try:
                 folder.mkdir()
                 return folder
-            except FileExistsError:  # taken, perhaps this moment by another session
+            except FileExistsError:  # it exists, perhaps created by another session just now
                 folder = runs_dir / f"{base}-{next(numbers)}"
     except OSError as error:
         raise RunError(f"runs_dir={str(runs_dir)!r} cannot be written: {error.strerror or error}") from error
 
 
-def _described(config: TrainConfig) -> str:
-    """The settings that tell runs apart, e.g. `text-gpt-tiny-fp16`."""
+def _default_name(config: TrainConfig) -> str:
+    """A folder name from the main settings, e.g. `text-gpt-tiny-fp16`."""
     own = config.own
     what = f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.resolved().size}"
     return f"{what}-{config.precision}"
 
 
 def _has_cuda() -> bool:
-    """Whether torch will find a CUDA device, as far as the driver and torch's build tell without importing torch."""
+    """Whether torch will find a CUDA device, judging by the driver and torch's build, without importing torch."""
     try:
         if "+cpu" in metadata.version("torch"):
             return False

@@ -1,8 +1,8 @@
-"""The end of a job: detected, cleaned up after, and recorded where the training process could not do so itself.
+"""The end of a job: detect it, clean up, and record it if the training process could not do so itself.
 
-A training process writes its own end in nearly every case (`shutdown`). What is left is a process that was killed, that
-crashed the interpreter, or that died before its run began; this module says so in `run.json` with the last lines of
-its output, and kills what it left running.
+A training process nearly always writes its own end (`shutdown`). The exceptions are processes that were killed, crashed
+the interpreter, or died before the run began. This module records those ends in `run.json` with the last lines of
+output, and kills the processes that the job left running.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from amp_core.store.atomic import replace_file
 from amp_core.store.run import load_run
 from amp_core.store.sources import console_tail
 
-_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def record_end(folder: Path, record: job_file.Record, returncode: int | None) -> job_file.Record:
-    """Kill what an ended job left over, and record in `run.json` and `job.json` how it ended.
+    """Kill the remaining processes of an ended job, and record in `run.json` and `job.json` how it ended.
 
-    `returncode` is None where nobody saw it end. A run whose end nobody saw and nobody asked for is left as it is:
+    `returncode` is None if no parent observed the end. A run without an exit code and a stop request stays unchanged:
     readers show it as lost.
     """
-    _kill(left_over(record))
+    _kill(remaining_processes(record))
     record = dataclasses.replace(record, ended_s=record.ended_s or time.time(), returncode=returncode)
     began = (folder / "run.json").exists()
     if record.makes == "run" and (not began or returncode is not None or record.stop_requested_s is not None):
@@ -65,7 +65,7 @@ def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
     elif code >= 0:
         wrote = "" if record.makes == "runs" else " and wrote no end"
         status, how = "failed", f"ended with exit code {code}{wrote}"
-    elif -code in _ASKED:
+    elif -code in _STOP_SIGNALS:
         status, how = "stopped", f"stopped by {signal.Signals(-code).name}"
     else:
         status, how = "failed", f"killed by {_signal(-code)}"
@@ -75,11 +75,11 @@ def end_of_job(folder: Path, record: job_file.Record) -> tuple[str, str]:
 
 
 def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -> None:
-    """Write the end into `run.json`, which is made where the training never did. An end that stands is left alone."""
+    """Write the end into `run.json`, created if the training did not do so. An existing end stays unchanged."""
     if (folder / "run.json").exists():
         try:
             head = load_run(folder).head
-        except RunError:  # damaged, or newer than we read: not ours to replace, and readers say what is wrong with it
+        except RunError:  # damaged, or newer than this version: keep it, and readers report the error
             return
         if head.status != "running":
             return
@@ -98,7 +98,7 @@ def write_end(folder: Path, record: job_file.Record, status: str, reason: str) -
     replace_file(folder / "run.json", head.to_json().encode())
 
 
-def ask_to_stop(record: job_file.Record) -> None:
+def send_stop(record: job_file.Record) -> None:
     """Send SIGTERM to the job's process, if it still is that process."""
     process = _process(record)
     if process is not None:
@@ -109,19 +109,19 @@ def ask_to_stop(record: job_file.Record) -> None:
 def kill(record: job_file.Record) -> None:
     """Send SIGKILL to the job's process and to everything it started."""
     process = _process(record)
-    _kill([*left_over(record), *([process] if process is not None else [])])
+    _kill([*remaining_processes(record), *([process] if process is not None else [])])
 
 
 def kill_due_s(record: job_file.Record) -> float:
-    """When a job that was asked to stop is killed, seconds since 1970; infinity where it was not asked."""
+    """When a job is killed after a stop request, seconds since 1970; infinity without a request."""
     return float("inf") if record.stop_requested_s is None else record.stop_requested_s + record.stop_grace_s
 
 
-def left_over(record: job_file.Record) -> list[psutil.Process]:
+def remaining_processes(record: job_file.Record) -> list[psutil.Process]:
     """Living processes of the job's session other than its first: data loaders, compilers, what they started.
 
-    A job is the leader of its session, so the session's number is its pid, also after its death: the kernel gives a
-    number out again only when no session bears it. Where the pid belongs to another process by now, all were gone.
+    A job is the leader of its session, so the session id is its pid, also after its death: the kernel does not reuse a
+    number that a session still has. If the pid belongs to another process now, the whole session has ended.
     """
     if record.process is None or job_file.is_alive(record) is None:
         return []
@@ -130,11 +130,11 @@ def left_over(record: job_file.Record) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             if process.pid == pid:
-                if not _same(process, record):
+                if not _is_same(process, record):
                     return []
             elif os.getsid(process.pid) == pid and process.create_time() >= record.process["started_s"] - 2.0:
                 processes.append(process)
-        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):  # ended meanwhile, or not ours to ask
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):  # ended meanwhile, or of another user
             continue
     return processes
 
@@ -150,12 +150,12 @@ def _process(record: job_file.Record) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(record.process["pid"])
-        return process if _same(process, record) else None
+        return process if _is_same(process, record) else None
     except psutil.NoSuchProcess:
         return None
 
 
-def _same(process: psutil.Process, record: job_file.Record) -> bool:
+def _is_same(process: psutil.Process, record: job_file.Record) -> bool:
     return record.process is not None and abs(process.create_time() - record.process["started_s"]) < 2.0
 
 

@@ -1,2 +1,1 @@
-"""What people note beside runs (labels, muted findings), kept in sidecar files, and who may change what
-(`permissions`)."""
+"""Labels and muted findings of runs, kept in sidecar files, and permissions of a served app."""

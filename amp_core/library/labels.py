@@ -1,4 +1,4 @@
-"""Labels: the name, tags and note that a run is given afterwards.
+"""Labels: the name, tags and note given to a run afterwards.
 
     >>> write_label("runs/a", Label(name="final", tags=("lstm", "paper"), note="as in table 2"))
     >>> label_of("runs/a").tags
@@ -18,7 +18,7 @@ from amp_core.schema import RunError
 from amp_core.store.urls import is_address
 
 MAX_NAME, MAX_TAGS, MAX_NOTE = 120, 20, 2000
-"""Characters of a name or tag, tags, characters of a note; what is longer is cut."""
+"""Characters of a name or tag, tags, characters of a note; longer values are cut."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Label:
 
 
 def label_of(path: str | os.PathLike[str]) -> Label:
-    """The label of the run at `path`; an empty one where the file is not there or cannot be read."""
+    """The label of the run at `path`; an empty one if the file is missing or cannot be read."""
     content = read_beside(label_file(path))
     if not isinstance(content, dict):
         return Label()
@@ -42,9 +42,9 @@ def label_of(path: str | os.PathLike[str]) -> Label:
 
 
 def write_label(path: str | os.PathLike[str], label: Label) -> None:
-    """Give the run at `path` this label.
+    """Set the label of the run at `path`.
 
-    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
+    Raises `RunError` if the file beside the run cannot be written, or on a read-only server.
     """
     current().check_change("label a run")
     if is_address(path):
@@ -57,14 +57,14 @@ def write_label(path: str | os.PathLike[str], label: Label) -> None:
 
 
 def tidied(label: Label) -> Label:
-    """The label without empty or double tags and room at the ends, and no longer than it may be."""
+    """The label without surrounding whitespace and empty or duplicate tags, cut to the limits."""
     tags = dict.fromkeys(" ".join(tag.split())[:MAX_NAME] for tag in label.tags)
     name = " ".join(label.name.split())[:MAX_NAME]
     return Label(name, tuple(tag for tag in tags if tag)[:MAX_TAGS], label.note.strip()[:MAX_NOTE])
 
 
 def label_file(path: str | os.PathLike[str]) -> Path:
-    """Where the label of the run at `path` is kept."""
+    """The file of the label of the run at `path`."""
     return file_beside(path, "label")
 
 

@@ -1,4 +1,4 @@
-"""Muted findings: seen by somebody and not to be shown again, run by run.
+"""Muted findings: hidden by a user, per run.
 
     >>> mute("runs/a", "watch-overhead")
     >>> muted("runs/a")
@@ -17,7 +17,7 @@ from amp_core.store.urls import Address, is_address, located
 
 
 def muted(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Codes that are muted for the run at `path`; none where the file is not there or cannot be read."""
+    """Codes that are muted for the run at `path`; none if the file is missing or cannot be read."""
     if is_address(path):
         return frozenset()
     codes = read_beside(_file(path))
@@ -27,7 +27,7 @@ def muted(path: str | os.PathLike[str]) -> frozenset[str]:
 def mute(path: str | os.PathLike[str], code: str, on: bool = True) -> None:
     """Mute `code` for the run at `path`, or with `on=False` show it again.
 
-    Raises `RunError` where the file beside the run cannot be written, or a server is read-only.
+    Raises `RunError` if the file beside the run cannot be written, or on a read-only server.
     """
     current().check_change("mute findings")
     codes = muted(path) | {code} if on else muted(path) - {code}

@@ -1,4 +1,4 @@
-"""What a served app may do: decided once by `ampscope serve`, obeyed by every function that changes things.
+"""What a served app may do: set once by `ampscope serve`, checked by every function that changes something.
 
     >>> rules = Rules(read_only=True)
     >>> os.environ.update(rules.environment())      # `ampscope serve` does this for the server that it starts
@@ -6,8 +6,8 @@
     Traceback (most recent call last):
     amp_core.schema.RunError: this server is read-only: it does not start a run
 
-Pages hide what is not allowed; that is a courtesy. What holds is that `jobs`, uploads and deletion ask here first, in
-the server's process. Without `ampscope serve` only scripts are refused: the app never runs one that nobody allowed.
+Pages hide what is not allowed, but enforcement is here: `jobs`, uploads and deletion check these rules in the server's
+process. Without `ampscope serve` only scripts are refused: the app runs no script that the owner has not allowed.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ VARIABLE = "AMPSCOPE_SERVE"
 """Environment variable that carries the rules from `ampscope serve` to the server."""
 
 MAX_NAMED = 10
-"""Files that are named where one is missing."""
+"""Files listed in the error for a missing one."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Host names of this machine to its own browsers."""
 
 KEEP_FREE_BYTES = 2**30
-"""Space that a server leaves on the disk: other programs fail on a full one."""
+"""Disk space that a server leaves free for other programs."""
 
 HEAP = {
     "MALLOC_ARENA_MAX": "1",
@@ -40,43 +40,43 @@ HEAP = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-"""How the server's memory is held, from its first thread on: glibc's heap, mallopt(3), and Arrow's pool. Told later,
-heaps of threads that are there already stay, each with holes of its own, and what Arrow decodes and computes comes from
-mimalloc, whatever `pyarrow.set_memory_pool` says of tables: that grew by 30 MiB while a live run was looked at."""
+"""Environment of the server that configures glibc's heap, mallopt(3), and Arrow's pool before the first thread starts.
+If set later, the arenas of existing threads stay, each fragmented, and Arrow still decodes and computes in mimalloc
+despite `pyarrow.set_memory_pool`, which grew by 30 MiB while a live run was displayed."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is allowed. The defaults allow everything that is not aimed at the network."""
+    """What is allowed. The defaults are those of a local app."""
 
     read_only: bool = False
     """No Start, Stop, upload or delete."""
     scripts: tuple[str, ...] = ()
-    """Absolute folders whose scripts may be run as somebody's own workload; none unless the owner named them."""
+    """Absolute folders whose scripts may be run as workloads; none unless the owner lists them."""
     hosts: tuple[str, ...] = LOOPBACK
     """Host names that requests may use; `*.example.org` matches every name below that one."""
     origins: tuple[str, ...] = ()
     """Further origins, such as `https://amp.example.org`, whose pages may talk to the server."""
     most_jobs: int | None = None
-    """Trainings that may run and wait at one time."""
+    """Limit of trainings that run or wait at one time."""
     most_sessions: int | None = None
-    """Browser tabs that may be connected at one time."""
+    """Limit of connected browser tabs."""
     most_upload_bytes: int | None = None
-    """What one upload may hold, all of its files together."""
+    """Limit of one upload, all files together."""
     most_disk_bytes: int | None = None
-    """Size of the folder of runs from which on nothing is added to it."""
+    """Limit of the size of the runs folder."""
 
     def environment(self) -> dict[str, str]:
         """The rules as an environment variable of the server's process."""
         return {VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     def check_change(self, what: str) -> None:
-        """Raise `RunError` where the server is read-only; `what` is what was asked for, e.g. `start a run`."""
+        """Raise `RunError` on a read-only server; `what` is the action, e.g. `start a run`."""
         if self.read_only:
             raise RunError(f"this server is read-only: it does not {what}")
 
     def check_start(self, config: TrainConfig, runs_dir: Path, alive: int) -> None:
-        """Raise `RunError` where the training of `config` may not be started while `alive` others run or wait."""
+        """Raise `RunError` if the training of `config` may not be started while `alive` others run or wait."""
         self.check_change("start a run")
         if config.own is not None:
             self._check_script(config.own[0])
@@ -88,7 +88,7 @@ class Rules:
         self.check_room(runs_dir)
 
     def check_upload(self, runs_dir: Path, size_bytes: int) -> None:
-        """Raise `RunError` where an upload of this size may not be brought into `runs_dir`."""
+        """Raise `RunError` if an upload of this size is not allowed into `runs_dir`."""
         self.check_change("take uploads")
         if self.most_upload_bytes is not None and size_bytes > self.most_upload_bytes:
             raise RunError(
@@ -98,7 +98,7 @@ class Rules:
         self.check_room(runs_dir, size_bytes)
 
     def check_room(self, runs_dir: Path, more_bytes: int = 0) -> None:
-        """Raise `RunError` where `runs_dir` is at its limit, or its disk nearly full, with `more_bytes` in it."""
+        """Raise `RunError` if `more_bytes` would exceed the limit of `runs_dir` or fill its disk."""
         if self.most_disk_bytes is None:
             return
         held = folder_bytes(runs_dir) + more_bytes
@@ -120,7 +120,7 @@ class Rules:
                 f"workload={str(file)!r} is a script that the app may not run; folders that `ampscope serve --scripts` "
                 f"allowed: {allowed}"
             )
-        if not real.is_file():  # a job would find out when its turn comes
+        if not real.is_file():  # before the job waits for its turn
             others = ", ".join(sorted(path.name for path in real.parent.glob("*.py"))[:MAX_NAMED]) or "none"
             raise RunError(f"workload={str(file)!r}: there is no such file; Python files in its folder: {others}")
 
@@ -134,7 +134,7 @@ class Rules:
     def origin_allowed(self, origin: str | None, host: str | None) -> bool:
         """Whether a page of `origin` may talk to the server that it calls `host`: the server's own pages only.
 
-        No origin at all is a program, or an address typed in: browsers send one with every WebSocket and every upload.
+        A request without an origin is allowed: browsers send one with every WebSocket and every upload.
         """
         if origin is None or origin in self.origins:
             return True
@@ -143,7 +143,7 @@ class Rules:
 
 
 def current() -> Rules:
-    """The rules of this process. Raises `RunError` where the environment variable does not hold any."""
+    """The rules of this process. Raises `RunError` if the environment variable is invalid."""
     return _parsed(os.environ.get(VARIABLE))
 
 
@@ -159,19 +159,19 @@ def _parsed(text: str | None) -> Rules:
 
 
 def host_name(host: str | None) -> str | None:
-    """The name in a Host header, without its port, in lower case; None where the header is no host at all."""
+    """The name in a Host header, without its port, in lower case; None if the header is invalid."""
     if not host or any(c in host for c in "/\\@?#, \t"):
         return None
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises ValueError if it is no number
     except ValueError:
         return None
     return parts.hostname.rstrip(".").lower() if parts.hostname else None
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below `folder`, links not followed; 0 where it does not exist yet."""
+    """Bytes of all files below `folder`, links not followed; 0 if it does not exist yet."""
     total = 0
     waiting = [str(folder)]
     while waiting:
@@ -182,7 +182,7 @@ def folder_bytes(folder: Path) -> int:
                         waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         total += entry.stat(follow_symlinks=False).st_size
-        except OSError:  # removed or sealed while we looked
+        except OSError:  # removed or sealed meanwhile
             continue
     return total
 
@@ -195,7 +195,7 @@ def has_sign_in(secrets: Mapping[str, object]) -> bool:
 def user_allowed(email: object, verified: object, allowed: object) -> bool:
     """Whether an account may come in: `allowed` lists addresses and `*@domain`; None lets every account in.
 
-    An address that the provider says is not verified is nobody's.
+    An address that the provider marks as unverified is refused.
     """
     if allowed is None:
         return True

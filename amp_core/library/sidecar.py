@@ -1,9 +1,8 @@
-"""Small JSON files beside a run that hold what is noted afterwards: a written run is not changed, and a packed one
-cannot be.
+"""Small JSON files beside a run for data added afterwards: a recorded run is not changed, and a packed one cannot be.
 
-    >>> write_beside(file_beside("runs/a", "muted"), ["watch-overhead"])        # runs/.a.muted.json
-    >>> read_beside(file_beside("runs/a", "muted"))
-    ['watch-overhead']
+>>> write_beside(file_beside("runs/a", "muted"), ["watch-overhead"])        # runs/.a.muted.json
+>>> read_beside(file_beside("runs/a", "muted"))
+['watch-overhead']
 """
 
 import json
@@ -25,7 +24,7 @@ def file_beside(path: str | os.PathLike[str], what: str) -> Path:
 
 
 def read_beside(file: Path) -> Any:
-    """The content of the file; None where it is missing or cannot be read."""
+    """The content of the file; None if it is missing or cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.stat().st_size <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
@@ -33,7 +32,7 @@ def read_beside(file: Path) -> Any:
 
 
 def write_beside(file: Path, record: Any) -> None:
-    """Write `record` to the file, or remove the file where it is None. Raises `OSError`."""
+    """Write `record` to the file, or remove the file if it is None. Raises `OSError`."""
     if record is None:
         file.unlink(missing_ok=True)
     else:

@@ -1,4 +1,4 @@
-"""`RunError`: what every part of AMPscope raises for what it cannot read, write or start."""
+"""`RunError`: raised by every part of AMPscope for what it cannot read, write or start."""
 
 
 class RunError(ValueError):

@@ -1,4 +1,4 @@
-"""The words of `events.kind`, and what a row's other columns mean with each.
+"""The values of `events.kind`, and the meaning of the other columns for each.
 
 >>> EVENT_KINDS["near overflow"]
 'output of a module within a factor of 2 of the largest finite number; value: its largest magnitude; limit: that number'
@@ -49,4 +49,4 @@ EVENT_KINDS: dict[str, str] = {
     "statistics": "running statistics that are not finite; name: the buffer",
     "half buffer": "a 16-bit buffer of dtype that training adds to",
 }
-"""What `events.kind` may say, and what the other columns mean with it."""
+"""Values of `events.kind`, and the meaning of the other columns for each."""

@@ -36,20 +36,20 @@ SCHEMA = 1
 """The version of the run folder that this code writes. Older ones are read with defaults; newer ones are refused."""
 
 STATUSES = ("running", "finished", "stopped", "failed")
-"""What `run.json` may say. A fifth word, `lost`, is never written: see `Run.status`."""
+"""Values of `status` in `run.json`. A fifth, `lost`, is never written: see `Run.status`."""
 
 KINDS = ("weight_grad", "output_grad", "activation", "weight")
-"""What a row of `tensors` was measured on."""
+"""Kinds of tensors in `tensors`."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """What `run.json` says of a run as a whole."""
+    """The content of `run.json`."""
 
     run_id: str
     """Unique, made by the writer."""
     name: str
-    """What people call the run."""
+    """The run's name."""
     created_at: str
     """When it began: ISO 8601, UTC."""
     status: str = "running"
@@ -57,25 +57,25 @@ class Head:
     end_reason: str | None = None
     """Why it ended, in words."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the training and of watching it."""
+    """Settings of the training and of the recording."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Versions, devices, flags."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Class, number of parameters, their bytes and dtypes; `layers` (class of each module by name), `shapes` (of each
-    parameter by name) and `tied` (further names of shared parameters): what autocast rounds follows from them."""
+    parameter by name) and `tied` (further names of shared parameters): they determine what autocast rounds."""
     world_size: int = 1
     """Number of processes that train together."""
     process: Mapping[str, Any] = field(default_factory=dict)
-    """Who writes the run: machine, pid and process start time. Tells a live run from a lost one."""
+    """The writing process: machine, pid and start time. Distinguishes a live run from a lost one."""
     results: Mapping[str, Any] = field(default_factory=dict)
     """Final metrics, e.g. `eval_loss`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What another writer added: kept, not interpreted."""
+    """Fields of other writers: kept, not interpreted."""
     schema: int = SCHEMA
     """Version of the run folder."""
 
     def to_json(self) -> str:
-        """The text of `run.json`. Floats JSON cannot hold are written as words (`"inf"`), so nothing is refused."""
+        """The text of `run.json`. Floats that JSON lacks become strings (`"inf"`), so every value can be written."""
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "extra"}
         return json.dumps(_plain({"schema": self.schema} | record | dict(self.extra)), indent=1, allow_nan=False)
 
@@ -83,7 +83,7 @@ class Head:
     def from_json(cls, text: str | bytes, where: str) -> "Head":
         """Read `run.json`; `where` names it in errors. Raises `RunError` for what is not a head this code can read."""
         try:
-            record = _plain(json.loads(text))  # what was read can be written again, however deep it is nested
+            record = _plain(json.loads(text))  # reject nesting too deep to be written again
         except (ValueError, RecursionError):
             raise RunError(f"{where} is not a run head: it does not hold JSON") from None
         if not isinstance(record, dict):
@@ -108,7 +108,7 @@ class Head:
 
 
 _MAX_PROCESSES = 100_000
-"""No training had as many; a head that says so would have readers look for each."""
+"""More than any training has; readers would look for the files of each rank."""
 
 _HEAD_TYPES: dict[str, type] = {
     "schema": int,
@@ -139,7 +139,7 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it: whatever has no JSON form becomes the words for it."""
+    """`value` as a JSON value; anything without a JSON form becomes a string."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

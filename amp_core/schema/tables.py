@@ -14,7 +14,7 @@ from amp_core.phases import PHASES
 
 @dataclass(frozen=True)
 class Column:
-    """One promised column. `default` stands where a file lacks the whole column; null otherwise."""
+    """One column of the contract. `default` replaces a column that a file lacks; otherwise it is null."""
 
     name: str
     type: pa.DataType

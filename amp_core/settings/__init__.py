@@ -1,4 +1,4 @@
-"""What a training run can be told: the settings with their checks (`training`), recipes and workloads (`catalog`).
+"""Settings of a training run: the settings with their checks (`training`), recipes and workloads (`catalog`).
 
 Imports no torch: the job queue, the forms and the command line read it too.
 """

@@ -1,4 +1,4 @@
-"""The precision recipes and the workloads that can be chosen, as plain facts: what a form shows.
+"""The precision recipes and the built-in workloads, as data: what a form shows.
 
     >>> RECIPES["fp16"].autocast, RECIPES["fp16"].scaler
     ('float16', True)
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to train with less precision than FP32, said in the terms of a PyTorch training loop."""
+    """A precision recipe, in the terms of a PyTorch training loop."""
 
     name: str
     label: str
-    """How people write it."""
+    """The name as displayed."""
     autocast: str | None
-    """dtype of the autocast region (`float16`, `bfloat16`); None where there is no autocast region."""
+    """dtype of the autocast region (`float16`, `bfloat16`); None without one."""
     scaler: bool
     """Whether a GradScaler multiplies the loss."""
     weights: str
@@ -28,7 +28,7 @@ class Recipe:
     tf32: bool
     """Whether FP32 matrix products and convolutions may use TF32 inside CUDA's matrix units."""
     description: str
-    """One sentence for people."""
+    """A one-sentence description."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -100,7 +100,7 @@ RECIPES: dict[str, Recipe] = {
         ),
     )
 }
-"""Every precision recipe, by name, the reference first."""
+"""Every precision recipe, by name, the baseline first."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,23 @@ class Size:
     name: str
     dims: Mapping[str, int]
     batch_size: int
-    """Samples of one micro-batch where none is asked for."""
+    """Default number of samples of a micro-batch."""
     lr: float
-    """Learning rate where none is asked for."""
+    """Default learning rate."""
     parameters: int
     activations: int
-    """Values, about, that forward keeps of one sample for backward in FP32; a test counts them again."""
+    """Approximate number of values that forward saves per sample for backward in FP32; a test counts them."""
     description: str
     objective: str = "softmax"
-    """What a text model is asked: `softmax`, which byte comes next; `logistic`, for each byte value whether it does."""
+    """What a text model predicts: `softmax`, the next byte; `logistic`, for each byte value whether it comes next."""
 
     @property
     def state_bytes(self) -> int:
-        """Memory of what training always holds: FP32 weights, gradients and the two moments of Adam, 16 bytes each."""
+        """Memory that training always needs: FP32 weights, gradients and the two moments of Adam, 16 bytes each."""
         return 16 * self.parameters
 
     def memory_bytes(self, batch_size: int | None = None) -> int:
-        """Memory, about, that training in FP32 with Adam takes; autocast makes the activations up to half as large."""
+        """Approximate memory of training in FP32 with Adam; autocast at best halves the activations."""
         return self.state_bytes + 4 * self.activations * (batch_size or self.batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What a training setting is: a field of `TrainConfig` with all that the command line, the form and the checks need.
+"""Declaration of a training setting: a field of `TrainConfig` with what the command line, form and checks need.
 
     steps: int = setting(200, "whole", "optimizer steps to attempt", form=Form("Steps", group=FRONT))
 
@@ -25,11 +25,11 @@ METAVARS = {
     "text": "TEXT",  # checked by `TrainConfig` itself
     "scale": "X",  # a number or a word, checked by `TrainConfig` itself
 }
-"""Kinds of settings, and what help calls their values."""
+"""Kinds of settings, and the metavar of their values."""
 
 FRONT, TRAINING, SWITCHES, SCALE, RECORDED = "front", "Training", "", "Dynamic loss scale", "What is recorded besides"
 FOLDED = (TRAINING, SWITCHES, SCALE, RECORDED)
-"""Groups of the form under "More settings", in order, by their headings; fields in `FRONT` are always in sight."""
+"""Groups of the form under "More settings", in order, by heading; fields in `FRONT` are always visible."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Form:
     """Empty: the help of the flag, as a sentence."""
     group: str = TRAINING
     place: int = 9
-    """Orders the fields of a group; those of one place stand in the order of `TrainConfig`."""
+    """Orders the fields of a group; equal ones keep the order of `TrainConfig`."""
     unit: str = ""
     initial: Any = None
-    """What stands in the field at first, where that is not the setting's default."""
+    """Initial value of the field, if it differs from the setting's default."""
     needs: str = ""
-    """What the field takes to have an effect: `scaler`, `gpus` or `compiler`; empty for nothing."""
+    """What the field requires to have an effect: `scaler`, `gpus` or `compiler`; empty for nothing."""
     options: tuple[tuple[str, Any], ...] = ()
     """More arguments of the Streamlit widget, e.g. `placeholder`."""
 
@@ -70,23 +70,23 @@ class Setting:
     most: int | None = None
     choices: tuple[str, ...] = ()
     alone: Any = None
-    """What the flag means without a value, and the form's toggle where it is on; None where a value must be given."""
+    """Value of the flag without an argument, and of the form's toggle if on; None if a value is required."""
     unset: str = "the default"
-    """What None stands for, where it is allowed."""
+    """The meaning of None, if None is allowed."""
     shared: bool = True
-    """Whether `train`, `compare` and `tune` all have its flag; a command declares any other with `add_flag`."""
+    """Whether `train`, `compare` and `tune` all have its flag; other commands declare it with `add_flag`."""
     may_change: bool = False
-    """Whether a resumed run may have another value: the training is the same."""
+    """Whether a resumed run may use another value, since it does not change the training."""
     form: Form | None = None
     """None: the form has no field for it."""
 
     @property
     def is_text(self) -> bool:
-        """Whether it is typed as text, and not as a number or a switch."""
+        """Whether it is entered as text, not as a number or a switch."""
         return self.kind in ("text", "names", "window")
 
     def checked(self, name: str, value: Any, optional: bool) -> Any:
-        """`value` as the settings hold it. Raises `RunError` where it cannot be one."""
+        """`value` converted to the setting's type. Raises `RunError` if that is not possible."""
         if optional and value is None:
             return None
         if self.kind == "whole":
@@ -105,7 +105,7 @@ class Setting:
         return value
 
     def as_text(self, value: Any) -> str:
-        """A value as one types it; empty for None."""
+        """A value as a user enters it; empty for None."""
         if isinstance(value, list | tuple):
             return (":" if self.kind == "window" else ",").join(map(str, value))
         return "" if value is None else str(value)
@@ -140,7 +140,7 @@ def flag(name: str) -> str:
 
 
 def unknown(argument: str, value: object, choices: Iterable[str], of: str = "") -> RunError:
-    """The error for a value that is none of `choices`, with the nearest of them where one is near."""
+    """The error for a value that is none of `choices`, with the closest match, if there is one."""
     names = list(choices)
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""

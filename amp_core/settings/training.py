@@ -1,4 +1,4 @@
-"""What a training run can be told: its settings, checked, without torch.
+"""The settings of a training run, with their checks; no torch.
 
     >>> TrainConfig(workload="text-gpt", precision="fp16", steps=200).resolved().size
     'tiny'
@@ -35,17 +35,17 @@ _DEVICES = join_words(["auto", "cpu", *(name for kind in ACCELERATORS for name i
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Every setting of a training run, checked when it is made. Raises `RunError` naming the argument and its value.
+    """Every setting of a training run, checked on creation. Raises `RunError` with the argument and its value.
 
     To add a setting, add a field: its flag, help, check and field on the form are made from it (see `setting.py`).
     """
 
     workload: str = setting("text-gpt", "text", f"{', '.join(WORKLOADS)}, or FILE.py:FUNCTION", "NAME")
-    """A name from `WORKLOADS`, or `FILE.py:FUNCTION` for one's own."""
+    """A name from `WORKLOADS`, or `FILE.py:FUNCTION` for a user's workload."""
     size: str | None = setting(
         None, "text", "; ".join(f"{w.name}: {', '.join(w.sizes)}" for w in WORKLOADS.values()), "SIZE"
     )
-    """A size of the workload; None is its smallest. One's own workload has no sizes."""
+    """A size of the workload; None is its smallest. A user's workload has no sizes."""
     precision: str = setting("fp16", "choice", choices=tuple(RECIPES), shared=False)
     """A name from `RECIPES`."""
     steps: int = setting(
@@ -85,7 +85,7 @@ class TrainConfig:
             options=(("format", "%.3g"), ("placeholder", "default")),
         ),
     )
-    """Learning rate; None is the size's own, or 1e-3 for one's own workload."""
+    """Learning rate; None is the size's own, or 1e-3 for a user's workload."""
     optimizer: str = setting("adamw", "choice", choices=OPTIMIZERS, form=Form("Optimizer", place=1))
     """A name from `OPTIMIZERS`."""
     clip_norm: float | None = setting(
@@ -103,7 +103,7 @@ class TrainConfig:
     loss_scale: float | str = setting("dynamic", "scale", "dynamic, or a fixed number such as 128", "dynamic|X")
     """`dynamic`, or a fixed positive number. Only recipes with a scaler take a number."""
     init_scale: float = setting(65536.0, "positive", "loss scale that the dynamic one begins with")
-    """Loss scale that the dynamic one begins with."""
+    """Initial value of a dynamic loss scale."""
     growth_interval: int = setting(
         2000,
         "whole",
@@ -125,7 +125,7 @@ class TrainConfig:
             options=(("format", "%.4g"),),
         ),
     )
-    """By what it is multiplied then."""
+    """Factor of that growth."""
     backoff_factor: float = setting(
         0.5,
         "positive",
@@ -138,7 +138,7 @@ class TrainConfig:
             options=(("format", "%.4g"),),
         ),
     )
-    """By what it is multiplied after a skipped step."""
+    """Factor of a dynamic loss scale after a skipped step."""
     device: str = setting("auto", "text", _DEVICES, "DEVICE", form=Form("Device", group=FRONT), may_change=True)
     """`auto` (an accelerator where there is one), `cpu`, or a type of accelerator, with a number or without: `cuda`."""
     seed: int = setting(
@@ -151,7 +151,7 @@ class TrainConfig:
             "Seed", "Decides initial weights, data order and dropout: runs of one seed see the same numbers.", FRONT
         ),
     )
-    """Decides initial weights, data order and dropout; precision decides none of them."""
+    """Determines initial weights, data order and dropout, independently of the precision."""
     every: int = setting(
         10,
         "whole",
@@ -159,7 +159,7 @@ class TrainConfig:
         form=Form("Ranges every", "Number ranges are recorded every so many steps.", RECORDED, unit="steps"),
         may_change=True,
     )
-    """Sample number ranges every so many steps."""
+    """Interval of sampled steps."""
     audit_every: int | None = setting(
         None,
         "whole",
@@ -173,11 +173,12 @@ class TrainConfig:
         ),
         may_change=True,
     )
-    """Replay one batch in FP32 and in the recipe every so many steps, and record what was lost; None never does."""
+    """Interval, in steps, of audits, which replay a batch in FP32 and in the recipe and record underflow; None:
+    never."""
     checkpoint_every: int | None = setting(
         None, "whole", "save the training's state every N steps and at the end, for --resume", may_change=True
     )
-    """Save the training's state every so many steps and where it ends; None never does."""
+    """Interval, in steps, of checkpoints, with one more at the end; None: never."""
     profile: tuple[int, int] | None = setting(
         None,
         "window",
@@ -203,7 +204,7 @@ class TrainConfig:
         "trace every operator of one step, with its dtypes; step 2 where none is named",
         "STEP",
         least=0,
-        alone=2,  # the third: the first ones make what later ones find
+        alone=2,  # the third: the first two allocate state and buffers
         form=Form(
             "Trace operators",
             "Which operator ran in which precision, and why, in the third step. Precision map shows it.",
@@ -240,7 +241,7 @@ class TrainConfig:
         "lay images and the weights of convolutions out with the channels last",
         form=Form("Channels last", "For convolutions, which tensor cores read so.", SWITCHES, place=2),
     )
-    """Lay images and the weights of convolutions out with the channels last, which is how tensor cores read them."""
+    """Store images and convolution weights in channels-last layout, which tensor cores read."""
     fp8: bool = setting(False, "switch", "multiply linear layers in FP8 inside BF16 autocast, with torchao")
     """Multiply linear layers in FP8 inside BF16 autocast, with torchao."""
     compile: bool = setting(
@@ -343,13 +344,13 @@ class TrainConfig:
 
     @property
     def own(self) -> tuple[Path, str] | None:
-        """File and function of one's own workload; None for a built-in one."""
+        """File and function of a user's workload; None for a built-in one."""
         match = None if self.workload in WORKLOADS else _OWN.fullmatch(self.workload)
         return None if match is None else (Path(match["file"]), match["function"])
 
     def check_profile(self) -> None:
-        """Raise `RunError` where no step would be profiled. Asked where a window is typed: a training that ends before
-        its window begins is none the worse."""
+        """Raise `RunError` if no step would be profiled. Checked only where a user enters a window: a shorter training
+        is valid without it."""
         if self.profile and self.profile[0] >= self.steps:
             first, stop = self.profile
             raise RunError(
@@ -358,8 +359,8 @@ class TrainConfig:
             )
 
     def check_file(self) -> None:
-        """Raise `RunError` where the file of one's own workload is not there. Asked where it is about to be trained:
-        settings may be made, and read, on another machine."""
+        """Raise `RunError` if the file of a user's workload is missing. Checked only before training: settings may be
+        created and read on another machine."""
         if self.own is not None and not self.own[0].is_file():
             file = self.own[0]
             raise RunError(
@@ -368,7 +369,7 @@ class TrainConfig:
 
     @property
     def spec(self) -> Size | None:
-        """The chosen size of a built-in workload; None for one's own."""
+        """The chosen size of a built-in workload; None for a user's workload."""
         if self.own is not None:
             return None
         sizes = WORKLOADS[self.workload].sizes
@@ -387,12 +388,12 @@ class TrainConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as JSON has them."""
+        """All settings as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """The other way round. Raises `RunError` for a setting that does not exist or has a wrong value."""
+        """The settings in `values`, as from `to_dict`. Raises `RunError` for an unknown setting or a wrong value."""
         names = [f.name for f in dataclasses.fields(cls)]
         for name in settings:
             if name not in names:

@@ -18,27 +18,27 @@ from amp_core.store.urls import is_address
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, also after a crash."""
-    with _written_aside(path, data) as aside:
-        aside.replace(path)
+    with _written_temporary(path, data) as unfinished:
+        unfinished.replace(path)
 
 
 def create_file(path: Path, data: bytes) -> None:
-    """The same for a file that must not be there yet: of two that create it at a time, one gets `FileExistsError`."""
-    with _written_aside(path, data) as aside:
+    """Create `path`, which must not exist yet: of two processes that create it, one gets `FileExistsError`."""
+    with _written_temporary(path, data) as unfinished:
         try:
-            path.hardlink_to(aside)
+            path.hardlink_to(unfinished)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links: checking first has to do
+        except OSError:  # a file system without links: check first instead
             if path.exists():
                 raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from None
-            aside.replace(path)
+            unfinished.replace(path)
 
 
 @contextlib.contextmanager
-def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
-    """`data` in a file beside `path`, with the disk; it is gone afterwards, if it has not become something else."""
-    with aside(path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")) as beside:
+def _written_temporary(path: Path, data: bytes) -> Iterator[Path]:
+    """`data` in a file beside `path`, synced to disk; removed afterwards unless it was renamed."""
+    with temporary(path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")) as beside:
         with open(beside, "wb") as file:
             file.write(data)
             file.flush()
@@ -47,7 +47,7 @@ def _written_aside(path: Path, data: bytes) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def aside(path: Path) -> Iterator[Path]:
+def temporary(path: Path) -> Iterator[Path]:
     """Remove `path` afterwards: on a full disk a half-written file would only take space."""
     try:
         yield path
@@ -57,7 +57,8 @@ def aside(path: Path) -> Iterator[Path]:
 
 
 def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> None:
-    """Raise `RunError` where `place` lies inside of a run's folder, whose files it would replace or be taken for."""
+    """Raise `RunError` if `place` lies inside a run's folder: it could replace the run's files or be mistaken for
+    one."""
     if is_address(place):
         return
     for folder in Path(place).resolve().parents:
@@ -68,7 +69,7 @@ def check_outside_runs(place: str | os.PathLike[str], argument: str = "out") -> 
 
 
 def check_holds_runs(out: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where `out` can be no folder of runs: it is a run itself, lies inside of one, or is a file."""
+    """Raise `RunError` if `out` cannot hold runs: it is a run itself, lies inside one, or is a file."""
     target = Path(out)
     if (target / "run.json").is_file():
         raise RunError(f"out={os.fspath(out)!r} is a run; give a folder that does not exist yet, for several runs")
@@ -78,7 +79,7 @@ def check_holds_runs(out: str | os.PathLike[str]) -> None:
 
 
 def check_new(out: str | os.PathLike[str]) -> None:
-    """Raise `RunError` where `out` is an address, lies inside of a run, or holds something already."""
+    """Raise `RunError` if `out` is an address, lies inside a run, or is not empty."""
     if is_address(out):
         raise RunError(f"out={os.fspath(out)!r} is an address; give a folder on this machine, and copy it from there")
     check_outside_runs(out)
@@ -89,7 +90,7 @@ def check_new(out: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` when all went well and is gone otherwise. Raises `RunError`."""
+    """A temporary folder that is renamed to `out` on success and removed otherwise. Raises `RunError`."""
     check_new(out)
     target = Path(out)
     try:
@@ -100,6 +101,6 @@ def new_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
             made.chmod(0o755)
             made.rename(target)
         finally:
-            shutil.rmtree(made, ignore_errors=True)  # gone already where the rename succeeded
+            shutil.rmtree(made, ignore_errors=True)  # gone already if the rename succeeded
     except OSError as error:
         raise RunError(f"out={os.fspath(out)!r} cannot be written: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""The open segments of a writer, one per table: opened, sealed when due, written again where their file was deleted.
+"""The open segments of a writer, one per table: opened, sealed when due, written again if their file was deleted.
 
 >>> segments = OpenSegments(Path("runs/a"), 0, {}, Sealer(), seal_bytes=2**24, seal_age_s=lambda: 600.0)
 >>> segments.of_table("steps").write(message("steps", {"step": [0]}, rank=0))
@@ -19,7 +19,7 @@ log = logging.getLogger("amp_core")
 
 
 class OpenSegments:
-    """Not safe to use from several threads: the writer holds its lock."""
+    """Not thread-safe: the writer holds its lock."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class OpenSegments:
         seal_age_s: Callable[[], float],
         check_folder: Callable[[], None] = lambda: None,
     ) -> None:
-        """`numbers` has the number of each table's next segment, 0 where it says nothing. `check_folder` is called
-        before a file is made, and raises `OSError` where the folder is not this run's any more."""
+        """`numbers` maps each table to the number of its next segment, 0 by default. `check_folder` is called before a
+        file is created, and raises `OSError` if the folder no longer belongs to this run."""
         self._folder = folder
         self._suffix = f".r{rank}" if rank else ""
         self._numbers = dict(numbers)
@@ -45,8 +45,8 @@ class OpenSegments:
     def of_table(self, table: str) -> OpenSegment:
         """The segment that the next rows go into.
 
-        Raises `FileNotFoundError` once where its file was deleted, so that the loss is known, and writes it again at
-        the next call.
+        If its file was deleted, raises `FileNotFoundError` once, so that the loss is reported, and writes the file
+        again at the next call.
         """
         segment = self._open.get(table)
         due = segment is not None and self._is_due(segment)
@@ -72,19 +72,19 @@ class OpenSegments:
         return [table for table, segment in self._open.items() if segment.removed(at_once=True)]
 
     def write_again(self, table: str) -> bool:
-        """Write the deleted segment of `table` again, with all its rows; False where they cannot be had any more."""
+        """Write the deleted segment of `table` again, with all its rows; False if they are lost."""
         self._check_folder()
         kept = self._open[table].write_again()
         self._removed.discard(table)
         return kept
 
     def abandon(self, table: str) -> None:
-        """Forget the segment of `table`, whose rows are lost: its name may be another run's file by now."""
+        """Forget the segment of `table`, whose rows are lost: its name may by now be a file of another run."""
         if table in self._open:
             self._open.pop(table).abandon()
 
     def seal_due(self) -> None:
-        """Seal what is due, also in tables that are not written to now."""
+        """Seal the segments that are due, also of tables without new rows."""
         for table in [table for table, segment in self._open.items() if self._is_due(segment)]:
             if not self._open[table].removed(at_once=True):  # else the next row, or the end, writes it again
                 self._seal(table)

@@ -33,7 +33,7 @@ from amp_core.store.sources import (
 from amp_core.store.urls import Address, asking, filesystem
 
 LISTING_S = 2.0
-"""So long one listing is believed; `head()`, with which every refresh begins, asks anew."""
+"""Lifetime of a cached listing; `head()`, the first call of every refresh, renews it."""
 
 
 def open_address(address: Address) -> Source:
@@ -113,7 +113,7 @@ class RemoteSource:
         return self._listing[1]
 
     def _sealed(self, file: File, table: Table) -> bytes:
-        """A sealed segment, fetched together with all others of its table that were not asked for yet."""
+        """A sealed segment, fetched together with all others of its table that were not fetched yet."""
         if file.name not in self._fetched:
             names = [f.name for f in self.segments(table.name).values() if f.name.endswith(".parquet")]
             wanted = {file.name, *(name for name in names if name not in self._given)}
@@ -134,7 +134,7 @@ class RemoteSource:
 
 
 class RemoteZip(ZipSource):
-    """A packed run at an address; only those of its parts are fetched that are asked for."""
+    """A packed run at an address; only the parts that are read are fetched."""
 
     def __init__(self, path: Address) -> None:
         self._fs, self._root_path = filesystem(path)
@@ -182,7 +182,7 @@ def modified_ns(info: dict[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Listed:
-    """A run found below an address: its head, or the sentence that says why it has none that can be read."""
+    """A run found below an address: its head, or a sentence why it cannot be read."""
 
     path: Address
     head: Head | None
@@ -193,7 +193,7 @@ class Listed:
 def runs_below(root: Address, most: int = 2000) -> list[Listed]:
     """The runs below `root` and one level deeper, as the library shows those of a folder; at most so many folders.
 
-    Raises `RunError` where the address cannot be asked.
+    Raises `RunError` if the address cannot be reached.
     """
     fs, path = filesystem(root)
     with asking(root):

@@ -1,11 +1,11 @@
-"""What earlier processes wrote of a run that is resumed.
+"""The part of a resumed run that earlier processes wrote.
 
     >>> earlier = earlier_part(Path("runs/a"), rank=0)
     >>> earlier.next_step, earlier.head.run_id
     (500, '9f0c1d2e3a4b')
 
-Nothing that was written is touched: new rows go into new segments, numbered on from those that are there, and
-`run.json` is replaced, with the run's id, name and creation as they were.
+Existing files stay unchanged: new rows go into new segments, numbered after the existing ones. `run.json` is replaced
+and keeps the run's id, name and time of creation.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from amp_core.schema import TABLES, Head, RunError
 from amp_core.store.run import load_run
 
-FOUND_ANEW = ("device", "precision", "autocast_dtype")
+DETECTED_SETTINGS = ("device", "precision", "autocast_dtype")
 """Settings that `watch` detects in the first forward; a resumed run may have others."""
 
 
@@ -32,13 +32,13 @@ class Earlier:
     elapsed_s: float
     """Since the run was created."""
     segments: dict[str, int]
-    """By table, the number that this rank's next segment gets."""
+    """By table, the number of this rank's next segment."""
 
 
 def earlier_part(folder: Path, rank: int) -> Earlier | None:
-    """The earlier part of the run in `folder`; None where it holds none.
+    """The earlier part of the run in `folder`; None if it holds none.
 
-    Raises `RunError` where the run cannot be read, and on rank 0 where it is still being written.
+    Raises `RunError` if the run cannot be read, and on rank 0 if it is still being written.
     """
     if not (folder / "run.json").exists():
         return None
@@ -46,7 +46,7 @@ def earlier_part(folder: Path, rank: int) -> Earlier | None:
     if rank == 0 and run.is_live:  # other ranks may see that rank 0 has resumed it already
         raise RunError(f"into={str(folder)!r} holds a run that is still going; stop it before another goes on with it")
     last = pc.max(run.table("steps").column("step")).as_py()
-    config = {name: value for name, value in run.head.config.items() if name not in FOUND_ANEW}
+    config = {name: value for name, value in run.head.config.items() if name not in DETECTED_SETTINGS}
     head = dataclasses.replace(run.head, config=config)
     return Earlier(head, 0 if last is None else last + 1, _since(run.head.created_at), _numbers(folder, rank))
 
@@ -55,7 +55,7 @@ def _since(created_at: str) -> float:
     try:
         created = datetime.datetime.fromisoformat(created_at)
         return max(0.0, (datetime.datetime.now(datetime.UTC) - created).total_seconds())
-    except (ValueError, TypeError):  # another writer's: the new part begins at 0
+    except (ValueError, TypeError):  # written by another program: the new part begins at 0
         return 0.0
 
 

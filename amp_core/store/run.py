@@ -1,4 +1,4 @@
-"""`Run`: what every analysis takes, read from a folder, a zip, or a run that is still being written.
+"""`Run`: the input of every analysis, read from a folder, a zip, or a run that is still being written.
 
     >>> run = load_run("runs/a")
     >>> run.head.config["precision"], run.status
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 SELECTIVE_READS = 4
-"""So many times `Run.tensors` reads only the rows that are asked for, before it reads the whole table and keeps it."""
+"""Number of selective reads by `Run.tensors` before it reads and keeps the whole table."""
 
 
 def load_run(path: str | os.PathLike[str]) -> "Run":
@@ -61,7 +61,7 @@ def load_run(path: str | os.PathLike[str]) -> "Run":
 
 
 def check_run(run: object, argument: str = "run") -> None:
-    """Raise `RunError` where what was given as a run is not an opened one, such as the path of one."""
+    """Raise `RunError` if the argument is not an opened run, e.g. the path of one."""
     if not isinstance(run, Run):
         right = f"load_run({os.fspath(run)!r})" if isinstance(run, str | os.PathLike) else "what load_run returns"
         raise RunError(f"{argument}={run!r:.80} is not an opened run; give {right}")
@@ -79,7 +79,7 @@ class Run:
         self._made: dict[tuple[Any, ...], tuple[list[pa.Table], pd.DataFrame]] = {}
         self.head = source.head()
         self.called: str | None = None
-        """A name given afterwards, which replaces the recorded one."""
+        """A label's name, which replaces the recorded one."""
 
     def __repr__(self) -> str:
         return f"Run({self.head.name!r}, {self.status}, {str(self.path)!r})"
@@ -91,12 +91,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What people call the run."""
+        """The run's name."""
         return self.called or self.head.name or self.path.stem
 
     @property
     def status(self) -> str:
-        """`running`, `finished`, `stopped` or `failed`; `lost` where it says running but its process is gone."""
+        """`running`, `finished`, `stopped` or `failed`; `lost` if it is `running` but its process is gone."""
         if self.head.status != "running":
             return self.head.status
         alive = self._source.alive(self.head)
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether more may still come."""
+        """Whether more rows may follow."""
         return self.status == "running"
 
     @property
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def events(self) -> "pd.DataFrame":
-        """What happened, in order."""
+        """Events, in order."""
         return self._frame("events")
 
     @property
@@ -133,7 +133,7 @@ class Run:
 
     @property
     def memory(self) -> "pd.DataFrame":
-        """What memory held at each moment of sampled steps."""
+        """Memory by category at each moment of sampled steps."""
         return self._frame("memory")
 
     @property
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def audits(self) -> "pd.DataFrame":
-        """Gradient audits: what was really lost."""
+        """Gradient audits: measured underflow."""
         return self._frame("audits")
 
     def tensors(
@@ -188,7 +188,7 @@ class Run:
     def _matching(self, name: str, where: pc.Expression) -> pa.Table:
         """Rows of a table that match; read from the files, where the table was not read whole yet.
 
-        Who asks `SELECTIVE_READS` times is likely to go on asking, and gets the table read whole, once.
+        After `SELECTIVE_READS` reads more are likely, so the table is read whole, once.
         """
         if name not in self._tables and self._selective_reads < SELECTIVE_READS:
             self._selective_reads += 1
@@ -223,7 +223,7 @@ class Run:
         return self.table("tensors").filter(chosen).select(columns)
 
     def thinned(self, steps: Sequence[int]) -> "Run":
-        """The same run with only these sampled steps in `tensors`: for questions that a part of them answers."""
+        """The same run with only these sampled steps in `tensors`."""
         whole = self.table("tensors")
         few = copy.copy(self)
         few._frames = {}
@@ -249,7 +249,7 @@ class Run:
         return self._source.console(lines)
 
     def refresh(self) -> bool:
-        """Look for what was written since; True where anything was. Unchanged segments are not read again."""
+        """Read what was written since; True if anything was. Unchanged segments are not read again."""
         head = self._source.head()
         changed = head != self.head
         self.head = head
@@ -270,13 +270,13 @@ class Run:
         return plot(self, name, dark)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         from amp_core.notebook import run_html
 
         return run_html(self)
 
     def validate(self, full: bool = False) -> None:
-        """Raise `RunError` where the run is not what it claims to be; see `amp_core.store.untrusted.validate`.
+        """Raise `RunError` if the run violates the schema; see `amp_core.store.untrusted.validate`.
 
         Reads every table; with `full`, checks every row too, as untrusted files need.
         """
@@ -307,11 +307,11 @@ class Run:
         return _ordered(self._parts(table), table)
 
     def _parts(self, table: Table) -> list[pa.Table]:
-        """What the segments of a table hold, as they were read last."""
+        """The segments of a table as last read."""
         return [s.table for s in self._segments.get(table.name, {}).values() if s.table is not None]
 
     def _read_new(self, table: Table) -> bool:
-        """Bring the segments of one table up to date; True where that changed anything."""
+        """Bring the segments of one table up to date; True if that changed anything."""
         return retried(lambda: self._try_read_new(table), self.path / table.name)
 
     def _try_read_new(self, table: Table) -> bool:

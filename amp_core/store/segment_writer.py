@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amp_core.store.atomic import aside
+from amp_core.store.atomic import temporary
 from amp_core.store.upload import Shipment
 
 CHECK_INTERVAL_S = 1.0
@@ -40,18 +40,19 @@ class OpenSegment:
         self._began = self._checked = time.monotonic()
         self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
         self._size = 0
-        self._start = bytes(schema.serialize())  # leads the first batch: a file holds nothing, or a schema and rows
+        # Written with the first batch: a file is empty, or holds a schema and rows.
+        self._start = bytes(schema.serialize())
 
     def write(self, batch: bytes) -> None:
         try:
             self._put(self._start + batch)
-        except BaseException:  # a full disk, Ctrl-C between two writes: the next batch goes into a segment of its own
+        except BaseException:  # a full disk, Ctrl-C between two writes: the next batch starts a new segment
             self.torn = True
             raise
         self._start = b""
 
-    def due(self, most_bytes: int, most_seconds: float) -> bool:
-        return self.torn or self._size >= most_bytes or time.monotonic() - self._began >= most_seconds
+    def due(self, max_bytes: int, max_age_s: float) -> bool:
+        return self.torn or self._size >= max_bytes or time.monotonic() - self._began >= max_age_s
 
     def removed(self, at_once: bool = False) -> bool:
         """Whether the file was deleted, which loses what is written to it; checks every `CHECK_INTERVAL_S`, or now."""
@@ -61,18 +62,18 @@ class OpenSegment:
         self._checked = now
         try:
             return os.fstat(self._file.fileno()).st_nlink == 0
-        except OSError:  # a network's file system no longer knows it
+        except OSError:  # a network file system no longer knows the file
             return True
 
     def write_again(self) -> bool:
-        """Write a deleted file again, with all its rows: the system keeps its content until it is closed. False where
-        the content is lost; raises `OSError` where the file cannot be written."""
+        """Write a deleted file again, with all its rows: the system keeps its content until it is closed. False if
+        the content is lost; raises `OSError` if the file cannot be written."""
         try:
             content = self._content()
         except OSError:
             return False
         self.path.parent.mkdir(exist_ok=True)
-        with aside(self.path.with_name(f".{self.path.name}.tmp")) as unfinished:
+        with temporary(self.path.with_name(f".{self.path.name}.tmp")) as unfinished:
             with open(unfinished, "wb") as file:
                 file.write(content)
             unfinished.rename(self.path)
@@ -105,7 +106,7 @@ class OpenSegment:
             if self._size:
                 try:
                     self._put(_END_OF_STREAM)
-                except OSError:  # no room for eight bytes: a reader does without them, but not with a part of them
+                except OSError:  # no space for eight bytes: a reader needs all of them or none
                     self._file.truncate(self._size)
 
     def _put(self, data: bytes) -> None:
@@ -116,8 +117,8 @@ class OpenSegment:
 
 
 class Sealer:
-    """Seals closed segments one after another in a background thread that lives only while there is work, and sends
-    them away where the run is written at an address."""
+    """Seals closed segments one after another in a background thread that exists only while there is work, and uploads
+    them if the run is written at an address."""
 
     def __init__(self, shipment: Shipment | None = None) -> None:
         self._shipment = shipment
@@ -144,7 +145,7 @@ class Sealer:
         self._work.put(work)
 
     def finish(self) -> None:
-        """Wait for all seals; raises what the last failing one raised."""
+        """Wait for all seals; raises the last error of one."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()
@@ -156,7 +157,7 @@ class Sealer:
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception as error:  # the stream stays and is as readable as the parquet would have been
+            except Exception as error:  # the stream stays, and readers read it like the Parquet file
                 self._error = error
 
     def _seal(self, stream: Path) -> None:
@@ -173,7 +174,7 @@ def seal(stream: Path) -> None:
         return
     with pa.memory_map(str(stream)) as source:
         table = pa.ipc.open_stream(source).read_all()
-        with aside(stream.with_name(f".{stream.stem}.parquet.tmp")) as unfinished:
+        with temporary(stream.with_name(f".{stream.stem}.parquet.tmp")) as unfinished:
             pq.write_table(table, unfinished, compression="zstd")
             with unfinished.open("rb") as file:
                 os.fsync(file.fileno())  # before the stream goes: a power cut may keep the rename and lose the content

@@ -1,10 +1,10 @@
 """Close every run, however the process exits.
 
-A run ends by `close()`, by an exception that nobody caught, by SIGTERM or SIGHUP, or with the interpreter.
-`watch_over(ending)` covers the last three; `release(ending)` takes it back. What was installed is removed again with
-the last ending, so a closed run leaves no trace in the process.
+A run ends by `close()`, by an uncaught exception, by SIGTERM or SIGHUP, or with the interpreter.
+`register(ending)` covers the last three; `unregister(ending)` undoes it. The last
+`unregister` removes all hooks, so a closed run leaves no trace in the process.
 
-Only `kill -9`, the out-of-memory killer and a power cut give no chance to write an end; readers call such a run lost.
+Only `kill -9`, the out-of-memory killer and a power cut leave no chance to write an end; readers call such a run lost.
 """
 
 import atexit
@@ -27,12 +27,12 @@ class Ending(Protocol):
         """Write the end; called at most once by this module."""
 
     def busy(self) -> bool:
-        """Whether the calling thread is in the middle of a write, so that `end` would tear it."""
+        """Whether the calling thread is in the middle of a write, which `end` would leave incomplete."""
 
 
 @dataclass
 class _Installed:
-    """Our hooks in this process, and those that they replaced."""
+    """The hooks installed in this process, and those they replaced."""
 
     hook: Callable[..., Any]
     previous_hook: Callable[..., Any]
@@ -47,10 +47,10 @@ _pending: Callable[[], None] | None = None  # a signal that came in the middle o
 _installed: _Installed | None = None
 
 
-def watch_over(ending: Ending) -> None:
+def register(ending: Ending) -> None:
     """Close `ending` however the process exits from now on."""
     global _pid, _cause, _pending
-    if _pid != os.getpid():  # first use, or a forked child: its parent's hooks serve it, its parent's runs it leaves
+    if _pid != os.getpid():  # first use, or a forked child, which keeps the parent's hooks but not its runs
         _open.clear()
         _pid, _cause, _pending = os.getpid(), None, None
     _open.append(ending)
@@ -58,8 +58,8 @@ def watch_over(ending: Ending) -> None:
         _install()
 
 
-def release(ending: Ending) -> None:
-    """Forget `ending`, which was closed."""
+def unregister(ending: Ending) -> None:
+    """Stop closing `ending` at exit; it is closed already."""
     if ending in _open:
         _open.remove(ending)
         if not _open and _pid == os.getpid():
@@ -67,7 +67,7 @@ def release(ending: Ending) -> None:
 
 
 def after_write() -> None:
-    """To be called after each write: handles a signal that arrived during it."""
+    """Handle a signal that arrived during a write; called after each write."""
     global _pending
     if _pending is not None and threading.current_thread() is threading.main_thread():
         act, _pending = _pending, None
@@ -93,14 +93,14 @@ def _install() -> None:
     if threading.current_thread() is threading.main_thread():  # Python sets handlers there only
         for number in _SIGNALS:
             previous = signal.getsignal(number)
-            if previous in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or set by other than Python code
+            if previous in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or not set by Python code
                 continue
             _installed.handlers[number] = (_handler(previous), previous)
             signal.signal(number, _installed.handlers[number][0])
 
 
 def _uninstall() -> None:
-    """Restore the earlier hooks, except where another program has replaced ours since."""
+    """Restore the previous hooks, except those that other code has replaced since."""
     global _installed
     if _installed is None:
         return
@@ -120,7 +120,7 @@ def _end_all(status: str, reason: str) -> None:
         for ending in tuple(_open):  # each removes itself
             try:
                 ending.end(status, reason)
-            except Exception as error:  # the others are closed all the same
+            except Exception as error:  # close the others as well
                 errors.append(error)
     if errors:
         raise errors[0]
@@ -130,8 +130,8 @@ def _at_exit() -> None:
     _end_all(*(_cause or ("finished", "the program ended")))
 
 
-# Each installation has functions of its own that know what came before them. Were it a variable they share, a hook that
-# somebody wrapped around ours, and that outlived it, would later be called by ours and call it in turn, for ever.
+# Each installation creates new functions that hold the previous hook. With a shared variable, a hook that other code
+# wrapped around ours and that outlived it would later be called by ours, and recurse without end.
 
 
 def _hook(previous: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ def _handler(previous: Any) -> Callable[[int, FrameType | None], None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         global _cause, _pending
         reason = f"stopped by {signal.Signals(number).name}"
-        if callable(previous):  # the program has its own way to end: it decides, and the end will say why
+        if callable(previous):  # the program handles the signal itself; the end records the cause
             _cause = ("stopped", reason)
             previous(number, frame)
             return
@@ -156,7 +156,7 @@ def _handler(previous: Any) -> Callable[[int, FrameType | None], None]:
         def act() -> None:
             try:
                 _end_all("stopped", reason)
-            finally:  # die of the signal, as the program would have done unwatched
+            finally:  # die of the signal, as the program would have without AMPscope
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 

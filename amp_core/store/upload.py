@@ -42,7 +42,7 @@ def seal_age_s(run_age_s: float) -> float:
 class Shipment:
     """Sends the files of one run, or of one process's part of it, to an address.
 
-    Raises `RunError` where the address cannot be asked.
+    Raises `RunError` if the address cannot be reached.
     """
 
     def __init__(self, address: Address) -> None:

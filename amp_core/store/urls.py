@@ -22,7 +22,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:\-]+://")  # two letters or more: `C
 
 
 class Address(os.PathLike[str]):
-    """An address with as much of a path's manners as a run's place needs: `/`, `name`, `stem`, `with_name`."""
+    """An address with the parts of `Path`'s interface that runs need: `/`, `name`, `stem`, `with_name`."""
 
     def __init__(self, text: str) -> None:
         self._text = text.rstrip("/") if not text.endswith("://") else text
@@ -107,7 +107,7 @@ def filesystem(address: Address, argument: str = "path") -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def asking(address: Address, argument: str = "path", what: str = "cannot be read") -> Iterator[None]:
-    """Around whatever asks the other side: its errors become `RunError`, except that a file is not there."""
+    """Turns errors of the store's client into `RunError`, except `FileNotFoundError`."""
     try:
         yield
     except (RunError, FileNotFoundError):

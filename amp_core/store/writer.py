@@ -7,8 +7,8 @@
 
 Each table is a list of segments. The open one is an Arrow IPC stream, `steps/00000.arrows`; every `append` adds one
 record batch to it with a single write to the file, so `kill -9` loses at most the batch being written. A segment that
-is full or old is sealed as `00000.parquet` by a background thread: written aside, renamed, and only then is the
-stream removed. `run.json` is replaced atomically. Nothing is modified in place.
+is full or old is sealed as `00000.parquet` by a background thread: written to a temporary file, renamed, and
+only then is the stream removed. `run.json` is replaced atomically. Nothing is modified in place.
 
 A run whose `folder` is an address (`s3://bucket/runs/a`) has its open streams here and only sealed segments there: see
 `upload.py`.
@@ -43,11 +43,11 @@ from amp_core.store.urls import Address, located
 SEAL_BYTES = 16 * 2**20
 """A segment larger than this is sealed: a few thousand steps, some tens of sampled steps of a large model."""
 SEAL_AGE_S = 600.0
-"""A segment older than this is sealed, so that a week's run never keeps much in the wordier stream form."""
+"""A segment older than this is sealed, so that a long run keeps little in the larger stream form."""
 
 log = logging.getLogger("amp_core")
 
-BESIDE = frozenset({"console.log", "job.json", "config.json"})
+JOB_FILES = frozenset({"console.log", "job.json", "config.json"})
 """Files that may lie in the folder before the run begins: `jobs` puts them there."""
 
 
@@ -55,8 +55,8 @@ class RunWriter:
     """Writes one run folder, or the part of one that process `rank` of `world_size` contributes.
 
     Safe to use from several threads. In a forked child every call does nothing: the run belongs to the process that
-    opened it. With `resume` a run that is in the folder already is resumed, else a new one begins. Raises `RunError`
-    where the folder cannot be used.
+    opened it. With `resume` an existing run in the folder is resumed. Raises `RunError` if the folder cannot
+    be used.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class RunWriter:
         """The run's folder or address."""
         self._shipment = Shipment(self.into) if isinstance(self.into, Address) else None
         self.folder = self._shipment.staging if self._shipment is not None else _absolute(folder)
-        """Where on this machine the run is written, wherever the loop may change its directory to."""
+        """The local folder, as an absolute path: the loop may change its working directory."""
         self.rank = rank
         self._seal_age_s = seal_age_s
         self._began = time.monotonic()  # not time.time(): clocks are set back
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._claim_of_end = threading.RLock()
+        self._closing_lock = threading.RLock()
         self._writing_thread: int | None = None
         self._closing_thread: int | None = None
         self._ended = threading.Event()
         self.earlier = self._earlier() if resume else None
-        """What earlier processes wrote of the resumed run."""
+        """The part of a resumed run that earlier processes wrote; None for a new run."""
         self._sealer = Sealer(self._shipment)
         self._segments = OpenSegments(
             self.folder,
@@ -96,12 +96,12 @@ class RunWriter:
             self.earlier.segments if self.earlier is not None else {},
             self._sealer,
             seal_bytes,
-            self._oldest_s,
-            self._still_ours,
+            self._max_age_s,
+            self._check_ownership,
         )
         self.closed = False
         self.before_end: Callable[[], None] | None = None
-        """Called once when the run is about to end, however that comes about: the place for what is still held back."""
+        """Called once before the run ends, however it ends, to write what is still pending."""
         self.head = Head(
             run_id=uuid.uuid4().hex[:12],
             name=name or self.into.name or self.folder.name,
@@ -127,10 +127,10 @@ class RunWriter:
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rows wait to be written that no more should be made than need be. Here none ever wait."""
+        """Whether so many rows wait to be written that no step should be sampled. Here none ever wait."""
         return False
 
-    # what a run is made of
+    # rows and head
 
     def time_s(self) -> float:
         """Seconds since the run was created."""
@@ -148,39 +148,39 @@ class RunWriter:
 
     def _put(self, table: str, batch: bytes) -> None:
         self._segments.of_table(table).write(batch)
-        if self._shipment is not None:  # at an address nobody sees rows until they are sealed
+        if self._shipment is not None:  # at an address rows are visible only once they are sealed
             self._segments.seal_due()
 
     def event(self, kind: str, name: str = "", detail: str = "", step: int | None = None, **more: Any) -> None:
-        """Record that something happened now; `kind` is one of `schema.EVENT_KINDS`, `more` further columns."""
+        """Record an event now; `kind` is one of `schema.EVENT_KINDS`, `more` holds further columns."""
         row = {"step": step, "time_s": self.time_s(), "kind": kind, "name": name, "detail": detail} | more
         self.append("events", {column: [value] for column, value in row.items()})
 
     def update_head(self, **changes: Any) -> None:
-        """Replace fields of the head, e.g. `update_head(results={"eval_loss": 2.1})`. Rank 0 writes it, others keep
-        it to themselves."""
+        """Replace fields of the head, e.g. `update_head(results={"eval_loss": 2.1})`. Only rank 0
+        writes it to disk."""
         with self._writing() as may_write:
             if may_write:
                 self.head = dataclasses.replace(self.head, **changes)
                 self._write_head()
 
-    # its end
+    # closing
 
     def close(self, status: str = "finished", end_reason: str | None = None) -> None:
-        """Seal what is open and write the end. Closing twice is harmless; the first end stands."""
+        """Seal the open segments and write the end. A second call does nothing."""
         if self._pid != os.getpid():
             return
-        with self._claim_of_end:
+        with self._closing_lock:
             if self._closing_thread is not None:
                 return
             self._closing_thread = threading.get_ident()
         try:
-            self._write_what_is_held_back()
+            self._write_pending()
             self.event("ended", name=status, detail=end_reason or "")
         finally:
             self._end(status, end_reason)
 
-    def _write_what_is_held_back(self) -> None:
+    def _write_pending(self) -> None:
         if self.before_end is not None:
             self.before_end()
 
@@ -188,7 +188,7 @@ class RunWriter:
         try:
             self._write_end(status, end_reason)
         finally:
-            self._let_go()
+            self._release()
 
     def _write_end(self, status: str, end_reason: str | None) -> None:
         try:
@@ -200,16 +200,16 @@ class RunWriter:
                         self._restore_removed()
                     finally:
                         self._segments.seal_all()
-                finally:  # whatever the disk refuses, the end is written; a stream is as readable as what it becomes
+                finally:  # write the end even if sealing fails: readers read the stream as well
                     self._write_head()
             self._sealer.finish()
         finally:
             if self._shipment is not None:
                 self._shipment.finish()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release signal handlers and locks; called on the thread that closes."""
-        shutdown.release(self)
+        shutdown.unregister(self)
         self._closing_thread = _NO_THREAD
         self._ended.set()
         shutdown.after_write()
@@ -226,17 +226,17 @@ class RunWriter:
     def end(self, status: str, reason: str) -> None:
         """The process is ending (called by `shutdown`)."""
         self.close(status, reason)
-        self._ended.wait(_END_TIMEOUT_S)  # another thread may be at it already
+        self._ended.wait(_END_TIMEOUT_S)  # another thread may be closing it already
 
     def busy(self) -> bool:
-        """Whether this thread is in the middle of a write or of the end (asked by `shutdown` in a signal handler)."""
+        """Whether this thread is in the middle of a write or of the end (called by `shutdown` in a signal handler)."""
         return threading.get_ident() in (self._writing_thread, self._closing_thread)
 
     # inside
 
     def _claim(self) -> None:
         try:
-            os.fspath(self.folder).encode()  # Arrow opens no file by another name
+            os.fspath(self.folder).encode()  # Arrow cannot open other file names
             if self._shipment is None:
                 check_outside_runs(self.folder, "into")
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -244,13 +244,13 @@ class RunWriter:
             if self.earlier is not None:
                 pass
             elif self.rank == 0:
-                self._refuse_foreign(present)
+                self._refuse_other_files(present)
             elif any(self.folder.glob(f"*/[0-9]*.r{self.rank}.*")):
                 raise RunError(
                     f"into={str(self.into)!r} holds rows of rank {self.rank} already; "
                     "give a folder that does not exist yet"
                 )
-            shutdown.watch_over(self)  # first, so that no run.json says "running" that nobody would end
+            shutdown.register(self)  # first, so that every run.json with "running" gets an end
             if self._shipment is not None and self.rank == 0:
                 self._shipment.begin(self.head.to_json().encode())  # now, so that a refusal is raised now
             if self.earlier is not None:
@@ -258,11 +258,11 @@ class RunWriter:
             elif self.rank == 0:
                 create_file(self.folder / "run.json", self.head.to_json().encode())
         except BaseException as error:
-            shutdown.release(self)
+            shutdown.unregister(self)
             if self._shipment is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
             if isinstance(error, FileExistsError) and self.folder.is_dir():
-                raise self._taken() from error
+                raise self._already_used() from error
             if isinstance(error, OSError):
                 raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
             if isinstance(error, ValueError) and not isinstance(error, RunError):
@@ -275,14 +275,14 @@ class RunWriter:
             raise RunError(f"into={str(self.into)!r} is an address, where no run can be resumed; give a folder")
         return earlier_part(self.folder, self.rank)
 
-    def _taken(self) -> RunError:
+    def _already_used(self) -> RunError:
         return RunError(f"into={str(self.into)!r} already holds a run; give a folder that does not exist yet")
 
-    def _refuse_foreign(self, present: set[str]) -> None:
+    def _refuse_other_files(self, present: set[str]) -> None:
         if "run.json" in present:
-            raise self._taken()
-        ours = BESIDE | TABLES.keys()  # other ranks may have begun before rank 0
-        # A dot begins what nobody means by the folder's content: our own files aside, .DS_Store, .nfs0001.
+            raise self._already_used()
+        ours = JOB_FILES | TABLES.keys()  # other ranks may have begun before rank 0
+        # Names with a leading dot do not count as content: temporary files, .DS_Store, .nfs0001.
         foreign = sorted(n for n in present if n not in ours and not n.startswith("."))
         if foreign:
             raise RunError(
@@ -292,12 +292,12 @@ class RunWriter:
     def _write_head(self) -> None:
         if self.rank == 0:
             data = self.head.to_json().encode()
-            self._still_ours()
+            self._check_ownership()
             replace_file(self.folder / "run.json", data)
             self._sealer.send_head(data)
 
     def _restore_removed(self) -> None:
-        """At the end, which no later row follows, write deleted files again and record that."""
+        """At the end, write deleted files again and record that in `events`."""
         removed = self._segments.removed()
         if not removed:
             return
@@ -322,8 +322,8 @@ class RunWriter:
             for table in lost:
                 self._segments.abandon(table)
 
-    def _still_ours(self) -> None:
-        """Raise `OSError` where the folder is gone, or another run's by now; a head that alone is gone is written."""
+    def _check_ownership(self) -> None:
+        """Raise `OSError` if the folder is gone or holds another run; write the head again if only that is gone."""
         if self.rank:
             return
         head = self.folder / "run.json"
@@ -333,7 +333,7 @@ class RunWriter:
         except FileNotFoundError:
             create_file(head, self.head.to_json().encode())
 
-    def _oldest_s(self) -> float:
+    def _max_age_s(self) -> float:
         return self._seal_age_s if self._shipment is None else min(self._seal_age_s, seal_age_s(self.time_s()))
 
     def _writing(self) -> "_Writing":
@@ -348,7 +348,7 @@ def _absolute(folder: str | os.PathLike[str]) -> Path:
 
 
 class _Writing:
-    """Holds the writer's lock; says whether writing is still possible here; lets a waiting signal through after."""
+    """Holds the writer's lock; yields whether writing is still possible; handles a pending signal afterwards."""
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
@@ -367,7 +367,7 @@ class _Writing:
             return
         writer._writing_thread = None
         writer._lock.release()
-        if writer._closing_thread != threading.get_ident():  # the end is not to be cut short between two of its writes
+        if writer._closing_thread != threading.get_ident():  # a signal must not interrupt the end between two writes
             shutdown.after_write()
 
 

@@ -1,11 +1,11 @@
-"""Make a model's layers run on this CPU in 16 bits, or refuse before the training starts.
+"""Let a model's layers run on this CPU in 16 bits, or raise an error before the training starts.
 
     >>> prepare_layers(model, Precision(config, torch.device("cpu")))
 
 torch hands many layers to oneDNN, which implements them in BF16 and FP16 for some instruction sets only. Without
 AVX-512 it has no BF16 LSTM, and hardly anywhere an FP16 one: the call raises "could not create a primitive descriptor".
-What runs depends on the CPU, on the versions of torch and oneDNN and on the environment (`ONEDNN_MAX_CPU_ISA`), so it
-is tried, not looked up by the CPU's name.
+Support depends on the CPU, on the versions of torch and oneDNN and on the environment (`ONEDNN_MAX_CPU_ISA`), so each
+layer type is tried once.
 """
 
 import functools
@@ -35,14 +35,14 @@ PROBES: dict[str, _Probe] = {
     "GRU": (lambda: nn.GRU(4, 4, batch_first=True), (2, 4, 4)),
     "LSTM": (lambda: nn.LSTM(4, 4, batch_first=True), (2, 4, 4)),
 }
-"""By class of `torch.nn` that oneDNN may run: how a tiny layer of it is made, and the shape of its input."""
+"""By class of `torch.nn` that oneDNN may run: a function that makes a tiny layer, and the shape of its input."""
 
 
 def prepare_layers(model: nn.Module, precision: Precision, islands: Sequence[str] = ()) -> None:
-    """Let the model's layers run on this CPU as `precision` wants them; on a GPU nothing is done.
+    """Let the model's layers run on this CPU in `precision`; on a GPU this does nothing.
 
     A layer that oneDNN does not implement in 16 bits runs in torch's own kernels instead, in the same dtypes. Modules
-    named in `islands` compute in FP32 and need no 16-bit kernel. Raises `RunError` where torch has none either.
+    named in `islands` compute in FP32 and need no 16-bit kernel. Raises `RunError` if torch has no kernel either.
     """
     autocast, weights = precision.autocast_dtype, precision.weights
     if precision.device.type != "cpu":
@@ -66,8 +66,8 @@ def prepare_layers(model: nn.Module, precision: Precision, islands: Sequence[str
 def runs(kind: str, autocast: torch.dtype | None, weights: torch.dtype, onednn: bool = True) -> bool:
     """Whether a tiny layer of that class runs forward and backward on this CPU, with oneDNN or without it.
 
-    `autocast` is None outside of autocast. The caller's random state is left as it was, and modes that count or replace
-    operators see nothing of the trial.
+    `autocast` is None outside of autocast. The caller's random state stays unchanged, and dispatch modes that count or
+    replace operators do not see the trial.
     """
     if autocast is None and weights == torch.float32:
         return True
@@ -87,7 +87,7 @@ def runs(kind: str, autocast: torch.dtype | None, weights: torch.dtype, onednn: 
 
 
 def _portable(kind: str, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward`, without oneDNN where that has no kernel for the dtypes of this call."""
+    """Call `forward`, without oneDNN if that has no kernel for the dtypes of this call."""
     weight = next(module.parameters())
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     fake = isinstance(weight, FakeTensor)  # which runs no kernel: it stands for a tensor on another machine
@@ -100,7 +100,7 @@ def _portable(kind: str, module: nn.Module, forward: Callable[..., Any], *args: 
 class PortableLSTM(nn.LSTM):
     """`nn.LSTM` that also runs under autocast on a CPU for which oneDNN has no LSTM in 16 bits.
 
-    torch's own LSTM of matrix products takes its place there, in the dtype that autocast says. CUDA uses cuDNN.
+    There torch's own LSTM of matrix products runs instead, in autocast's dtype. CUDA uses cuDNN.
     """
 
     def forward(self, input, hx=None):  # type: ignore[no-untyped-def] # noqa: A002 - nn.LSTM's own signature

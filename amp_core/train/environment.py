@@ -1,10 +1,10 @@
-"""What this machine has, what its tensor cores and its CPU can do in 16 bits, and which recipe to try first.
+"""The hardware and software of this machine, what its GPUs and CPU support in 16 bits, and which recipe to try first.
 
-    >>> found = environment()
-    >>> found["gpus"][0]["says"], found["advice"]["recipe"]
+    >>> report = environment()
+    >>> report["gpus"][0]["says"], report["advice"]["recipe"]
     ('Tensor cores for FP16, BF16, TF32 and FP8 (Hopper, compute capability 9.0).', 'bf16')
 
-Works without torch too, and then says so of every recipe. Numbers that cannot be had are None.
+Works without torch too; every recipe then has a note that torch is missing. Unknown numbers are None.
 """
 
 import os
@@ -24,13 +24,13 @@ from amp_core.settings.training import RECIPES, Recipe
 
 _PACKAGES = ("torch", "numpy", "pandas", "pyarrow", "scikit-learn", "nvidia-ml-py", "streamlit", "plotly")
 _OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_VISIBLE_DEVICES")
-"""Environment variables that decide what a training gets; shown where they are set."""
+"""Environment variables that override settings or hide devices; reported if they are set."""
 
 SLOW_FP16_CPU = "runs, but slowly: this CPU has no FP16 matrix instructions, so choose size tiny"
 
 
 def environment() -> dict[str, Any]:
-    """Everything that `ampscope env` prints, as JSON has it."""
+    """Everything that `ampscope env` prints, as JSON values."""
     has_torch = find_spec("torch") is not None
     if has_torch:
         import torch
@@ -62,7 +62,7 @@ def environment() -> dict[str, Any]:
         "device": (there[0]["device"] if there else "cpu") if has_torch else None,
         "flags": _flags() if has_torch else None,
         "overrides": {name: os.environ[name] for name in _OVERRIDES if name in os.environ},
-        "recipes": {recipe.name: _verdict(recipe, on_gpu, has_torch) for recipe in RECIPES.values()},
+        "recipes": {recipe.name: _recipe_support(recipe, on_gpu, has_torch) for recipe in RECIPES.values()},
         "advice": {"recipe": advice.recipe, "why": advice.why},
     }
 
@@ -84,7 +84,7 @@ def _cudnn_version() -> int | None:
 
 
 def _flags() -> dict[str, Any]:
-    """Switches that decide precision and speed, as a program of this torch begins with."""
+    """torch's default flags for precision and speed."""
     import torch
 
     return {
@@ -101,18 +101,18 @@ def _torch_gpus() -> list[dict[str, Any]]:
     from amp_core.record.backends import accelerators
 
     return [
-        _described(f"{backend.type}:{i}", gpu_of(gpu["name"], gpu["capability"]), gpu["memory_bytes"], usable=True)
+        _gpu_json(f"{backend.type}:{i}", gpu_of(gpu["name"], gpu["capability"]), gpu["memory_bytes"], usable=True)
         for backend in accelerators()
         for i, gpu in enumerate(backend.gpus())
     ]
 
 
 def _driver() -> dict[str, Any]:
-    """What the NVIDIA driver says of itself and of its GPUs, so that a CPU-only torch on such a machine is noticed."""
+    """The NVIDIA driver's versions and GPUs, so that a CPU-only torch on a GPU machine is noticed."""
     try:
         with Nvml() as nvml:
             gpus = [
-                _described(f"gpu {i}", Gpu(gpu.name, gpu.capability), gpu.memory_bytes, usable=False)
+                _gpu_json(f"gpu {i}", Gpu(gpu.name, gpu.capability), gpu.memory_bytes, usable=False)
                 for i, gpu in enumerate(nvml.gpus())
             ]
             return {"version": nvml.driver(), "cuda": nvml.cuda(), "nvml": "answers", "gpus": gpus}
@@ -120,8 +120,8 @@ def _driver() -> dict[str, Any]:
         return {"version": None, "cuda": None, "nvml": str(error), "gpus": []}
 
 
-def _described(device: str, gpu: Gpu, memory_bytes: int | None, *, usable: bool) -> dict[str, Any]:
-    """A GPU as JSON has it. `tensor_cores` says for each precision whether they multiply it; None for not known."""
+def _gpu_json(device: str, gpu: Gpu, memory_bytes: int | None, *, usable: bool) -> dict[str, Any]:
+    """A GPU as JSON values. `tensor_cores` maps each precision to whether tensor cores support it; None if unknown."""
     capability = f"{gpu.capability[0]}.{gpu.capability[1]}" if gpu.capability is not None else None
     return {
         "device": device,
@@ -140,14 +140,14 @@ def _gpu(described: dict[str, Any]) -> Gpu:
     return gpu_of(described["name"], described["capability"])
 
 
-def _verdict(recipe: Recipe, gpu: Gpu | None, has_torch: bool) -> dict[str, Any]:
+def _recipe_support(recipe: Recipe, gpu: Gpu | None, has_torch: bool) -> dict[str, Any]:
     if not has_torch:
         return {"runs": False, "note": "needs torch, which is not installed"}
     return {"runs": True, "note": _note_on_cpu(recipe) if gpu is None else _note(recipe, gpu)}
 
 
 def _note(recipe: Recipe, gpu: Gpu) -> str:
-    """What to expect of `recipe` on a GPU."""
+    """How `recipe` runs on a GPU."""
     low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
     if gpu.has_tensor_cores is None:
         return "runs; what this GPU's matrix units do with it is not known"
@@ -164,7 +164,7 @@ def _note(recipe: Recipe, gpu: Gpu) -> str:
 
 
 def _note_on_cpu(recipe: Recipe) -> str:
-    """What to expect of `recipe` on this CPU."""
+    """How `recipe` runs on this CPU."""
     low = recipe.autocast or (recipe.weights if recipe.weights != "float32" else None)
     if recipe.tf32:
         return "the same as fp32: TF32 needs an NVIDIA GPU of compute capability 8.0 or newer"

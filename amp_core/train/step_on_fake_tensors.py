@@ -1,11 +1,11 @@
-"""A step traced without being run: operators, shapes and memory of a workload of any size, on fake tensors.
+"""Trace a step on fake tensors: operators, shapes and memory of a workload of any size, without computing it.
 
     >>> wide, narrow = trace_workload(TrainConfig(workload="text-bert", size="large"))
     >>> wide.work["flops"].sum() / 1e12
     9.6
 
-Fake tensors have shapes and dtypes and no memory, so a step that would fill a GPU is traced in seconds on a laptop. The
-model's weights are made for a moment, as real as in training: that takes its parameters' memory. The trace is that of a
+Fake tensors have shapes and dtypes but no memory, so a step that would fill a GPU is traced in seconds on a laptop. The
+model's real weights exist for a moment, which takes the memory of its parameters. The trace is that of a
 CPU (autograd cannot follow fake CUDA tensors where torch has no CUDA); `amp_core.forecast` reads it as CUDA's.
 """
 
@@ -32,7 +32,7 @@ from amp_core.train.workloads import Workload, build
 def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
     """One micro-batch's step of the workload in FP32 and under BF16 autocast, which has FP16's shapes and bytes.
 
-    Raises `RunError` for a workload that cannot be built, or whose step asks for values that fake tensors do not have.
+    Raises `RunError` for a workload that cannot be built, or whose step reads values, which fake tensors do not have.
     """
     config = config.resolved()
     workload = build(config)
@@ -42,7 +42,7 @@ def trace_workload(config: TrainConfig) -> tuple[StepTrace, StepTrace]:
     name = " ".join(str(part) for part in (config.workload, config.size) if part)
     try:
         wide, narrow = (_traced(config, workload, batch, name, amp) for amp in (False, True))
-    except Exception as error:  # what is called may be anybody's code
+    except Exception as error:  # a workload of the user may raise anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise RunError(
             f"workload={config.workload!r} cannot be traced on fake tensors ({why}); record a run with --trace-ops and "
@@ -57,31 +57,31 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
         _make_fake(model)
         fake = tree_map(_like, batch)
         optimizer = make_optimizer(config, model)
-        tally = OpCounter(model, tuple(BACKENDS))
-        kept = _Kept(model)
+        counter = OpCounter(model, tuple(BACKENDS))
+        saved = _SavedTensors(model)
         region = torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext()
-        tally.attach()
+        counter.attach()
         try:
             model.train()
-            with OpCounterMode(tally):
-                with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor), region:
+            with OpCounterMode(counter):
+                with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor), region:
                     loss = workload.loss_fn(model, fake)
                 loss.backward()
-                tally.phase = "optimizer"
+                counter.phase = "optimizer"
                 optimizer.step()
         finally:
-            tally.detach()
-        if tally.error is not None:
-            raise RuntimeError(f"counting stopped: {tally.error}")
-        rows = pd.DataFrame(tally.rows())
+            counter.detach()
+        if counter.error is not None:
+            raise RuntimeError(f"counting stopped: {counter.error}")
+        rows = pd.DataFrame(counter.rows())
         parameters = sum(_bytes(p) for p in model.parameters())
         state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
         memory = StepMemory(
             parameters=parameters,
             gradients=sum(_bytes(p.grad) for p in model.parameters() if p.grad is not None),
             optimizer=sum(_bytes(t) for t in state),
-            activations=kept.bytes_of(kept.others),
-            weight_copies=kept.bytes_of(kept.copies),
+            activations=saved.bytes_of(saved.others),
+            weight_copies=saved.bytes_of(saved.copies),
         )
         for parameter in model.parameters():
             parameter.grad = None
@@ -89,8 +89,8 @@ def _traced(config: TrainConfig, workload: Workload, batch: Any, name: str, amp:
     return StepTrace(name, "amp" if amp else "fp32", False, samples, device_work(rows), memory)
 
 
-class _Kept:
-    """What autograd keeps for backward: each storage once, parameters not at all, 16-bit copies of them apart."""
+class _SavedTensors:
+    """Storages that autograd saves for backward, each once: without parameters, and 16-bit copies of those apart."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
@@ -101,7 +101,7 @@ class _Kept:
         self.copies: dict[int, torch.UntypedStorage] = {}
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Take note of a tensor; it is kept as it is."""
+        """Record the storage of a tensor, and return the tensor unchanged."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._parameters:
             copy = tensor.dtype == torch.bfloat16 and tensor.dim() > 1 and tuple(tensor.shape) in self._shapes
@@ -110,12 +110,12 @@ class _Kept:
 
     @staticmethod
     def bytes_of(storages: dict[int, torch.UntypedStorage]) -> float:
-        """Their size."""
+        """Total size of the storages in bytes."""
         return float(sum(s.nbytes() for s in storages.values()))
 
 
 def _make_fake(model: nn.Module) -> None:
-    """Put a fake tensor in the place of each parameter and buffer; shared ones stay shared."""
+    """Replace each parameter and buffer by a fake tensor; shared ones stay shared."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -130,7 +130,7 @@ def _make_fake(model: nn.Module) -> None:
 
 
 def _like(leaf: Any) -> Any:
-    """A tensor of the same shape, strides and dtype without memory; anything else as it is."""
+    """An empty tensor of the same shape, strides and dtype; any other value unchanged."""
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -1,7 +1,7 @@
-"""A search's answer in words: what was confirmed, what only looks best so far and what would tell, or FP32.
+"""A search's answer in words: a confirmed recipe, one that looks best so far with a sufficient budget, or FP32.
 
->>> confirmed(search, shown, undecided=[])
->>> search.found.answer
+>>> save_confirmed(search, result, undecided=[])
+>>> search.result.answer
 'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
 """
 
@@ -12,45 +12,45 @@ from amp_core.analysis.comparison.parity import MIN_SEEDS
 from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
 from amp_core.text import formatting
 from amp_core.tune.budget import in_round_seconds
-from amp_core.tune.confirm import MIN_STEPS, Shown
+from amp_core.tune.confirm import MIN_STEPS, ConfirmResult
 from amp_core.tune.options import Candidate
-from amp_core.tune.race import RACE_SHARE, RACE_STEPS, Raced
+from amp_core.tune.race import RACE_FRAC, RACE_STEPS, RaceResult
 from amp_core.tune.result import Tried
 from amp_core.tune.state import Search
 
 
-def confirmed(search: Search, shown: Shown, undecided: Sequence[Shown]) -> None:
-    """This recipe can be shipped. `undecided` are faster ones of which nothing is told."""
-    row = shown.row
-    why = " ".join([f"The fastest of those that keep parity: {row.parity}.", *map(unsure, undecided)])
-    _save(search, shown.candidate, f"{_title(shown.candidate)}: {row.answer}", why)
+def save_confirmed(search: Search, result: ConfirmResult, undecided: Sequence[ConfirmResult]) -> None:
+    """Save the recipe as one that can be shipped. `undecided` are faster ones that the budget did not decide."""
+    row = result.row
+    why = " ".join([f"The fastest of those that keep parity: {row.parity}.", *map(undecided_reason, undecided)])
+    _save(search, result.candidate, f"{_title(result.candidate)}: {row.answer}", why)
 
 
-def unconfirmed(search: Search, shown: Shown) -> None:
-    """This recipe looks fastest, and it is not told whether it can be shipped."""
-    speed = _speed(_race_row(search, shown))
-    steps_looks = (
-        f"{_title(shown.candidate)} looks fastest, {speed} × FP32's speed, but whether it learns the same is not told"
+def save_unconfirmed(search: Search, result: ConfirmResult) -> None:
+    """Save the recipe as the one that looks fastest while it is undecided whether it can be shipped."""
+    speed = _speed(_race_row(search, result))
+    summary = (
+        f"{_title(result.candidate)} looks fastest, {speed} × FP32's speed, but whether it learns the same is not told"
     )
-    if not shown.needs_s:
-        _save(search, shown.candidate, f"{steps_looks}: run it with more --steps", unsure(shown), sure=False)
+    if not result.needs_s:
+        _save(search, result.candidate, f"{summary}: run it with more --steps", undecided_reason(result), sure=False)
         return
-    needs = in_round_seconds(shown.needs_s)
-    more, anew = formatting.duration(shown.more_s), formatting.duration(needs)
+    needs = in_round_seconds(result.needs_s)
+    more, anew = formatting.duration(result.more_s), formatting.duration(needs)
     more = f"Some {more} more of trainings may tell: a new search of {anew}."
     _save(
         search,
-        shown.candidate,
-        f"{steps_looks}: run with --budget {needs}",
-        f"The budget was used up. {more} {unsure(shown)}",
+        result.candidate,
+        f"{summary}: run with --budget {needs}",
+        f"The budget was used up. {more} {undecided_reason(result)}",
         needs_s=float(needs),
         sure=False,
     )
 
 
-def stay(search: Search, plain: Candidate, raced: Raced) -> None:
-    """No recipe is surely faster than FP32 and learns the same: a finding, unless the race was cut short."""
-    rows = {row.name: row for row in search.found.tried if row.stage == "race" and not row.out}
+def keep_fp32(search: Search, plain: Candidate, raced: RaceResult) -> None:
+    """Save FP32: no recipe is surely faster and keeps parity. If the race was cut short, the answer is unconfirmed."""
+    rows = {row.name: row for row in search.result.tried if row.stage == "race" and not row.out}
     maybe = [
         candidate
         for candidate in raced.order
@@ -72,35 +72,35 @@ def stay(search: Search, plain: Candidate, raced: Raced) -> None:
         return
     budget, steps = search.budget, min(MIN_STEPS, search.config.steps)
     racing = budget.takes([candidate.name for candidate in raced.order], RACE_STEPS[0])
-    asking = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
-    needs = in_round_seconds(budget.look_s + max(racing + asking, asking / (1 - RACE_SHARE)))
+    confirming = budget.takes([plain.name, best.name], steps, MIN_SEEDS)
+    needs = in_round_seconds(budget.probe_s + max(racing + confirming, confirming / (1 - RACE_FRAC)))
     _save(
         search,
         best,
         f"{_title(best)} looks fastest, but neither its speed nor whether it learns the same is told: run with "
         f"--budget {needs}",
         f"The budget was used up in the race: {best.name} made {speed} {after}. The rest of it and {MIN_SEEDS} seeds "
-        f"take about {formatting.duration(racing + asking)}.",
+        f"take about {formatting.duration(racing + confirming)}.",
         needs_s=float(needs),
         sure=False,
     )
 
 
-def unsure(shown: Shown) -> str:
-    """What is known of a recipe of which it is not told whether it can be shipped."""
-    name, row = shown.candidate.name, shown.row
-    if not shown.seeds:
+def undecided_reason(result: ConfirmResult) -> str:
+    """Why it is undecided whether the recipe can be shipped."""
+    name, row = result.candidate.name, result.row
+    if not result.seeds:
         return f"{name} was not trained beside FP32 over any seed."
     reason = row.parity if row.parity.startswith("cannot tell") or not row.parity else f"{row.parity}; {row.out}"
-    seeds = f"{formatting.plural(shown.seeds, 'seed')} of {formatting.plural(row.steps, 'step')}"
+    seeds = f"{formatting.plural(result.seeds, 'seed')} of {formatting.plural(row.steps, 'step')}"
     return f"{name} over {seeds}, at {_speed(row)} × FP32's speed: {reason or row.out}."
 
 
-def _race_row(search: Search, shown: Shown) -> Tried:
-    """The row that knows its speed."""
-    if shown.seeds:
-        return shown.row
-    return next(row for row in search.found.tried if row.stage == "race" and row.name == shown.candidate.name)
+def _race_row(search: Search, result: ConfirmResult) -> Tried:
+    """The row that holds the recipe's speed."""
+    if result.seeds:
+        return result.row
+    return next(row for row in search.result.tried if row.stage == "race" and row.name == result.candidate.name)
 
 
 def _speed(row: Tried, end: str = "") -> str:

@@ -1,9 +1,9 @@
-"""One trial of `max_batch`, a program of its own: train a few steps as standard input says, and write what came of it.
+"""One trial of `max_batch` in its own process: train a few steps as standard input says, and write the result.
 
     {"config": {…}, "limit_bytes": 2147483648, "folder": "…"}   →   folder/result.json
 
-The result says `fits`, and `why` not; or `refused` for settings that cannot be carried out, or `error` for anything
-else that goes wrong. Where there is no result the process was killed.
+The result holds `fits`, with `why` if it does not; or `refused` for settings that are not possible, or `error` for
+any other failure. Without a result the process was killed.
 """
 
 import json
@@ -20,7 +20,7 @@ from amp_core.settings.training import TrainConfig
 from amp_core.store.run import load_run
 from amp_core.train.engine.training import choose_device, train
 
-_SIGNS = (
+_MESSAGES = (
     "out of memory",
     "can't allocate memory",  # torch's CPU allocator
     "not enough memory",
@@ -35,11 +35,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in _SIGNS)
+    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in _MESSAGES)
 
 
-def guard(device: torch.device, limit_bytes: int | None) -> None:
-    """Let no more be taken than the limit; on Linux let this process be the first to go if the machine runs out."""
+def limit_memory(device: torch.device, limit_bytes: int | None) -> None:
+    """Enforce the memory limit; on Linux let the out-of-memory killer choose this process first."""
     if device.type != "cpu":
         if limit_bytes is not None:
             backend_of(device).limit_memory(limit_bytes)
@@ -50,16 +50,16 @@ def guard(device: torch.device, limit_bytes: int | None) -> None:
 
     Path("/proc/self/oom_score_adj").write_text("1000")
     if limit_bytes is not None:
-        # One allocation far beyond the limit is refused at once, instead of being filled until somebody looks.
+        # One allocation far beyond the limit is refused at once, instead of growing until the next poll.
         page = os.sysconf("SC_PAGE_SIZE")
         data = int(Path("/proc/self/statm").read_text().split()[5]) * page
         resource.setrlimit(resource.RLIMIT_DATA, (data + limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def tried(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dict[str, Any]:
-    """Train, and say whether it fitted."""
+def run_trial(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dict[str, Any]:
+    """Train, and return whether it fitted."""
     try:
-        guard(choose_device(config.device), limit_bytes)
+        limit_memory(choose_device(config.device), limit_bytes)
         train(config, folder / "run", stop=lambda: None)
     except RunError as error:
         return {"refused": str(error)}
@@ -68,22 +68,22 @@ def tried(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dict[st
             return {"fits": False, "why": " ".join(str(error).split())[:200] or "out of memory"}
         return {"error": f"{type(error).__name__}: {error}"}
     steps = load_run(folder / "run").table("steps")
-    step_ms = [ms for ms in steps["step_ms"].to_pylist()[1:] if ms is not None]  # the first one warms up
-    usual = min(step_ms) if step_ms else None
+    times_ms = [ms for ms in steps["step_ms"].to_pylist()[1:] if ms is not None]  # the first one warms up
+    step_ms = min(times_ms) if times_ms else None
     samples = config.batch_size * config.accumulate if config.batch_size is not None else None
     peaks = [peak for peak in steps["memory_peak_bytes"].to_pylist() if peak is not None]
     return {
         "fits": True,
-        "peak_bytes": max([*peaks, *highest_resident(config)], default=None),
-        "step_ms": usual,
-        "samples_per_s": 1e3 * samples / usual if usual and samples else None,
+        "peak_bytes": max([*peaks, *peak_resident_bytes(config)], default=None),
+        "step_ms": step_ms,
+        "samples_per_s": 1e3 * samples / step_ms if step_ms and samples else None,
     }
 
 
-def highest_resident(config: TrainConfig) -> list[int]:
-    """The highest resident set of this process so far, on a CPU and where the system tells (Linux).
+def peak_resident_bytes(config: TrainConfig) -> list[int]:
+    """The highest resident set of this process so far, on a CPU under Linux; else empty.
 
-    A run looks at the end of each step only. Not `getrusage`, whose peak is begun by the process that started this one.
+    A run samples memory at the end of each step only. `getrusage` does not serve: its peak includes the parent process.
     """
     status = Path("/proc/self/status")
     if config.device != "cpu" or not status.is_file():
@@ -92,10 +92,10 @@ def highest_resident(config: TrainConfig) -> list[int]:
 
 
 def main() -> None:
-    """Carry out the task on standard input."""
+    """Run the trial that standard input describes."""
     task = json.load(sys.stdin)
     folder = Path(task["folder"])
-    result = tried(TrainConfig.from_dict(task["config"]), task["limit_bytes"], folder)
+    result = run_trial(TrainConfig.from_dict(task["config"]), task["limit_bytes"], folder)
     aside = folder / "result.tmp"
     aside.write_text(json.dumps(result), encoding="utf-8")
     aside.replace(folder / "result.json")

@@ -1,25 +1,24 @@
-"""Can this recipe be shipped? FP32 and the recipe are trained over seeds until that is told.
+"""Can this recipe be shipped? Train FP32 and the recipe over seeds until that is decided.
 
-    asking = Asking(search, plain)
-    shown = asking.ask(bf16, raced=(run_fp32, run_bf16))
-    shown.row.out, shown.needs_s                # "" where it can be shipped
+    confirmation = Confirmation(search, plain)
+    result = confirmation.confirm(bf16, raced=(run_fp32, run_bf16))
+    result.row.out, result.needs_s                # "" if it can be shipped
 
-A recipe is shipped where two things are sure of it:
+A recipe can be shipped if two things are certain:
 
 1. *It is faster than FP32*: the 95 % interval of its speed lies above 1, and the speed above 1 by a margin
    (`amp_core.analysis.comparison.ratios`). The race counts, and each seed in which it took turns with FP32.
-2. *It learns the same*: it is shown to be no more than two standard deviations from seed to seed worse than FP32, in
-   its final loss and in the held-out loss where there is one, or it is better (`amp_core.analysis.comparison.parity`).
-   To ship is to claim equivalence, so it is the equivalence that has to be shown, by two one-sided tests (Schuirmann,
-   "A comparison of the two one-sided tests procedure", 1987): that no difference was found, as it is with few seeds,
-   shows nothing. The margin is made of FP32's own spread, as for medicines whose reference varies (Haidar et al.,
-   "Bioequivalence approaches for highly variable drugs and drug products", 2008): who trains in FP32 takes what its
-   seed gives.
+2. *It keeps parity*: its final loss, and its held-out loss if there is one, are better than FP32's or at most two
+   standard deviations between seeds worse (`amp_core.analysis.comparison.parity`). Shipping a recipe claims
+   equivalence, so equivalence is what two one-sided tests must show (Schuirmann, "A comparison of the two one-sided
+   tests procedure", 1987). With few seeds, the absence of a significant difference shows nothing. The margin is
+   derived from FP32's own spread, as for drugs whose reference varies (Haidar et al., "Bioequivalence approaches for
+   highly variable drugs and drug products", 2008): training in FP32 accepts the same spread.
 
-From the third seed on it is judged after each of `LOOKS`, with tests that are stricter for being repeated, until both
-are told; FP32's seeds are shared by all recipes that are asked about. Before the third seed only numbers that are not
-finite count. Both trainings of a seed have the same weights, data and order, so their difference is far smaller than
-that between seeds, and three seeds tell in most searches.
+From the third seed on, both are tested after each number of seeds in `INTERIM_SEEDS`, with stricter thresholds because
+the tests are repeated, until both are decided. All recipes share FP32's seeds. Before the third seed only non-finite
+numbers count. Both trainings of a seed have the same weights, data and order. Their difference is therefore far
+smaller than that between seeds, and three seeds decide most searches.
 """
 
 import dataclasses
@@ -30,62 +29,62 @@ from amp_core.analysis.comparison.parity import MIN_SEEDS, t_quantile
 from amp_core.store.run import Run
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
-from amp_core.tune.evidence import measured, unmeasured_row
+from amp_core.tune.evidence import measured_row, unmeasured_row
 from amp_core.tune.options import Candidate
-from amp_core.tune.race import RACE_SHARE, Race, trouble
+from amp_core.tune.race import RACE_FRAC, Race, failure_reason
 from amp_core.tune.result import Tried
 from amp_core.tune.state import FIRST_STEP_ONLY, Search
 
-LOOKS = (3, 4, 5, 6, 8, 10, 12)
-"""Numbers of seeds after which a recipe is judged."""
+INTERIM_SEEDS = (3, 4, 5, 6, 8, 10, 12)
+"""Numbers of seeds after which speed and parity are tested."""
 MIN_STEPS = 40
-"""Of a training that is to say something about learning."""
-SHARE = 1 / LOOKS[-1]
-"""Of what is left of the budget, what one seed is planned to take, so that there is time for all of them."""
+"""Fewer steps show nothing about learning."""
+SEED_FRAC = 1 / INTERIM_SEEDS[-1]
+"""Share of the remaining budget planned for one seed, so that there is time for all of them."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class ConfirmResult:
     """The result for one recipe."""
 
     candidate: Candidate
     row: Tried
-    """`out` is empty where it can be shipped."""
+    """`out` is empty if the recipe can be shipped."""
     decided: bool
-    """Whether both questions, speed and parity, are answered."""
+    """Whether speed and parity are both decided."""
     seeds: int
     more_s: float = 0.0
-    """Seconds, beyond those used, of the seeds that are expected to answer them; 0 where the budget was enough."""
+    """Further seconds that the seeds to decide both are expected to take; 0 if the budget was enough."""
     needs_s: float = 0.0
-    """The budget with which a search is expected to get so far; 0 likewise."""
+    """The budget with which a new search is expected to decide both; 0 if this one was enough."""
 
     @property
     def ships(self) -> bool:
-        """Whether it is the answer."""
+        """Whether the recipe can be shipped."""
         return self.decided and not self.row.out
 
 
-class Asking:
-    """Asks of one recipe after the other whether it can be shipped, and keeps FP32's seeds."""
+class Confirmation:
+    """Decides for one recipe after another whether it can be shipped; FP32's runs are kept for all of them."""
 
     def __init__(self, search: Search, plain: Candidate) -> None:
         self._search, self._plain = search, plain
         self._first: dict[int, Run] = {}  # FP32's runs by seed
-        self._seed_s = 0.0  # of FP32 and a recipe, the last time
+        self._seed_s = 0.0  # what the last seed of FP32 and a recipe took
         self.steps = 0
-        """Of each training; decided when the first recipe is asked about."""
+        """Steps of each training; set for the first recipe."""
         self._began = search.budget.used
 
-    def ask(self, candidate: Candidate, raced: tuple[Run, Run] | None) -> Shown:
-        """Train it over seeds until it is decided whether it can be shipped, or the budget is used up.
+    def confirm(self, candidate: Candidate, raced: tuple[Run, Run] | None) -> ConfirmResult:
+        """Train `candidate` over seeds until both speed and parity are decided, or the budget is used up.
 
-        `raced` are FP32's run and its own of a race. With them it may be trained over seeds that FP32 has trained
-        already; without, its speed is yet to be told, and it takes turns with FP32 over seeds that are new to both.
+        `raced` is the pair of runs of FP32 and the candidate from a race. With it, FP32's earlier runs serve as the
+        baseline. Without it, the speed is unknown, and the candidate takes turns with FP32 over seeds new to both.
         """
         names = [self._plain.name, candidate.name]
         budget, settings = self._search.budget, self._search.config
         least = min(MIN_STEPS, settings.steps)
-        self.steps = self.steps or budget.steps(names, SHARE, least, settings.steps)
+        self.steps = self.steps or budget.steps(names, SEED_FRAC, least, settings.steps)
         runs: dict[int, Run] = {}
         pairs = [raced] if raced is not None else []
         row, decided, short = (
@@ -101,22 +100,22 @@ class Asking:
             ends = self._train(going, seed)
             if short := ends is None:
                 break
-            if self._first and len(going) == 2:  # the first seed waited for processes to start
+            if self._first and len(going) == 2:  # the first seed includes starting the processes
                 self._seed_s = budget.used - before
             reference = self._first.get(seed) if len(going) == 1 else ends[0]
             run, why = ends[-1], _why_broken(ends[-1])
-            if reference is None or trouble(reference):  # FP32 itself does not train under this seed
+            if reference is None or failure_reason(reference):  # FP32 itself does not train under this seed
                 continue
             self._first[seed] = reference
             if why:
                 decided = True
                 row = self._row(candidate, runs, pairs, why)
                 break
-            assert run is not None  # or there would be a reason
+            assert run is not None  # otherwise `why` is set
             runs[seed] = run
             if len(going) == 2:
                 pairs.append((reference, run))
-            if len(runs) in LOOKS:
+            if len(runs) in INTERIM_SEEDS:
                 row = _judged(self._row(candidate, runs, pairs))
                 decided = not row.out.startswith("cannot tell")
                 if decided:
@@ -124,12 +123,12 @@ class Asking:
         if not row.runs and runs:
             row = self._row(candidate, runs, pairs, "cannot tell: too few seeds")
         if decided or not short:
-            return Shown(candidate, row, decided, len(runs))
-        needed = max(seeds_that_tell(row, len(runs)), len(runs) + 1)
+            return ConfirmResult(candidate, row, decided, len(runs))
+        needed = max(seeds_to_decide(row, len(runs)), len(runs) + 1)
         both = [self._plain, candidate]
         more_s = self._takes(both, needed - len(runs))
-        needs_s = self._began + self._takes(both, needed) / (1 - RACE_SHARE)
-        return Shown(candidate, row, decided, len(runs), more_s, needs_s)
+        needs_s = self._began + self._takes(both, needed) / (1 - RACE_FRAC)
+        return ConfirmResult(candidate, row, decided, len(runs), more_s, needs_s)
 
     def reference(self) -> Tried:
         """FP32's own row."""
@@ -139,10 +138,10 @@ class Asking:
         begin = self._search.config.seed
         if fresh and self._first:
             begin = max(self._first) + 1
-        yield from range(begin, begin + LOOKS[-1])
+        yield from range(begin, begin + INTERIM_SEEDS[-1])
 
     def _train(self, going: list[Candidate], seed: int) -> list[Run | None] | None:
-        """Runs of all of them; None where the budget was used up before they were whole."""
+        """The runs of all candidates; None if the budget was used up before they were complete."""
         search = self._search
         search.on_progress(f"{', '.join(c.name for c in going)}: {self.steps} steps, seed {seed}")
         configs = [
@@ -157,42 +156,42 @@ class Asking:
         for candidate, run in zip(going, runs, strict=True):
             if run is not None:
                 search.budget.took(candidate.name, run)
-        cut = any(run is not None and len(run.steps) < self.steps and not trouble(run) for run in runs)
+        cut = any(run is not None and len(run.steps) < self.steps and not failure_reason(run) for run in runs)
         return None if cut else runs
 
     def _row(self, candidate: Candidate, runs: dict[int, Run], pairs: list[tuple[Run, Run]], out: str = "") -> Tried:
         first = [self._first[seed] for seed in sorted(self._first)]
         into = self._search.into
         in_seed_order = [runs[seed] for seed in sorted(runs)]
-        return measured(candidate, "confirm", self._plain.name, first, in_seed_order, into, pairs=pairs, out=out)
+        return measured_row(candidate, "confirm", self._plain.name, first, in_seed_order, into, pairs=pairs, out=out)
 
     def _takes(self, going: list[Candidate], seeds: int) -> float:
-        """Seconds of so many seeds of these."""
+        """Seconds to train these candidates over `seeds` seeds."""
         if self._seed_s and len(going) == 2:
             return seeds * self._seed_s
         return self._search.budget.takes([c.name for c in going], self.steps, seeds)
 
 
-def seeds_that_tell(row: Tried, seeds: int) -> int:
-    """Seeds, one of `LOOKS`, that decide parity if deviation and spread stay what they were after `seeds`."""
+def seeds_to_decide(row: Tried, seeds: int) -> int:
+    """Seeds, one of `INTERIM_SEEDS`, that decide parity if deviation and spread stay as they are after `seeds`."""
     deviation, noise = abs(row.loss_change_frac), row.noise_frac
     half_width_now = row.loss_change_high - row.loss_change_frac
     if seeds < MIN_SEEDS or not half_width_now >= 0 or not noise > 0:
         return MIN_SEEDS
     spread = half_width_now / t_quantile(seeds - 1, 0.975) * seeds**0.5
-    for count in LOOKS:
+    for count in INTERIM_SEEDS:
         half_width = t_quantile(count - 1, 0.975) * spread / count**0.5
         if count > seeds and (deviation + half_width <= 2 * noise or deviation > max(half_width, noise)):
             return count
-    return LOOKS[-1]
+    return INTERIM_SEEDS[-1]
 
 
 def _why_broken(run: Run | None) -> str:
-    return trouble(run) if run is not None else "failed before its first step"
+    return failure_reason(run) if run is not None else "failed before its first step"
 
 
 def _judged(row: Tried) -> Tried:
-    """The row, with the reason why it cannot be shipped, or not yet, where there is one."""
+    """`row` with `out` set to why the recipe cannot be shipped (yet), if it cannot."""
     if not row.parity.startswith(("within noise", "better")):
         return dataclasses.replace(row, out=row.parity)
     if row.speed_verdict != "faster":

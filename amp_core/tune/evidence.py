@@ -1,6 +1,6 @@
-"""Rows of evidence: what was measured of a recipe against another, as `Tried` has it, and as a line.
+"""Rows of evidence: measurements of a recipe relative to another, as `Tried` and as a line of text.
 
->>> row = measured(candidate, "race", "fp32", [run_fp32], [run_bf16], folder)
+>>> row = measured_row(candidate, "race", "fp32", [run_fp32], [run_bf16], folder)
 >>> in_words(row)
 '  bf16: 2.48 × (2.37–2.55)'
 """
@@ -22,7 +22,7 @@ from amp_core.tune.result import Tried
 def unmeasured_row(
     candidate: Candidate, stage: str, against: str, runs: Sequence[Run], into: Path, out: str = ""
 ) -> Tried:
-    """A row that says which runs there are, in the search's folder `into`, and nothing of what they show."""
+    """A row that lists the runs, relative to the search's folder `into`, without measurements."""
     folders = tuple(Path(str(run.path)).relative_to(into).as_posix() for run in runs)
     steps = min((len(run.steps) for run in runs), default=0)
     row = Tried(candidate.name, stage, against, folders, steps, out=out, note=candidate.note)
@@ -32,7 +32,7 @@ def unmeasured_row(
     return dataclasses.replace(row, speed_verdict="reference", **one)
 
 
-def measured(
+def measured_row(
     candidate: Candidate,
     stage: str,
     against: str,
@@ -45,8 +45,8 @@ def measured(
 ) -> Tried:
     """The row of `runs` against the runs `first` of another recipe.
 
-    Speed is taken from `pairs` of runs that took turns, else from all pairs in their order. In the stage `confirm` it
-    is also judged whether the two learn the same, as one does who may add seeds and judge again.
+    Speed is taken from `pairs` of runs that took turns, else from all pairs in order. In the stage `confirm` parity is
+    tested too, as one of repeated tests, since more seeds may follow.
     """
     row = unmeasured_row(candidate, stage, against, runs, into, out)
     if not runs or not first or candidate.name == against:
@@ -71,7 +71,7 @@ def measured(
 
 
 def in_words(row: Tried) -> str:
-    """A row as a line."""
+    """One line of text for a row."""
     if row.speed_verdict == "reference":
         return f"  {row.name}: what the others are held against"
     parts = [formatting.ratio(row.speed_ratio, row.speed_ratio_low, row.speed_ratio_high)]

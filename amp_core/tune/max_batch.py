@@ -1,14 +1,13 @@
-"""The largest batch that fits: a guarded search, each trial a training of a few steps in a process of its own.
+"""The largest batch that fits: each trial is a training of a few steps in its own process, within a memory limit.
 
-    >>> found = largest_batch(TrainConfig(workload="text-gpt", precision="bf16", device="cpu"), limit_bytes=2 * 2**30)
-    >>> found.largest, found.trials[-1].why
+    >>> result = largest_batch(TrainConfig(workload="text-gpt", precision="bf16", device="cpu"), limit_bytes=2 * 2**30)
+    >>> result.largest, result.trials[-1].why
     (1216, 'its resident set passed 2.00 GiB')
 
-Doubling until a batch does not fit, then narrowing down to the one: in the middle, or where the memory of the last two
-that fitted says that the limit lies, memory being close to a straight line in the batch. A trial that runs out of
-memory or is killed for it ends alone; the search goes on. One that takes too long ends it: how long a batch takes says
-nothing of memory. On a CPU the limit is watched from outside, so that the machine is never brought to its knees: a
-trial above it is killed. This half imports no torch.
+The batch is doubled until it does not fit. Then the search narrows the interval: by bisection, or by extrapolating
+memory linearly from the last two batches that fitted. If a trial runs out of memory or is killed for it, the search
+continues. If one takes too long, the search ends, since time says nothing about memory. On a CPU this process polls the
+trial's memory and kills it above the limit, so that the machine stays usable. This module imports no torch.
 """
 
 import dataclasses
@@ -30,63 +29,63 @@ from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 
 FILE = "max_batch.json"
-"""The answer, in the folder that a search was given."""
+"""The result, in the folder of the search."""
 STEPS = 3
-"""Steps of a trial: the first makes the optimizer's state, the others meet the peak of every later one."""
+"""Steps of a trial: the first creates the optimizer's state, the others reach the peak of every later step."""
 MAX_BATCH_SIZE = 65536
-"""No larger batch is tried unless asked for."""
+"""No larger batch is tried by default."""
 TIMEOUT_S = 300.0
-SHARE_OF_FREE = 0.8
-"""Of the memory that is free on this machine, what a trial on a CPU may take where no limit is given."""
-_LOOK_S = 0.03  # between two looks at a trial: at some 5 GB/s of fresh pages it gets 150 MB too far at most
+FREE_MEMORY_FRAC = 0.8
+"""Share of the free memory that a trial on a CPU may take if no limit is given."""
+_POLL_INTERVAL_S = 0.03  # at some 5 GB/s of fresh pages a trial exceeds its limit by at most 150 MB
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One batch size, tried."""
+    """The trial of one batch size."""
 
     batch_size: int
     fits: bool
     why: str
-    """Why it does not fit; empty where it does."""
+    """Why it does not fit; empty if it does."""
     peak_bytes: int | None
-    """CUDA: allocated by torch at most; CPU: resident set of the process at most. None where it did not get so far."""
+    """CUDA: peak memory allocated by torch; CPU: peak resident set of the process. None if no step was completed."""
     step_ms: float | None
     samples_per_s: float | None
     seconds: float
-    """How long the trial took, with starting its process."""
+    """Duration of the trial, including the start of its process."""
     too_slow: bool = False
-    """Whether it was ended for the time it took, which says nothing of memory."""
+    """Whether it was killed at the timeout, which says nothing about memory."""
 
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """What the search found."""
+    """The result of the search."""
 
     largest: int | None
-    """The largest batch that fits; None where not even one sample does."""
+    """The largest batch that fits; None if not even one sample does."""
     next_larger: int | None
-    """The smallest that was tried and does not fit; None where none was met."""
+    """The smallest batch tried that does not fit; None if all fitted."""
     limit_bytes: int | None
-    """The limit that was kept to; None on CUDA without one, where the device is the limit."""
+    """The limit that was enforced; None on CUDA without one: the device is the limit."""
     on_cpu: bool
     trials: tuple[Trial, ...]
 
     def in_words(self) -> str:
-        """The answer in a sentence or two."""
+        """The result in one line."""
         if self.largest is None:
             return f"not even a batch of 1 fits: {self.trials[-1].why}"
         best = next(t for t in self.trials if t.fits and t.batch_size == self.largest)
-        said = f"largest batch that fits: {self.largest:,}"
+        text = f"largest batch that fits: {self.largest:,}"
         if best.peak_bytes is not None:
             what = "resident set of the process" if self.on_cpu else "allocated by torch"
-            said += f", with {in_bytes(best.peak_bytes)} {what}"
+            text += f", with {in_bytes(best.peak_bytes)} {what}"
         if self.next_larger is None:
-            return f"{said}; larger ones were not tried"
+            return f"{text}; larger ones were not tried"
         first = next(t for t in self.trials if t.batch_size == self.next_larger)
         if first.too_slow:
-            return f"{said}; at {self.next_larger:,} its {first.why}, so larger ones were not tried"
-        return f"{said}; at {self.next_larger:,} {first.why}"
+            return f"{text}; at {self.next_larger:,} its {first.why}, so larger ones were not tried"
+        return f"{text}; at {self.next_larger:,} {first.why}"
 
 
 def largest_batch(
@@ -100,32 +99,32 @@ def largest_batch(
 ) -> MaxBatch:
     """Search the largest `batch_size` with which `config` trains, up to `most`.
 
-    `limit_bytes` is kept to: the resident set of the process on a CPU, what torch may take of the device on CUDA. On a
-    CPU without one it is a share of what is free. `on_trial` is called after each trial. Raises `RunError` for a
+    `limit_bytes` limits the resident set of the process on a CPU, and torch's memory on CUDA. Without it a trial on a
+    CPU may take a share of what is free. `on_trial` is called after each trial. Raises `RunError` for a
     workload whose batches cannot be sized, for what `train` refuses, and if a trial fails for a reason other than
     memory.
     """
     check(config, limit_bytes=limit_bytes, most=most, timeout_s=timeout_s)
-    limit_bytes = limit_of(config, limit_bytes)
+    limit_bytes = effective_limit(config, limit_bytes)
     spec = config.spec
     assert spec is not None
     attempt = attempt or try_batch
     trials: list[Trial] = []
-    fits, fails = 0, most + 1  # the largest known to fit, the smallest known or taken not to
-    asked = min(config.batch_size or spec.batch_size, most)
+    fits, fails = 0, most + 1  # the largest known to fit, the smallest known or assumed not to
+    batch_size = min(config.batch_size or spec.batch_size, most)
     while fails - fits > 1:
-        short = dataclasses.replace(config, batch_size=asked, steps=STEPS, profile=None, evaluate=False)
+        short = dataclasses.replace(config, batch_size=batch_size, steps=STEPS, profile=None, evaluate=False)
         trial = attempt(short, limit_bytes, timeout_s)
         trials.append(trial)
         if on_trial is not None:
             on_trial(trial)
-        if trial.too_slow and fits:  # to narrow down how long something takes would take hours, for no answer
+        if trial.too_slow and fits:  # bisecting by time would take hours without an answer
             break
         if trial.fits:
-            fits = asked
+            fits = batch_size
         else:
-            fails = asked
-        asked = _next(fits, fails, most, trials, limit_bytes)
+            fails = batch_size
+        batch_size = _next(fits, fails, most, trials, limit_bytes)
     tried = [t.batch_size for t in trials if not t.fits]
     return MaxBatch(
         largest=fits or None,
@@ -137,7 +136,7 @@ def largest_batch(
 
 
 def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s: float) -> None:
-    """Raise `RunError` for what cannot be searched."""
+    """Raise `RunError` for arguments that no search is possible with."""
     if config.spec is None:
         raise RunError(
             f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
@@ -152,20 +151,20 @@ def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s:
         raise RunError(f"timeout={timeout_s!r} is not possible; give seconds above 0")
 
 
-def limit_of(config: TrainConfig, given: int | None) -> int | None:
-    """The limit to keep to: the one that was given, else on a CPU `SHARE_OF_FREE`, else None: what the device has."""
-    return int(SHARE_OF_FREE * free_bytes()) if given is None and config.device == "cpu" else given
+def effective_limit(config: TrainConfig, given: int | None) -> int | None:
+    """The limit to enforce: `given`, else on a CPU `FREE_MEMORY_FRAC` of the free memory, else None."""
+    return int(FREE_MEMORY_FRAC * free_bytes()) if given is None and config.device == "cpu" else given
 
 
 def _next(fits: int, fails: int, most: int, trials: list[Trial], limit_bytes: int | None) -> int:
-    """The batch to try now: twice what fits, half of what does not, or between the two."""
+    """The next batch to try: twice what fits, half of what does not, or between the two."""
     if fails > most and not any(not t.fits for t in trials):
         return min(2 * fits, most)
     if fits == 0:
         return max(1, fails // 2)
     middle = (fits + fails) // 2
     known = sorted((t.batch_size, t.peak_bytes) for t in trials if t.fits and t.peak_bytes is not None)
-    halving = len(trials) % 2 == 0  # every other time, so that a curve that is no line costs little
+    halving = len(trials) % 2 == 0  # every other time, so that nonlinear growth costs little
     if limit_bytes is None or len(known) < 2 or halving:
         return middle
     (b1, m1), (b2, m2) = known[-2:]
@@ -176,13 +175,13 @@ def _next(fits: int, fails: int, most: int, trials: list[Trial], limit_bytes: in
 
 
 def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) -> Trial:
-    """Train a few steps in a process of its own, and say whether that fitted."""
+    """Train a few steps in a new process, and return whether that fitted."""
     assert config.batch_size is not None
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ampscope-trial-") as folder:
         task = {"config": config.to_dict(), "limit_bytes": limit_bytes, "folder": folder}
         command = [sys.executable, "-m", "amp_core.tune.batch_trial"]
-        # Its session is its own, so Ctrl-C reaches it through us alone. What it prints matters where it fails.
+        # In its own session Ctrl-C reaches it through us alone. Its output is read if it fails.
         with (
             open(Path(folder) / "output", "wb") as output,
             subprocess.Popen(
@@ -224,12 +223,12 @@ def _too_slow(timeout_s: float) -> str:
 def _watch_over(
     child: "subprocess.Popen[bytes]", task: bytes, config: TrainConfig, limit_bytes: int | None, timeout_s: float
 ) -> str | None:
-    """Hand the child its task and wait for its end; why it was killed, where it was."""
+    """Send the child its task and wait for its end; returns why it was killed, or None."""
     assert child.stdin is not None
     try:
         with child.stdin:
             child.stdin.write(task)
-    except BrokenPipeError:  # it ended before it read: its output says why
+    except BrokenPipeError:  # it ended before reading; its output holds the error
         child.wait()
         return None
     until = time.monotonic() + timeout_s
@@ -244,12 +243,12 @@ def _watch_over(
         if time.monotonic() > until:
             child.kill()
             return _too_slow(timeout_s)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     return None
 
 
 def _result(folder: Path, code: int, killed: str | None) -> dict[str, object]:
-    """What a trial left behind, or what its end says."""
+    """The result that a trial wrote, or one made from how its process ended."""
     if killed is not None:
         return {"fits": False, "why": killed}
     file = folder / "result.json"
@@ -258,8 +257,8 @@ def _result(folder: Path, code: int, killed: str | None) -> dict[str, object]:
         return record
     if code == -signal.SIGKILL:
         return {"fits": False, "why": "the system killed it, as it does when memory runs out"}
-    said = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return {"error": f"its process ended with code {code}{': ' + said[-1] if said else ''}"}
+    text = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return {"error": f"its process ended with code {code}{': ' + text[-1] if text else ''}"}
 
 
 def free_bytes() -> int:

@@ -1,10 +1,10 @@
 """Which recipes and options are worth trying for a workload here, and why the others are left out.
 
-    >>> found = precisions(config, look)          # look: a short FP32 run, watched in full
-    >>> [candidate.name for candidate in found.candidates], found.left_out
+    >>> choices = precisions(config, probe_run)          # a short FP32 run, watched in full
+    >>> [candidate.name for candidate in choices.candidates], choices.left_out
     (['fp32', 'bf16', 'fp16'], [('tf32', 'needs an NVIDIA GPU of compute capability 8.0 or newer')])
 
-All of it follows from that one look: the device and its GPU, the model's layers and shapes, what FP16 would do to its
+All of it follows from the probe run: the device and its GPU, the model's layers and shapes, what FP16 would do to its
 gradients and activations. No torch.
 """
 
@@ -24,15 +24,15 @@ from amp_core.store.run import Run
 from amp_core.text import formatting
 
 COMPILE_S = 180.0
-"""Seconds that must be left for torch.compile to be tried: it compiles forward and backward, which takes a minute."""
-COMPILE_STARTS = 20.0
-"""The same on a slow machine, in times that a training takes to start."""
+"""Seconds that must be left to try torch.compile: compiling forward and backward takes a minute."""
+COMPILE_START_RATIO = 20.0
+"""The same on a slow machine, as a multiple of the time that a training takes to start."""
 TILE = 8
-"""Multiple that tensor cores want of the sizes of a 16-bit matrix product (NVIDIA, "Matrix Multiplication Background
+"""Tensor cores need sizes of a 16-bit matrix product to be multiples of this (NVIDIA, "Matrix Multiplication Background
 User's Guide", section 2.2: 16 bytes)."""
 FP8_TILE = 16
-MAX_ISLANDS = 0.5
-"""Share of the layers from which on islands would be the model."""
+MAX_ISLANDS_FRAC = 0.5
+"""With a larger share of layers in FP32, FP16 is not worth trying."""
 NEEDS_AMPERE = "needs an NVIDIA GPU of compute capability 8.0 or newer"
 
 
@@ -43,22 +43,22 @@ class Candidate:
     name: str
     config: TrainConfig
     note: str = ""
-    """What its settings are made from."""
+    """Where its settings come from."""
 
 
 @dataclass
 class Choices:
-    """What to try, simplest first, and what not."""
+    """What to try, simplest first, and what is left out."""
 
     candidates: list[Candidate] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, name: str, config: TrainConfig, note: str = "") -> None:
-        """One to try."""
+        """Add a recipe to try."""
         self.candidates.append(Candidate(name, config, note))
 
     def leave_out(self, what: str, why: str) -> None:
-        """One not to try."""
+        """Record that `what` is not tried, and why."""
         self.left_out.append((what, why))
 
 
@@ -109,7 +109,7 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
         )
     if why := _cannot_compile(gpu):
         choices.leave_out("compile", why)
-    elif seconds_left < max(COMPILE_S, COMPILE_STARTS * start_s):
+    elif seconds_left < max(COMPILE_S, COMPILE_START_RATIO * start_s):
         time_left = formatting.duration(max(seconds_left, 0.0))
         choices.leave_out(
             "compile", f"takes a minute or more, and {time_left} of the budget are left; give a larger one"
@@ -119,8 +119,8 @@ def options(lead: Candidate, probe_run: Run, seconds_left: float, start_s: float
     return choices
 
 
-def together(lead: Candidate, chosen: list[Candidate]) -> Candidate:
-    """`lead` with all of these options of it."""
+def combined(lead: Candidate, chosen: list[Candidate]) -> Candidate:
+    """`lead` with all of these options."""
     fields = ("fused", "channels_last", "pad_to", "compile")
     changes = {
         f: getattr(c.config, f) for c in chosen for f in fields if getattr(c.config, f) != getattr(lead.config, f)
@@ -131,9 +131,9 @@ def together(lead: Candidate, chosen: list[Candidate]) -> Candidate:
 
 
 def _scaled(config: TrainConfig, probe_run: Run) -> tuple[TrainConfig, str]:
-    """FP16 with the loss scale that the safe window recommends, unless one was asked for."""
-    asked = TrainConfig()
-    if (config.loss_scale, config.init_scale) != (asked.loss_scale, asked.init_scale):
+    """FP16 with the loss scale that the safe window recommends, unless `config` sets one."""
+    default = TrainConfig()
+    if (config.loss_scale, config.init_scale) != (default.loss_scale, default.init_scale):
         return config, "the loss scale that was asked for"
     try:
         window = safe_window(probe_run, "fp16")
@@ -148,7 +148,7 @@ def _scaled(config: TrainConfig, probe_run: Run) -> tuple[TrainConfig, str]:
 
 
 def _islands(probe_run: Run) -> tuple[tuple[str, ...], str]:
-    """Layers that FP16 would have to leave in FP32, in the model's order, and why; else why there are none."""
+    """Layers that must stay in FP32 beside FP16, in the model's order, and why; or none, and why."""
     layers = list(_facts(probe_run, "layers"))
     wide = _overflowing(probe_run, layers)
     try:
@@ -159,14 +159,14 @@ def _islands(probe_run: Run) -> tuple[tuple[str, ...], str]:
     islands = tuple(name for name in layers if name in wide | narrow)
     if not islands:
         return (), "every activation fits FP16, and one loss scale serves every gradient"
-    if len(islands) > MAX_ISLANDS * len(layers):
+    if len(islands) > MAX_ISLANDS_FRAC * len(layers):
         return (), f"{len(islands)} of {len(layers)} layers would have to stay in FP32"
     reasons = ["activations too large for FP16"] * bool(wide) + ["gradients that no common scale serves"] * bool(narrow)
     return islands, f"{', '.join(islands)} in FP32: {' and '.join(reasons)}"
 
 
 def _overflowing(probe_run: Run, layers: list[str]) -> set[str]:
-    """Layers with outputs that FP16 cannot hold, and the one after each, which takes them in."""
+    """Layers whose outputs overflow FP16, and the layer after each, which takes them as input."""
     predicted = what_if(probe_run, ("fp16",), (0,), kinds=("activation",))
     too_large = {str(name) for name in predicted.loc[predicted["overflow_frac"] > 0, "name"]}
     places = [i for i, name in enumerate(layers) if name in too_large]
@@ -184,7 +184,9 @@ def _fp8(choices: Choices, plain: TrainConfig, probe_run: Run, gpu: Gpu | None) 
     elif not fit:
         choices.leave_out("fp8", f"no linear layer has sizes that are multiples of {FP8_TILE}")
     else:
-        compiled = plain.compile or not _cannot_compile(gpu)  # uncompiled, its casts cost more than its products save
+        compiled = plain.compile or not _cannot_compile(
+            gpu
+        )  # uncompiled, its casts cost more than its matrix products save
         config = dataclasses.replace(plain, precision="bf16", fp8=True, compile=compiled)
         choices.add("fp8", config, f"{len(fit)} of {len(linear)} linear layers in FP8, the rest in BF16")
 
@@ -196,7 +198,7 @@ def _cannot_compile(gpu: Gpu | None) -> str | None:
 
 
 def _gpu(probe_run: Run) -> Gpu | None:
-    """The GPU that it ran on; None for a CPU."""
+    """The GPU of the probe run; None for a CPU."""
     device = str(probe_run.head.config.get("device"))
     return profiled_gpu(probe_run, device) if is_accelerator(device) else None
 

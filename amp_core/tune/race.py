@@ -1,12 +1,12 @@
-"""A race between recipes: who leaves it early, and who leads.
+"""A race between recipes: which ones leave early, and which one leads.
 
     race = Race(names, folders)
-    interleave(members, block, on_progress, race.keep)      # asked after each round
+    interleave(members, block, on_progress, race.keep)      # called after each round
     race.out                                         # {2: "skipped its last 20 steps"}
     ranked([[fp32], [bf16], [fp16]])                 # places, fastest first
 
-A recipe leaves where its numbers are broken beyond repair, and where it is surely slower than the fastest. Among those
-that cannot be told apart the simplest, the one named first, goes first: what gains nothing should not be added.
+A recipe leaves if it does not train (non-finite losses, persistently skipped steps) or is surely slower than the
+fastest. Among recipes of indistinguishable speed, the simplest ranks first, which is the one named first.
 """
 
 import dataclasses
@@ -25,38 +25,38 @@ from amp_core.store.run import Run, load_run
 from amp_core.text import formatting
 from amp_core.train.turns.interleave import default_block
 from amp_core.train.turns.member import Member
-from amp_core.tune.evidence import measured
+from amp_core.tune.evidence import measured_row
 from amp_core.tune.options import Candidate
 from amp_core.tune.state import FIRST_STEP_ONLY, Search
 
-LAST = 20
-"""Steps in a row without an update after which a scaler will not find a scale any more: it has been divided by 2^20."""
-MAX_SKIPPED = 0.5
-"""Share of skipped steps from which on a recipe does not train."""
+STUCK_STEPS = 20
+"""Consecutive steps without an update after which a scaler does not recover: the loss scale was divided by 2^20."""
+MAX_SKIPPED_FRAC = 0.5
+"""A recipe that skips a larger share of its steps does not train."""
 CLEARLY_SLOWER_RATIO = 1.5
-FAR_BLOCKS = 3
-"""A recipe that needs `FAR` times as long as the fastest in each of its last `FAR_BLOCKS` blocks leaves at once; one
-nearer needs as many blocks as any claim on speed (`ratios.MIN_BLOCKS`)."""
+CLEARLY_SLOWER_BLOCKS = 3
+"""A recipe that takes `CLEARLY_SLOWER_RATIO` times as long as the fastest in each of its last `CLEARLY_SLOWER_BLOCKS`
+blocks leaves at once. A smaller difference takes as many blocks as any statement on speed (`ratios.MIN_BLOCKS`)."""
 RACE_STEPS = (60, 200)
-"""Least and most steps of a race. With fewer, its blocks are too few for a claim on speed (`ratios.MIN_BLOCKS`)."""
-RACE_SHARE = 0.3
-"""Of what is left of the budget, what the race of precisions is planned to take."""
+"""Least and most steps of a race. Fewer give too few blocks for a statement on speed (`ratios.MIN_BLOCKS`)."""
+RACE_FRAC = 0.3
+"""Share of the remaining budget planned for the race of precisions."""
 
 
 @dataclass(frozen=True)
-class Raced:
-    """How a race ended."""
+class RaceResult:
+    """The result of a race."""
 
     order: list[Candidate]
-    """Those that can be used, fastest first."""
+    """The usable recipes, fastest first."""
     runs: dict[str, Run]
-    """Of all that began, by name."""
+    """The runs of all recipes that started, by name."""
 
 
-def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> Raced:
-    """Let them race in turns, and keep a row of each. The first is the yardstick.
+def race(search: Search, stage: str, candidates: Sequence[Candidate], share: float) -> RaceResult:
+    """Train the candidates in turns, and add a row for each. The first is the baseline.
 
-    Raises `RunError` where the yardstick itself fails.
+    Raises `RunError` if the baseline fails.
     """
     names, budget = [c.name for c in candidates], search.budget
     steps = budget.steps(names, share, *RACE_STEPS)
@@ -69,73 +69,73 @@ def race(search: Search, stage: str, candidates: Sequence[Candidate], share: flo
     watcher = Race(names, folders, over=lambda: budget.left <= 0)
     members = [(n, Member(c, f)) for n, c, f in zip(names, configs, folders, strict=True)]
     codes = search.train(members, default_block(steps), watcher.keep)
-    runs = watcher.judge()  # once more: the last round's end is seen too, and who failed has written why
+    runs = watcher.judge()  # again, for what the last round wrote
     for place, code in enumerate(codes):
         if place not in runs:
             watcher.out.setdefault(place, f"failed before its first step (exit code {code})")
-    yardstick = runs.get(0)
-    if yardstick is None or 0 in watcher.out:
+    baseline = runs.get(0)
+    if baseline is None or 0 in watcher.out:
         raise RunError(f"{names[0]} itself fails: {watcher.out.get(0)}; mend that first")
     for place, run in runs.items():
         budget.took(names[place], run)
     for place, candidate in enumerate(candidates):
         own = [runs[place]] if place in runs else []
         out = watcher.out.get(place, "")
-        search.add(measured(candidate, stage, names[0], [yardstick], own, search.into, out=out))
+        search.add(measured_row(candidate, stage, names[0], [baseline], own, search.into, out=out))
     usable = [place for place in runs if not broken(watcher.out.get(place, ""))]
     order = ranked([[runs[place]] for place in usable])
-    return Raced([candidates[usable[i]] for i in order], {names[place]: run for place, run in runs.items()})
+    return RaceResult([candidates[usable[i]] for i in order], {names[place]: run for place, run in runs.items()})
 
 
 class Race:
-    """Watches the runs of a race while they are made. The first is the yardstick: it stays as long as another does."""
+    """Judges the runs of a race while they train. The first is the baseline: it stays as long as any other does."""
 
     def __init__(self, names: Sequence[str], folders: Sequence[Path], over: Callable[[], bool]) -> None:
         self._names, self._folders, self.over = names, folders, over
         self.out: dict[int, str] = {}
-        """Who left, and why."""
+        """By index, why a recipe left."""
 
     def keep(self, done: int) -> set[int]:  # noqa: ARG002
-        """The places that go on; none once it is told of all how fast they are beside the fastest."""
+        """Indices of the recipes that continue; none once every speed relative to the fastest is decided."""
         if self.over():
             return set()
         runs = self.judge()
         going = {i for i in runs if i not in self.out}  # one without a run failed before its first step
-        if 0 in self.out or len(going) < 2:  # nothing to hold the others against, or no others
+        if 0 in self.out or len(going) < 2:  # no baseline, or nothing to compare with it
             return set()
-        return set() if _settled([runs[i] for i in sorted(going)]) else going
+        return set() if _order_decided([runs[i] for i in sorted(going)]) else going
 
     def judge(self) -> dict[int, Run]:
-        """See who is to leave; the runs so far."""
+        """Update `out`, and return the runs so far by index."""
         runs = {i: run for i in range(len(self._folders)) if (run := self.run(i)) is not None}
         for place, run in runs.items():
-            if place not in self.out and (why := trouble(run)):
+            if place not in self.out and (why := failure_reason(run)):
                 self.out[place] = why
         going = [i for i in runs if i not in self.out]
         order = ranked([[runs[i]] for i in going])
         if order:
             lead = going[order[0]]
             for place in going:
-                if place not in (0, lead) and (why := slower(runs[lead], runs[place], self._names[lead])):
+                if place not in (0, lead) and (why := slower_reason(runs[lead], runs[place], self._names[lead])):
                     self.out[place] = why
         return runs
 
     def unbroken(self, done: int) -> set[int]:  # noqa: ARG002
-        """Who goes on in a training that is not about speed: all whose numbers are not broken."""
+        """Indices of the recipes that continue where speed does not matter: all that train."""
         if self.over():
             return set()
-        return {i for i in range(len(self._folders)) if (run := self.run(i)) is not None and not trouble(run)}
+        return {i for i in range(len(self._folders)) if (run := self.run(i)) is not None and not failure_reason(run)}
 
     def run(self, place: int) -> Run | None:
-        """The run of a member; None where it never began."""
+        """The run of a recipe; None if it never started."""
         try:
             return load_run(self._folders[place])
         except RunError:
             return None
 
 
-def trouble(run: Run) -> str:
-    """Why this run does not train; empty where it does, so far."""
+def failure_reason(run: Run) -> str:
+    """Why this run does not train; empty if it does so far."""
     frame = attempts(run)
     if run.status == "failed":
         return f"failed: {run.end_reason or 'no reason given'}"
@@ -144,16 +144,16 @@ def trouble(run: Run) -> str:
     if not scaler_enabled(run):
         return f"the loss is not finite from step {int(broken.argmax())} on" if broken.any() else ""
     stuck = broken | skipped
-    if len(stuck) >= LAST and stuck[-LAST:].all():
-        what = "the loss is not finite" if broken[-LAST:].any() else "the scaler skipped every step"
-        return f"{what} in its last {LAST} steps"
-    if len(skipped) >= 2 * LAST and skipped.mean() > MAX_SKIPPED:
+    if len(stuck) >= STUCK_STEPS and stuck[-STUCK_STEPS:].all():
+        what = "the loss is not finite" if broken[-STUCK_STEPS:].any() else "the scaler skipped every step"
+        return f"{what} in its last {STUCK_STEPS} steps"
+    if len(skipped) >= 2 * STUCK_STEPS and skipped.mean() > MAX_SKIPPED_FRAC:
         return f"the scaler skipped {formatting.percent(float(skipped.mean()))} of its steps"
     return ""
 
 
-def slower(lead: Run, run: Run, name: str) -> str:
-    """Why `run` is surely slower than `lead`, called `name`; empty where that is not sure."""
+def slower_reason(lead: Run, run: Run, name: str) -> str:
+    """Why `run` is surely slower than `lead`, called `name`; empty if it is not."""
     ratio = ratios.speed_ratio([(lead, run)])
     if ratio.enough and _clearly_slower(ratio):
         return f"slower than {name}: {_times(ratio.value)} its speed"
@@ -161,16 +161,16 @@ def slower(lead: Run, run: Run, name: str) -> str:
     if block is None:
         return ""
     times = [_series(one) for one in (lead, run)]
-    blocks = ratios.paired_blocks(times[0], times[1], block)[-FAR_BLOCKS:]
-    if len(blocks) == FAR_BLOCKS and (blocks < 1 / CLEARLY_SLOWER_RATIO).all():
+    blocks = ratios.paired_blocks(times[0], times[1], block)[-CLEARLY_SLOWER_BLOCKS:]
+    if len(blocks) == CLEARLY_SLOWER_BLOCKS and (blocks < 1 / CLEARLY_SLOWER_RATIO).all():
         return f"slower than {name}: {_times(float(np.median(blocks)))} its speed"
     return ""
 
 
 def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
-    """Places of recipes, each with its runs in the order of seeds: fastest first, of equally fast ones the first named.
+    """Indices of recipes, fastest first; among equally fast ones, the first named. Untimed recipes come last.
 
-    Runs that were never timed come last.
+    `runs` holds the runs of each recipe in the order of seeds.
     """
     against_first = [
         ratios.speed_ratio(list(zip(runs[0], one, strict=False))).value if runs[0] else math.nan for one in runs
@@ -181,14 +181,14 @@ def ranked(runs: Sequence[Sequence[Run]]) -> list[int]:
     order = []
     while left:
         top = max(left, key=lambda i: against_first[i])
-        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i], yardstick=i == 0)]
+        alike = [i for i in left if i == top or not _surely_slower(runs[top], runs[i], baseline=i == 0)]
         order.append(min(alike))
         left.remove(order[-1])
     return order + [i for i in range(len(runs)) if i not in order]
 
 
-def _settled(runs: Sequence[Run]) -> bool:
-    """Whether more steps would not change who leads, nor what is known of the others' speed beside it."""
+def _order_decided(runs: Sequence[Run]) -> bool:
+    """Whether the leader and the speed of all others relative to it are decided, so that more steps change nothing."""
     lead = runs[ranked([[run] for run in runs])[0]]
     for run in runs:
         ratio = ratios.speed_ratio([(lead, run)])
@@ -198,14 +198,14 @@ def _settled(runs: Sequence[Run]) -> bool:
     return True
 
 
-def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, yardstick: bool) -> bool:
+def _surely_slower(lead: Sequence[Run], other: Sequence[Run], *, baseline: bool) -> bool:
     ratio = ratios.speed_ratio(list(zip(lead, other, strict=False)))
-    return ratio.speed_verdict == "slower" if yardstick else _clearly_slower(ratio)
+    return ratio.speed_verdict == "slower" if baseline else _clearly_slower(ratio)
 
 
 def _clearly_slower(ratio: ratios.Ratio) -> bool:
-    """Whether all of the interval lies beyond the margin: it is asked after each round, and of each pair, so that an
-    interval which leaves out 1 now and then is to be expected of recipes that are equally fast."""
+    """Whether the whole interval lies beyond the margin. It is tested after each round for each pair, so equally fast
+    recipes now and then have an interval that excludes 1."""
     return ratio.speed_verdict == "slower" and ratio.high < 1 / (1 + ratios.SAME_SPEED_FRAC)
 
 

@@ -1,9 +1,9 @@
-"""What `ampscope tune` found, as it stands in `tune.json`: the recipe, the evidence for it, and what was not tried.
+"""The result of `ampscope tune`, as stored in `tune.json`: the recipe, its evidence, and what was not tried.
 
-    >>> found = load_tuned("runs/tune-1")
-    >>> found.answer
+    >>> result = load_tuned("runs/tune-1")
+    >>> result.answer
     'BF16: 2.31 × faster, 38 % less memory, same loss within noise'
-    >>> found.config["precision"], [row.name for row in found.tried if row.out]
+    >>> result.config["precision"], [row.name for row in result.tried if row.out]
 
 The file is written again after each stage, so that a page can follow a search. No torch: the app reads it.
 """
@@ -32,7 +32,7 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Tried:
-    """One recipe in one stage. NaN where it was not measured."""
+    """One recipe in one stage. Numbers that were not measured are NaN."""
 
     name: str
     stage: str
@@ -49,23 +49,23 @@ class Tried:
     speed_verdict: str = "not measured"
     memory_ratio: float = math.nan
     parity: str = ""
-    """Whether it learns the same, in words; empty where that was not asked."""
+    """Parity in words; empty if it was not tested."""
     answer: str = ""
-    """Speed, memory and learning in one line, where learning was asked."""
+    """Speed, memory and parity in one line; empty if parity was not tested."""
     out: str = ""
-    """Why it was left behind; empty for one that was not."""
+    """Why the recipe was ruled out; empty if it was not."""
     note: str = ""
-    """What its settings are made from."""
+    """Where its settings come from."""
     loss_change_frac: float = math.nan
     loss_change_high: float = math.nan
     noise_frac: float = math.nan
-    """Deviation of the final loss, the upper end of its 95 % interval, and the reference's deviation from seed to seed,
-    over the reference's loss."""
+    """Deviation of the final loss, the upper end of its 95 % interval, and the baseline's spread between seeds; each
+    over the baseline's loss."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A search. `config` are the settings of the recipe it found, `{}` while there is none."""
+    """A search. `config` holds the settings of the chosen recipe, `{}` while there is none."""
 
     status: str
     """`running`, `finished`, `stopped` or `failed`."""
@@ -74,13 +74,13 @@ class Tuned:
     device: str
     budget_s: float
     seconds: float
-    """What it took so far."""
+    """Time used so far."""
     chosen: str = ""
     """The name of the recipe."""
     confirmed: bool = True
-    """Whether it is a finding. Else the recipe is what looks best so far, and `answer` says what is not told."""
+    """Whether the recipe was confirmed. If not, it looks best so far, and `answer` names what is undecided."""
     needs_s: float | None = None
-    """The budget that is expected to tell, in seconds, where this one did not."""
+    """The budget expected to decide, in seconds, if this one did not."""
     config: Mapping[str, Any] = field(default_factory=dict)
     answer: str = ""
     """The recipe in one line."""
@@ -90,11 +90,11 @@ class Tuned:
     left_out: tuple[tuple[str, str], ...] = ()
     """What was not tried, and the reason."""
     process: Mapping[str, Any] = field(default_factory=dict)
-    """Who searches: machine, pid and start time, as in a run's head."""
+    """The searching process: machine, pid and start time, as in a run's head."""
 
     @property
     def present_status(self) -> str:
-        """`status`, or `lost` where it says running and its process is gone."""
+        """`status`, or `lost` if it is `running` and the process is gone."""
         gone = self.status == "running" and bool(self.process) and process_alive(self.process) is False
         return "lost" if gone else self.status
 
@@ -104,13 +104,13 @@ class Tuned:
         replace_file(folder / FILE, json.dumps(record, indent=1, allow_nan=False).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """As `--json` prints it: what was not measured is null."""
+        """As `--json` prints it: numbers that were not measured are null."""
         document: dict[str, Any] = _without_nan(dataclasses.asdict(self))
         return document
 
 
 def load_tuned(folder: str | os.PathLike[str]) -> Tuned:
-    """Read a search. Raises `RunError` where the folder holds none, or one that cannot be read."""
+    """Read a search. Raises `RunError` if the folder holds none, or one that cannot be read."""
     file = Path(folder) / FILE
     try:
         record = json.loads(file.read_text(encoding="utf-8"))

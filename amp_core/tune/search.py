@@ -1,17 +1,17 @@
-"""Find the fastest recipe that keeps FP32's learning: look, race, confirm, add options.
+"""Find the fastest recipe that keeps parity with FP32: probe, race, confirm, add options.
 
-    >>> found = tune(TrainConfig(workload="text-gpt", steps=200), Path("runs/tune-1"), budget_s=300, on_progress=print)
-    >>> found.answer, found.config["precision"]
+    >>> result = tune(TrainConfig(workload="text-gpt", steps=200), Path("runs/tune-1"), budget_s=300, on_progress=print)
+    >>> result.answer, result.config["precision"]
 
-1. A short FP32 run is watched in full: from it follow the loss scale for FP16, its FP32 islands, and what cannot work.
-2. The precisions race in turns, a block of steps each. Who breaks, or is surely slower, leaves (`tune_race`).
-3. The fastest trains over several seeds beside FP32, until it is told whether it can be shipped (`tune_confirm`). If it
-   cannot, the next fastest is asked, and so on; where none is left, FP32 is the answer.
-4. Options race that recipe; those that are surely faster are put together and confirmed as in 3.
+1. A short FP32 run is watched in full. It gives the loss scale for FP16, its FP32 islands, and what cannot work.
+2. The precisions race in turns, a block of steps each. A recipe that breaks or is surely slower leaves (`race`).
+3. The fastest trains over several seeds beside FP32 until it is decided whether it can be shipped (`confirm`). If it
+   cannot, the next fastest follows. If none can, the answer is FP32.
+4. Options race the confirmed recipe. The surely faster ones are combined and confirmed as in 3.
 
-Runs are shortened to what the budget allows. Where it does not allow enough to tell, the answer is what looks best so
-far, says so, and names the budget that would tell (`tune_answer`). What ends a search early leaves what was found so
-far. No torch: the trainings are processes of their own, one for each recipe (`crew`).
+Runs are shortened to fit the budget. If the budget is too small to decide, the answer is the recipe that looks best so
+far, says so, and names a sufficient budget (`answer`). A search that ends early keeps its results so far in
+`tune.json`. No torch: each recipe trains in its own process (`WorkerPool`).
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ from amp_core.text import formatting
 from amp_core.train.turns.interleave import interleave
 from amp_core.train.turns.member import Member
 from amp_core.train.turns.worker_pool import WorkerPool
-from amp_core.tune.answer import confirmed, stay, unconfirmed, unsure
+from amp_core.tune.answer import keep_fp32, save_confirmed, save_unconfirmed, undecided_reason
 from amp_core.tune.budget import Budget
-from amp_core.tune.confirm import MIN_STEPS, Asking, Shown
-from amp_core.tune.options import Candidate, options, precisions, together
-from amp_core.tune.race import RACE_SHARE, RACE_STEPS, Raced, race, trouble
+from amp_core.tune.confirm import MIN_STEPS, Confirmation, ConfirmResult
+from amp_core.tune.options import Candidate, combined, options, precisions
+from amp_core.tune.race import RACE_FRAC, RACE_STEPS, RaceResult, failure_reason, race
 from amp_core.tune.result import Tuned
 from amp_core.tune.state import Ended, Search, Trainer
 
 __all__ = ["Ended", "Trainer", "tune"]
 
-LOOK_STEPS = 30
-OPTIONS_SHARE = 0.25
-"""Of what is left of the budget, what the race of options is planned to take."""
+PROBE_STEPS = 30
+OPTIONS_FRAC = 0.25
+"""Share of the remaining budget planned for the race of options."""
 OPTIONS_SEEDS = 3
-"""Seeds for which there must be time beside it."""
+"""Seeds to confirm the options with: the race starts only if there is time for them too."""
 
 
 def tune(
@@ -54,10 +54,10 @@ def tune(
     trainer: Trainer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Search, with the runs and `tune.json` in the folder `into`. `config` sets all but precision and options.
+    """Search; runs and `tune.json` are written into the folder `into`. `config` sets all but precision and options.
 
-    Raises `RunError` for a budget that is none, a folder in use and an FP32 that does not train; `Ended` where the
-    trainings were stopped or refused.
+    Raises `RunError` for an impossible budget, a folder in use and an FP32 training that fails; `Ended` if the
+    trainings were stopped or refused their settings.
     """
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not 0 < budget_s < 1e7:
         raise RunError(f"budget={budget_s!r} is not possible; give seconds above 0, e.g. 300")
@@ -66,67 +66,67 @@ def tune(
         raise RunError(f"out={str(into)!r} is in use; give a folder that does not exist yet")
     config.check_file()
     into.mkdir(parents=True, exist_ok=True)
-    with WorkerPool() as crew:
+    with WorkerPool() as pool:
         search = Search(
-            config, into, Budget(float(budget_s), clock), on_progress, trainer or partial(interleave, crew=crew)
+            config, into, Budget(float(budget_s), clock), on_progress, trainer or partial(interleave, pool=pool)
         )
         return _run(search)
 
 
 def _run(search: Search) -> Tuned:
-    """All stages; however they end, it stands in `tune.json`."""
+    """Run all stages. `tune.json` records how they ended, also on errors."""
     search.save()
     try:
         _stages(search)
     except Ended as ended:
         status = "stopped" if ended.code == 130 else "failed"
-        search.save(status=status, why=search.found.why or "The search ended before it had an answer.")
+        search.save(status=status, why=search.result.why or "The search ended before it had an answer.")
         raise
     except KeyboardInterrupt:
-        search.save(status="stopped", why=search.found.why or "The search was stopped before it had an answer.")
+        search.save(status="stopped", why=search.result.why or "The search was stopped before it had an answer.")
         raise
     except RunError as error:
         search.save(status="failed", why=formatting.sentence(error))
         raise
     search.save(status="finished")
-    return search.found
+    return search.result
 
 
 def _stages(search: Search) -> None:
-    probe_run = _look(search)
+    probe_run = _probe(search)
     first = precisions(search.config, probe_run)
     search.leave_out(first.left_out)
     plain = first.candidates[0]
-    raced = race(search, "race", first.candidates, RACE_SHARE)
-    asking = Asking(search, plain)
-    shown = _ask_in_order(search, asking, plain, raced)
-    answer = next((one for one in shown if one.ships), None)
-    undecided = [one for one in shown if not one.decided]
+    raced = race(search, "race", first.candidates, RACE_FRAC)
+    confirmation = Confirmation(search, plain)
+    results = _confirm_in_order(search, confirmation, plain, raced)
+    answer = next((one for one in results if one.ships), None)
+    undecided = [one for one in results if not one.decided]
     if answer is not None:
-        confirmed(search, answer, undecided)
+        save_confirmed(search, answer, undecided)
     elif undecided:
-        unconfirmed(search, undecided[0])
+        save_unconfirmed(search, undecided[0])
         return
     else:
-        stay(search, plain, raced)
+        keep_fp32(search, plain, raced)
     base = answer.candidate if answer is not None else plain
     extra = options(base, probe_run, search.budget.left, search.budget.start_s)
     search.leave_out(extra.left_out)
     chosen = _options(search, plain, base, extra.candidates)
     if chosen:
-        both = asking.ask(together(base, chosen), raced=None)
+        both = confirmation.confirm(combined(base, chosen), raced=None)
         if both.row.runs:
             search.add(both.row)
         if both.ships:
-            confirmed(search, both, undecided)
+            save_confirmed(search, both, undecided)
         elif not both.decided:
-            search.save(why=f"{search.found.why} {unsure(both)}")
+            search.save(why=f"{search.result.why} {undecided_reason(both)}")
 
 
-def _look(search: Search) -> Run:
+def _probe(search: Search) -> Run:
     """A short FP32 run, watched in full."""
-    search.on_progress(f"looking at the workload in fp32 for {LOOK_STEPS} steps")
-    steps = min(LOOK_STEPS, search.config.steps)
+    search.on_progress(f"looking at the workload in fp32 for {PROBE_STEPS} steps")
+    steps = min(PROBE_STEPS, search.config.steps)
     config = dataclasses.replace(
         search.config,
         precision="fp32",
@@ -142,34 +142,36 @@ def _look(search: Search) -> Run:
     member = Member(config, search.into / "look", level="full")
     search.train([("look", member)], steps)
     probe_run = load_run(member.folder)
-    if why := trouble(probe_run):
+    if why := failure_reason(probe_run):
         raise RunError(f"workload={search.config.workload!r} does not train in fp32: {why}; mend that first")
     search.budget.took("fp32", probe_run)
     search.budget.start_s = max(0.0, search.budget.used - began - float(probe_run.steps["step_ms"].sum()) / 1e3)
-    search.budget.look_s = search.budget.used
+    search.budget.probe_s = search.budget.used
     search.save(device=str(probe_run.head.config.get("device") or search.config.device))
     return probe_run
 
 
-def _ask_in_order(search: Search, asking: Asking, plain: Candidate, raced: Raced) -> list[Shown]:
-    """What was found of those that are surely faster than FP32, fastest first, up to one that can be shipped.
+def _confirm_in_order(
+    search: Search, confirmation: Confirmation, plain: Candidate, raced: RaceResult
+) -> list[ConfirmResult]:
+    """Results of the recipes that are surely faster than FP32, fastest first, up to the first that can be shipped.
 
-    One of which nothing is told because the budget was used up is the last: those after it are slower.
+    Stops as well at one that the budget left undecided: the recipes after it are slower.
     """
-    results: list[Shown] = []
+    results: list[ConfirmResult] = []
     for candidate in raced.order[: raced.order.index(plain)]:
-        shown = asking.ask(candidate, (raced.runs[plain.name], raced.runs[candidate.name]))
-        results.append(shown)
-        if shown.ships or shown.needs_s:
+        result = confirmation.confirm(candidate, (raced.runs[plain.name], raced.runs[candidate.name]))
+        results.append(result)
+        if result.ships or result.needs_s:
             break
     rows = [one.row for one in results if one.row.runs]
-    for row in [asking.reference(), *rows] if rows else []:
+    for row in [confirmation.reference(), *rows] if rows else []:
         search.add(row)
     return results
 
 
 def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[Candidate]) -> list[Candidate]:
-    """Those of them that make `base` surely faster, where there is time to find that out and to confirm it."""
+    """The options in `extra` that make `base` surely faster; none if there is no time to race and confirm them."""
     if not extra:
         return []
     names = [base.name, *(c.name for c in extra)]
@@ -180,8 +182,8 @@ def _options(search: Search, plain: Candidate, base: Candidate, extra: Sequence[
         search.leave_out([(", ".join(names[1:]), why)])
         return []
     named = [dataclasses.replace(c, name=f"{base.name}+{c.name}") for c in extra]
-    race(search, "options", [base, *named], OPTIONS_SHARE)
-    rows = {row.name: row for row in search.found.tried if row.stage == "options"}
+    race(search, "options", [base, *named], OPTIONS_FRAC)
+    rows = {row.name: row for row in search.result.tried if row.stage == "options"}
     return [
         c for c, n in zip(extra, named, strict=True) if rows[n.name].speed_verdict == "faster" and not rows[n.name].out
     ]

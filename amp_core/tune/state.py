@@ -1,7 +1,7 @@
-"""What all stages of a search share: its settings, its budget, its trainings, and what was found so far.
+"""The state that all stages of a search share: settings, budget, trainings and the result so far.
 
->>> search = Search(config, Path("runs/tune-1"), budget, on_progress=print, trainer=partial(interleave, crew=crew))
->>> search.add(row)          # told, and written to tune.json
+>>> search = Search(config, Path("runs/tune-1"), budget, on_progress=print, trainer=partial(interleave, pool=pool))
+>>> search.add(row)          # reported, and written to tune.json
 """
 
 import dataclasses
@@ -16,11 +16,10 @@ from amp_core.tune.evidence import in_words
 from amp_core.tune.result import Tried, Tuned
 
 FIRST_STEP_ONLY = 10**6
-"""`every` of trainings that are timed: numbers are looked at in step 0 alone, so that watching costs all alike next to
-nothing."""
+"""`every` of timed trainings: only step 0 is sampled, so that watching costs next to nothing."""
 
 
-class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of trainings that said why themselves
+class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of trainings that reported their errors
     """A training refused its settings (2), or the search was asked to stop (130)."""
 
     def __init__(self, code: int) -> None:
@@ -29,8 +28,8 @@ class Ended(Exception):  # noqa: N818 - no error: it carries the exit code of tr
 
 
 Trainer = Callable[[Sequence[Member], int, Callable[[int], None], Callable[[int], Collection[int]] | None], list[int]]
-"""How members are trained in turns: `interleave` with the search's crew, or a test's own. Takes the members, steps per
-block, who is told of the steps made, and who says which places go on; gives exit codes."""
+"""Trains members in turns: `interleave` with the search's pool, or a test's own. Takes the members, steps per block, a
+progress callback and a callback for the indices that continue; returns exit codes."""
 
 
 class Search:
@@ -47,7 +46,7 @@ class Search:
             trainer,
         )
         resolved_config = config.resolved()
-        self.found = Tuned(
+        self.result = Tuned(
             "running",
             resolved_config.workload,
             resolved_config.size,
@@ -63,24 +62,24 @@ class Search:
         block_steps: int,
         keep: Callable[[int], Collection[int]] | None = None,
     ) -> list[int]:
-        """Train these in turns; exit codes. Raises `Ended` where they were stopped or refused their settings."""
+        """Train these in turns; returns exit codes. Raises `Ended` if they were stopped or refused their settings."""
         codes = self._trainer([member for _, member in named], block_steps, lambda _done: None, keep)
-        asked = len(codes) < len(named) or (keep is None and 130 in codes)  # else 130 are those that left
-        if asked or 2 in codes:
+        stopped = len(codes) < len(named) or (keep is None and 130 in codes)  # with `keep`, 130 marks those that left
+        if stopped or 2 in codes:
             raise Ended(2 if 2 in codes else codes[0])
         self.budget.has_process(name for (name, _), code in zip(named, codes, strict=True) if code == 0)
         return codes
 
     def add(self, row: Tried) -> None:
-        """A row of evidence."""
+        """Add a row of evidence."""
         self.on_progress(in_words(row))
-        self.save(tried=(*self.found.tried, row))
+        self.save(tried=(*self.result.tried, row))
 
     def leave_out(self, what: Sequence[tuple[str, str]]) -> None:
-        """What is not tried, and why."""
-        self.save(left_out=(*self.found.left_out, *what))
+        """Record what is not tried, and why."""
+        self.save(left_out=(*self.result.left_out, *what))
 
     def save(self, **changes: object) -> None:
-        """Keep this in what was found, and write `tune.json` anew."""
-        self.found = dataclasses.replace(self.found, seconds=self.budget.used, **changes)  # type: ignore[arg-type]
-        self.found.save(self.into)
+        """Change fields of the result, and write `tune.json`."""
+        self.result = dataclasses.replace(self.result, seconds=self.budget.used, **changes)  # type: ignore[arg-type]
+        self.result.save(self.into)

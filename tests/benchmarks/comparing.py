@@ -129,8 +129,8 @@ def main(repeats: int, now: Callable[[], float]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             seeds = range(100 + SEEDS * repeat, 100 + SEEDS * (repeat + 1))
             runs = [by_turns(Path(folder), variants, SHORT, seed) for seed in seeds]
-            found = compare([run for place in (0, 1) for run in (pair[place] for pair in runs)]).recipes.iloc[1]
-        return str(found["parity"]).partition(" (")[0]
+            result = compare([run for place in (0, 1) for run in (pair[place] for pair in runs)]).recipes.iloc[1]
+        return str(result["parity"]).partition(" (")[0]
 
     questions: list[tuple[str, str, Callable[[int], str]]] = [
         ("itself", "no difference seen", lambda repeat: beside(repeat, 0)),

@@ -323,7 +323,7 @@ def main() -> None:
     options.add_argument("--cpu-time", action="store_true")
     given = options.parse_args()
     os.environ.setdefault("KERAS_BACKEND", "torch")
-    found, missing = [], []
+    result, missing = [], []
     with tempfile.TemporaryDirectory() as folder:
         for name in FRAMEWORKS:
             if given.only not in ("", name):
@@ -332,10 +332,10 @@ def main() -> None:
                 missing.append(f"{name}: not measured, it is not installed")
                 continue
             say(name)
-            found += measured(name, given, Path(folder))
+            result += measured(name, given, Path(folder))
     clock = "processor time" if given.cpu_time else "time"
     print(f"{clock}, {given.rounds} × {given.turns} turns of {STEPS} steps, at the defaults (every=10), BF16\n")
-    print(table(["framework", "a bare step", "watched, more", "watched ÷ bare (95 %)", "bare ÷ bare (95 %)"], found))
+    print(table(["framework", "a bare step", "watched, more", "watched ÷ bare (95 %)", "bare ÷ bare (95 %)"], result))
     print(f"\n{machine().replace('median (quartiles)', 'medians')}")
     for line in missing:
         print(line)

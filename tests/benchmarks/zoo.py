@@ -30,12 +30,12 @@ def row(case: Case, folder: Path) -> str:
     """One fault and its twin."""
     case.write(folder / "faulty", True)
     case.write(folder / "healthy", False)
-    found = [f for f in diagnose(load_run(folder / "faulty")) if f.code == case.code]
+    result = [f for f in diagnose(load_run(folder / "faulty")) if f.code == case.code]
     twin = diagnose(load_run(folder / "healthy"))
-    right = bool(found) and case.where in found[0].where
+    right = bool(result) and case.where in result[0].where
     silent = not [f for f in twin if f.severity != "info" or f.code == case.code]
-    answers = " | ".join("yes" if answer else "**no**" for answer in (bool(found), right, silent))
-    where = found[0].where if found else ""
+    answers = " | ".join("yes" if answer else "**no**" for answer in (bool(result), right, silent))
+    where = result[0].where if result else ""
     return f"| {case.code} | {answers} | {where[:60]} | {GUIDE[case.code].signal} |"
 
 

@@ -58,13 +58,13 @@ def test_a_signal_that_only_torchrun_saw_stands_in_the_run(tmp_path, torchrun_en
     killed.close()
 
 
-def test_what_a_rank_says_of_bad_input_is_said_once(tmp_path, torchrun_ends):
+def test_bad_input_is_reported_once_for_all_ranks(tmp_path, torchrun_ends):
     torchrun_ends(2, "RunError: into='x' already holds a run; give another")
     with pytest.raises(RunError, match=r"^out='x' already holds a run; give another$"):
         launch(2, ["train"], tmp_path / "run")
 
 
-def test_one_that_was_asked_to_stop_has_not_failed(tmp_path, torchrun_ends):
+def test_a_stopped_launch_has_not_failed(tmp_path, torchrun_ends):
     torchrun_ends(130)
     assert launch(2, ["train"], tmp_path / "run") == (130, None)
 

@@ -38,7 +38,7 @@ def part(into, steps, state=None, *, scaler_too=True):
     return model.state_dict(), optimizer.state_dict(), scaler.state_dict()
 
 
-def test_the_run_goes_on_where_it_was(tmp_path):
+def test_a_resumed_run_continues_where_it_was(tmp_path):
     state = part(tmp_path / "run", 10)
     before = load_run(tmp_path / "run")
     part(tmp_path / "run", 6, state)
@@ -55,14 +55,14 @@ def test_the_run_goes_on_where_it_was(tmp_path):
     assert sorted(p.name for p in (tmp_path / "run" / "steps").iterdir()) == ["00000.parquet", "00001.parquet"]
 
 
-def test_a_scaler_that_was_forgotten_is_found_at_the_steps_after(tmp_path):
+def test_a_scaler_that_was_not_restored_is_detected_at_the_next_steps(tmp_path):
     state = part(tmp_path / "run", 10)
     part(tmp_path / "run", 6, state, scaler_too=False)
     found = next(f for f in diagnose(load_run(tmp_path / "run")) if f.code == "scaler-state-not-restored")
     assert found.steps == (10, 15)
 
 
-def test_a_run_that_was_killed_goes_on_after_its_last_row(tmp_path):
+def test_a_killed_run_resumes_after_its_last_row(tmp_path):
     """What a killed process leaves: an open stream, and a head that says running, of a process that is gone."""
     with RunWriter(tmp_path / "dead") as dead:
         dead.append("steps", {"step": [0, 1, 2], "loss": [1.0] * 3})
@@ -90,7 +90,7 @@ def test_without_resume_a_folder_with_a_run_is_refused(tmp_path):
         watch(model, torch.optim.SGD(model.parameters()), into=tmp_path / "run")
 
 
-def test_the_engine_goes_on_bit_for_bit(tmp_path):
+def test_the_engine_resumes_bit_for_bit(tmp_path):
     train(CONFIG, tmp_path / "whole")
     asked = iter([None] * 7 + ["enough"])
     early = train(dataclasses.replace(CONFIG, checkpoint_every=5), tmp_path / "run", stop=lambda: next(asked))
@@ -141,7 +141,7 @@ def test_the_command_takes_up_the_settings_of_the_run(tmp_path, capsys):
         (("--steps", "9", "--lr", "5"), "lr=5.0 is not what the run in"),
     ],
 )
-def test_what_would_be_another_training_or_none_is_refused(tmp_path, capsys, more, said):
+def test_a_resume_with_other_settings_or_no_steps_left_is_refused(tmp_path, capsys, more, said):
     into = tmp_path / "run"
     assert command(into, *FIRST, "--steps", "4", "--checkpoint-every", "2") == 0
     before = (into / "run.json").read_bytes()
@@ -150,7 +150,7 @@ def test_what_would_be_another_training_or_none_is_refused(tmp_path, capsys, mor
     assert (into / "run.json").read_bytes() == before
 
 
-def test_steps_after_the_checkpoint_are_made_again_and_that_is_said(tmp_path, caplog, capsys):
+def test_steps_after_the_checkpoint_are_repeated_and_reported(tmp_path, caplog, capsys):
     """What `kill -9` leaves: rows beyond the checkpoint, and a head that says running, of a process that is gone."""
     into = tmp_path / "run"
     config = dataclasses.replace(CONFIG, checkpoint_every=5, evaluate=False)
@@ -172,6 +172,6 @@ def test_steps_after_the_checkpoint_are_made_again_and_that_is_said(tmp_path, ca
     assert "step 12 of 12" in err and "-" not in err.rpartition("|")[2]
 
 
-def test_that_there_is_nothing_to_resume_is_said(tmp_path, caplog):
+def test_a_missing_run_to_resume_is_reported(tmp_path, caplog):
     train(dataclasses.replace(CONFIG, steps=1, evaluate=False), tmp_path / "new", resume=True)
     assert "nothing to resume in" in caplog.text and "; beginning" in caplog.text

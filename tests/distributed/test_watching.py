@@ -76,8 +76,8 @@ def test_ranks_agree_on_the_scale_where_gradients_are_shared(trained, how):
 
 def test_ranks_whose_gradients_are_their_own_come_to_scales_of_their_own(trained):
     apart = trained("ddp-local").run
-    found = rank_scales(apart)
-    assert found["step"].iloc[0] == SPOILED and found[found.step == SPOILED].skipped.tolist() == [False, True]
+    result = rank_scales(apart)
+    assert result["step"].iloc[0] == SPOILED and result[result.step == SPOILED].skipped.tolist() == [False, True]
     desync = next(f for f in diagnose(apart) if f.code == "rank-scale-desync")
     assert (desync.severity, desync.where, desync.steps[0]) == ("error", "rank 1", SPOILED)
 
@@ -87,8 +87,8 @@ def test_a_rank_that_fails_is_named_with_its_reason(trained):
     assert all(done.codes), "none goes on alone"
     cause = rank_cause(done.run)
     assert (cause.rank, cause.status, cause.reason) == (1, "failed", "ValueError: boom in the data")
-    found = next(f for f in diagnose(done.run) if f.code == "rank-ended")
-    assert found.where == "rank 1" and "boom" in found.title and found.steps[0] in (3, 4)
+    result = next(f for f in diagnose(done.run) if f.code == "rank-ended")
+    assert result.where == "rank 1" and "boom" in result.title and result.steps[0] in (3, 4)
     table = rank_table(done.run)
     assert (table["steps"] >= 4).all() and table["status"].iloc[1] == "failed"
 

@@ -35,7 +35,7 @@ def hostile(folder: Path) -> Path:
     return folder
 
 
-def test_csv_holds_no_formulas_and_tells_null_from_nan(tmp_path: Path) -> None:
+def test_csv_holds_no_formulas_and_distinguishes_null_from_nan(tmp_path: Path) -> None:
     export(load_run(hostile(tmp_path / "run")), "csv", tmp_path / "out")
     with open(tmp_path / "out" / "tensors.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

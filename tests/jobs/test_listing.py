@@ -26,11 +26,11 @@ def test_job_is_one_whatever_way_leads_to_it(runs: Path, stand_in: Callable[[str
     job = start(CPU, runs, command=stand_in("aborts"))
     (tmp_path / "link").symlink_to(runs)
     wait_for(lambda: gone(job.pid))
-    found = find(tmp_path / "link" / ".." / "runs" / job.name)  # the child is known by this name too
-    assert found.folder == job.folder and found.reason is not None and "exit code 7" in found.reason
+    result = find(tmp_path / "link" / ".." / "runs" / job.name)  # the child is known by this name too
+    assert result.folder == job.folder and result.reason is not None and "exit code 7" in result.reason
 
 
-def test_jobs_are_found_again_by_another_program(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_another_program_lists_the_same_jobs(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     running = start(CPU, runs, command=stand_in("with-child"))
     until(running.folder, "running")
     waiting = start(CPU, runs, command=stand_in("short"))

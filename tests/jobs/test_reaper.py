@@ -39,7 +39,7 @@ def test_job_that_waits_can_be_stopped(runs: Path, stand_in: Callable[[str], lis
     until(third.folder, "finished")
 
 
-def test_waiting_job_told_by_someone_else_says_so(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_a_waiting_job_stopped_by_another_process_records_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     first = start(CPU, runs, command=stand_in("endless"))
     until(first.folder, "running")
     second = start(CPU, runs, command=stand_in("endless"))
@@ -50,7 +50,7 @@ def test_waiting_job_told_by_someone_else_says_so(runs: Path, stand_in: Callable
     assert job.reason == "stopped by SIGTERM before it began"
 
 
-def test_stop_ends_the_step_and_the_run_says_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_stop_ends_the_step_and_the_run_has_status_stopped(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("endless"))
     until(job.folder, "running")
     wait_for(lambda: steps_recorded(job.folder) > 3)
@@ -68,9 +68,9 @@ def test_deaf_job_is_killed_after_its_grace_time(runs: Path, stand_in: Callable[
     began = time.monotonic()
     job.request_stop(grace_s=3.0)
     job.request_stop(grace_s=0)  # a second request changes nothing
-    asked = find(job.folder)
-    assert asked.stop_requested
-    assert asked.state == "running" or time.monotonic() - began >= 3.0  # nobody waited for its end
+    requested = find(job.folder)
+    assert requested.stop_requested
+    assert requested.state == "running" or time.monotonic() - began >= 3.0  # nobody waited for its end
     recorded = steps_recorded(job.folder)
     job = until(job.folder, "stopped")
     assert time.monotonic() - began >= 3.0
@@ -89,7 +89,9 @@ def test_what_a_job_started_ends_with_it(runs: Path, stand_in: Callable[[str], l
     wait_for(lambda: gone(child))  # which would sleep for ten minutes
 
 
-def test_process_that_raises_crashes_or_is_killed_says_so(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
+def test_a_process_that_raises_crashes_or_is_killed_has_its_end_recorded(
+    runs: Path, stand_in: Callable[[str], list[str]]
+) -> None:
     expected = {
         "bad-input": (r"device='cuda' is not there; choose cpu or auto", None),
         "crash-first": (r"ended with exit code 1 and wrote no end\. Last output: .*RuntimeError: no such luck", None),
@@ -121,8 +123,8 @@ def test_one_that_ends_while_it_is_looked_at_is_seen_to_its_end(
     really = job_file.is_alive
     looks = iter([True])  # the first look was a moment before its end
     monkeypatch.setattr(job_file, "is_alive", lambda record: next(looks, None) or really(record))
-    found = find(job.folder)
-    assert found.state == state and "nobody saw" not in (found.reason or "")
+    result = find(job.folder)
+    assert result.state == state and "nobody saw" not in (result.reason or "")
     assert job_file.read(job.folder).returncode == (7 if mode == "aborts" else 0)
 
 

@@ -16,7 +16,7 @@ def test_a_label_comes_back_tidied_and_an_empty_one_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"name": 3, "tags": "x", "note": []}', "{", "[" * 10_000, "x" * 100_000])
-def test_a_strangers_file_is_no_label(tmp_path, content):
+def test_an_untrusted_file_is_no_label(tmp_path, content):
     label_file(tmp_path / "a").write_text(content)
     assert label_of(tmp_path / "a") == Label()
 

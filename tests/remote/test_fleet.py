@@ -47,9 +47,9 @@ def expected(fleet: Path) -> pd.DataFrame:
 def test_the_duckdb_query_of_the_readme(fleet: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install '.[test-anywhere]'")
     (query,) = re.findall(r"```sql\n(.*?)```", README, flags=re.DOTALL)
-    found = duckdb.sql(query).df()
-    assert found["skipped_frac"].is_monotonic_decreasing and found["run"].iloc[0] == "fp16-overflow"
-    pd.testing.assert_frame_equal(found.set_index("run").sort_index(), expected(fleet), check_dtype=False)
+    result = duckdb.sql(query).df()
+    assert result["skipped_frac"].is_monotonic_decreasing and result["run"].iloc[0] == "fp16-overflow"
+    pd.testing.assert_frame_equal(result.set_index("run").sort_index(), expected(fleet), check_dtype=False)
 
 
 def test_the_spark_query_of_the_readme(fleet: Path) -> None:
@@ -61,14 +61,14 @@ def test_the_spark_query_of_the_readme(fleet: Path) -> None:
     assert changed == 1 and query.rstrip().endswith(".show()")
     spark = pyspark.sql.SparkSession.builder.master("local[1]").getOrCreate()
     try:
-        found: dict[str, object] = {"spark": spark}
+        result: dict[str, object] = {"spark": spark}
         exec(
             compile(
                 query.replace("steps.groupBy", "result = steps.groupBy").replace(".show()", ""), "README.md", "exec"
             ),
-            found,
+            result,
         )
-        frame = found["result"].toPandas().set_index("run").sort_index()  # type: ignore[attr-defined]
+        frame = result["result"].toPandas().set_index("run").sort_index()  # type: ignore[attr-defined]
     finally:
         spark.stop()
     pd.testing.assert_frame_equal(frame, expected(fleet)[["steps", "skipped_frac"]], check_dtype=False)

@@ -155,7 +155,7 @@ def histogram(edges: list[tuple[float, float]], counts: list[float], numel: int 
     )  # fmt: skip
 
 
-def test_exponents_and_zeros_are_told_only_where_buckets_do() -> None:
+def test_exponents_and_zeros_are_imported_only_if_buckets_determine_them() -> None:
     exact = tensor_facts(histogram([(-2.5, -2.0), (0.0, 0.0), (0.5, 1.0), (1.0, 2.0), (2.0, 3.0)], [1, 7, 2, 3, 4]))
     assert (exact["zero"], exact["exp_min"], exact["exp_counts"]) == (7, -1, [2, 3, 5])
     assert exact["numel"] == 17 and exact["absmax"] == 3.0
@@ -208,14 +208,14 @@ def test_what_cannot_be_imported_is_one_sentence_and_leaves_nothing(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "junk", "taken"]
 
 
-def test_the_command_says_what_it_understood(
+def test_the_command_lists_the_imported_tags(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import resource
 
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # the limit is for a process of its own
     assert main(["import-tensorboard", str(log), "--out", str(tmp_path / "run"), "--name", "old one"]) == 0
-    said = capsys.readouterr().out
-    assert "loss: train/loss, 20 values" in said and "weight_grad: 1 histograms, gradients/head.weight" in said
-    assert "not understood, and left out: accuracy, mystery, notes/text_summary, val/loss" in said
+    message = capsys.readouterr().out
+    assert "loss: train/loss, 20 values" in message and "weight_grad: 1 histograms, gradients/head.weight" in message
+    assert "not understood, and left out: accuracy, mystery, notes/text_summary, val/loss" in message
     assert load_run(tmp_path / "run").name == "old one"

@@ -61,7 +61,7 @@ def test_the_first_folder_is_the_own_one_wherever_it_stands(monkeypatch: pytest.
     assert run_list.runs_dir() == Path("runs") and list(run_list.other_roots()) == ["sample-2"]
 
 
-def test_a_place_that_cannot_be_asked_says_so_and_hides_nothing(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_address_is_reported_and_hides_nothing(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec")
     monkeypatch.setenv("AMPSCOPE_RUNS", f"{places / 'own'}\nnope://bucket/runs")
     entries = run_list.listing()
@@ -98,10 +98,10 @@ def test_what_lies_below_an_address(store: str, request: pytest.FixtureRequest) 
     fs, path = filesystem(str(root))
     fs.pipe_file(f"{path}/broken/run.json", b"{}")
     fs.pipe_file(f"{path}/notes/readme.txt", b"hello")
-    found = {str(run.path).removeprefix(f"{root}/"): run for run in runs_below(root)}
-    assert set(found) == {"fp32", "sweep/bf16", "broken"}
-    assert found["fp32"].status == "finished" and found["fp32"].head is not None
-    assert found["broken"].status == "damaged" and "schema" in found["broken"].sentence
+    result = {str(run.path).removeprefix(f"{root}/"): run for run in runs_below(root)}
+    assert set(result) == {"fp32", "sweep/bf16", "broken"}
+    assert result["fp32"].status == "finished" and result["fp32"].head is not None
+    assert result["broken"].status == "damaged" and "schema" in result["broken"].sentence
 
 
 def test_pages_open_a_run_at_an_address(places: Path, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:

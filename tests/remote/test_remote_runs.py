@@ -111,7 +111,7 @@ def test_only_sealed_segments_are_written_at_an_address(store: str, request: pyt
     assert run.events.kind.tolist() == ["skipped", "ended"]
 
 
-def test_segments_arrive_while_the_run_goes_on(memory: str) -> None:
+def test_segments_arrive_during_the_run(memory: str) -> None:
     writer = RunWriter(f"{memory}/a", seal_age_s=0.0)  # each row is a segment, sent from the background
     run = load_run(f"{memory}/a")
     for step in range(5):
@@ -172,7 +172,7 @@ def test_a_store_that_fails_for_a_while_gets_everything_in_the_end(
     assert run.status == "finished" and len(run.steps) == 5 and not writer.folder.exists()
 
 
-def test_what_cannot_be_sent_is_kept_and_said(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_cannot_be_sent_are_kept_and_reported(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = RunWriter(f"{memory}/a")
     writer.append("steps", {"step": [0]})
 

@@ -135,11 +135,11 @@ def fuzz(first: int, inputs: int, every: int = 0) -> Found:
             if not select.select([worker.stdout], [], [], patience)[0]:
                 found.wrong.append(f"input {number}: hangs")
                 break
-            said = worker.stdout.readline()
-            if not said:
+            message = worker.stdout.readline()
+            if not message:
                 found.wrong.append(f"input {number}: its reader died with {worker.wait()}: {_last_words(errors)}")
                 break
-            number, kind, became, wrong, took, held = json.loads(said)
+            number, kind, became, wrong, took, held = json.loads(message)
             found.kinds[f"{kind} {became}"] += 1
             found.longest_s, found.memory_bytes = max(found.longest_s, took), max(found.memory_bytes, held)
             if wrong or took > LONGEST_S:

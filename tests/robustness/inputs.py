@@ -173,15 +173,15 @@ def wrong_table(rng: random.Random, room: Path) -> Path:
             made[column.name] = values.array(rng, kind, rows)
     for _ in range(rng.choice((0, 0, 1, 3))):
         made[values.text(rng)] = values.array(rng, rng.choice(values.TYPES), rows)
-    found = pa.table(made)
+    result = pa.table(made)
     for name in [n for n in files if n.startswith(f"{table.name}/")]:
         del files[name]
     sink = io.BytesIO()
     if rng.random() < 0.6:
-        pq.write_table(found, sink, compression=rng.choice(("zstd", "snappy", "gzip", "none")))
+        pq.write_table(result, sink, compression=rng.choice(("zstd", "snappy", "gzip", "none")))
         return _either(rng, room, files | {f"{table.name}/00000.parquet": sink.getvalue()})
-    with pa.ipc.new_stream(sink, found.schema) as stream:
-        stream.write_table(found)
+    with pa.ipc.new_stream(sink, result.schema) as stream:
+        stream.write_table(result)
     return _either(rng, room, files | {f"{table.name}/00000.arrows": sink.getvalue()})
 
 

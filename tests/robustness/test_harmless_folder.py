@@ -16,7 +16,7 @@ import torch
 from amp_core import load_run
 from amp_core.store import resilient_writer, segment_writer, shutdown, writer
 from amp_core.store.resilient_writer import TrainingWriter
-from tests.robustness.trained import STEPS, Disk, program_said, said, trained, unwatched
+from tests.robustness.trained import STEPS, Disk, message, program_said, trained, unwatched
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, errno.ESTALE])
@@ -32,7 +32,7 @@ def test_rows_wait_while_nothing_can_be_written(
     run = trained(tmp_path / "a", between)
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
-    (detail,) = said(run, "writing")
+    (detail,) = message(run, "writing")
     assert os.strerror(number) in detail and "all rows were kept" in detail
     assert caplog.text.count("the training goes on, and rows wait in memory") == 1
 
@@ -61,7 +61,7 @@ def test_half_a_row_is_cut_off_when_the_disk_fills_in_its_middle(tmp_path: Path)
     assert program_said(program, str(tmp_path / "a"), str(torch.get_num_threads())).strip() == str(unwatched(60))
     run = load_run(tmp_path / "a")
     assert run.steps["step"].tolist() == list(range(60)) and set(run.tensors()["step"]) == set(range(0, 60, 3))
-    assert all("File too large" in detail for detail in said(run, "writing")) and len(said(run, "writing")) > 0
+    assert all("File too large" in detail for detail in message(run, "writing")) and len(message(run, "writing")) > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a file system")
@@ -82,7 +82,7 @@ def test_file_system_that_is_really_full(tmp_path: Path, monkeypatch: pytest.Mon
 
         run = trained(small / "a", between)
         assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
-        assert "No space left on device" in said(run, "writing")[0]
+        assert "No space left on device" in message(run, "writing")[0]
     finally:
         subprocess.run(["umount", "--lazy", small], check=True)
 
@@ -99,7 +99,7 @@ def test_folder_that_vanishes_and_comes_back(tmp_path: Path, monkeypatch: pytest
 
     run = trained(tmp_path / "a", between)
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
-    assert "the run's files were removed" in said(run, "writing")[0]
+    assert "the run's files were removed" in message(run, "writing")[0]
 
 
 def test_files_that_vanish_just_before_the_end_are_written_again(
@@ -115,7 +115,7 @@ def test_files_that_vanish_just_before_the_end_are_written_again(
     run = trained(tmp_path / "a", between)
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(STEPS))
     assert sorted(set(run.tensors()["step"])) == list(range(0, STEPS, 3))
-    (detail,) = said(run, "writing")
+    (detail,) = message(run, "writing")
     assert detail == "the run's files were removed; all rows not yet sealed were kept, and are written now"
     assert caplog.text.count(detail) == 1
 
@@ -157,7 +157,7 @@ def test_file_system_that_hangs_never_holds_the_loop(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(resilient_writer, "CAN_HANG", ("",))  # as on a file system of a network
+    monkeypatch.setattr(resilient_writer, "NETWORK_FILE_SYSTEMS", ("",))  # as on a file system of a network
     monkeypatch.setattr(resilient_writer, "END_TIMEOUT_S", 5.0 if answers_at_the_end else 0.1)
     answers = threading.Event()
 
@@ -187,7 +187,7 @@ def test_back_pressure_drops_sampling_and_is_bounded(
 
     def between(step: int, folder: Path) -> None:
         writers = [w for w in shutdown._open if isinstance(w, TrainingWriter)]
-        held.append(writers[0]._held)
+        held.append(writers[0]._queued_bytes)
         if step == 5:
             disk.fails(errno.ENOSPC)
         elif step == 50:
@@ -212,7 +212,7 @@ def test_rows_that_find_no_room_are_counted(disk: Disk, tmp_path: Path, monkeypa
 
     run = trained(tmp_path / "a", between)
     steps = run.steps["step"].tolist()
-    detail = next(d for d in said(run, "not recorded") if "memory had no room" in d)
+    detail = next(d for d in message(run, "not recorded") if "memory had no room" in d)
     assert f"{STEPS - len(steps)} of steps" in detail and steps[:4] == [0, 1, 2, 3] and steps[-1] == STEPS - 1
 
 

@@ -21,7 +21,7 @@ from amp_core.record.stats.numba.measure import PassingTensors
 from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
 from tests.record import fake_nvml
-from tests.robustness.trained import STEPS, Disk, program_said, said, trained
+from tests.robustness.trained import STEPS, Disk, message, program_said, trained
 from tests.waiting import wait_for
 
 OUT_OF_MEMORY = [
@@ -55,7 +55,7 @@ def test_statistic_without_memory_is_left_out_and_tried_again_later(
     monkeypatch.setattr(owner, name, sometimes)
     run = trained(tmp_path / "a", steps=60)
     assert run.status == "finished" and run.steps["step"].tolist() == list(range(60))
-    (detail,) = [d for d in said(run, "not recorded") if "watching failed" in d]
+    (detail,) = [d for d in message(run, "not recorded") if "watching failed" in d]
     assert type(error).__name__ in detail and caplog.text.count("watching failed") == 1
     assert 57 in set(run.tensors()["step"])
 
@@ -78,7 +78,7 @@ def test_watching_that_always_fails_ends(tmp_path: Path, monkeypatch: pytest.Mon
     run = trained(tmp_path / "a", lambda step, _: counts.append(len(attach[0])), every=1)
     assert counts[0] > 0 and counts[-1] == 0
     assert run.status == "finished" and len(run.steps) < STEPS
-    assert "and nothing is recorded" in said(run, "not recorded")[-1]
+    assert "and nothing is recorded" in message(run, "not recorded")[-1]
 
 
 CALLED = [(Steps, m) for m in ("finish_pending", "observe", "_due", "may_be_sampled", "begin")]
@@ -114,7 +114,7 @@ def test_observer_that_fails_is_dropped(moment: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(watching, "default_signals", lambda *_: [kind()])
     run = trained(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == STEPS
-    assert [d for d in said(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
+    assert [d for d in message(run, "not recorded") if f"Failing stopped at {moment}: MemoryError" in d] != []
 
 
 @pytest.mark.parametrize("broken", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
@@ -129,7 +129,7 @@ def test_profiler_that_fails(broken: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(profile.profile, broken, fail)
     run = trained(tmp_path / "a", profile=(5, 8))
     assert run.status == "finished" and len(run.kernels) == 0
-    assert [d for d in said(run, "not recorded") if "Kineto is not available" in d] != []
+    assert [d for d in message(run, "not recorded") if "Kineto is not available" in d] != []
 
 
 def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +144,14 @@ def test_nvml_that_is_lost_in_the_middle(tmp_path: Path, monkeypatch: pytest.Mon
             wait_for(lambda: len(load_run(folder).device) > 0)
             nvml.lose()
         elif step == 15:
-            wait_for(lambda: len(said(load_run(folder), "not recorded")) > 0)
+            wait_for(lambda: len(message(load_run(folder), "not recorded")) > 0)
             nvml.find_again()
         elif step == 25:
-            wait_for(lambda: len(said(load_run(folder), "device samples")) > 0)
+            wait_for(lambda: len(message(load_run(folder), "device samples")) > 0)
 
     monkeypatch.setattr(watching, "DeviceSampler", sampler)
     run = trained(tmp_path / "a", between)
-    assert run.status == "finished" and "the GPU is lost" in said(run, "not recorded")[0]
+    assert run.status == "finished" and "the GPU is lost" in message(run, "not recorded")[0]
 
 
 def test_kernel_cache_on_a_full_disk_is_done_without(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from tests.robustness.values import MARKUP
 
 @pytest.mark.parametrize(("first", "inputs"), [(0, 400), pytest.param(400, 3_000, marks=pytest.mark.whole)])
 def test_no_input_crashes_hangs_or_writes_elsewhere(first: int, inputs: int) -> None:
-    found = fuzz(first, inputs)
-    assert found.wrong == [] and sum(found.kinds.values()) == inputs
-    assert {kind.split()[1] for kind in found.kinds} == {"refused", "passed"}
+    result = fuzz(first, inputs)
+    assert result.wrong == [] and sum(result.kinds.values()) == inputs
+    assert {kind.split()[1] for kind in result.kinds} == {"refused", "passed"}
 
 
 def test_zip_of_a_million_entries_is_refused_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_stream_that_does_not_begin_with_a_schema_is_refused(tmp_path: Path) -> 
         load_run(tmp_path).table("steps")
 
 
-def test_reading_a_strangers_file_bounds_memory_only_while_it_lasts(tmp_path: Path) -> None:
+def test_reading_an_untrusted_file_bounds_memory_only_meanwhile(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     (tmp_path / "bad.zip").write_bytes(b"no zip")
     assert main(["unpack", str(tmp_path / "bad.zip"), "--out", str(tmp_path / "out")]) == 2
@@ -132,6 +132,6 @@ def test_an_input_can_be_made_again_from_its_number(
         room.mkdir()
         kind, write = hostile(number)
         write(room)
-        found = sorted(p for p in room.rglob("*") if p.is_file() and not p.is_symlink())
-        made.append((kind, {p.relative_to(room).as_posix(): p.read_bytes() for p in found}))
+        result = sorted(p for p in room.rglob("*") if p.is_file() and not p.is_symlink())
+        made.append((kind, {p.relative_to(room).as_posix(): p.read_bytes() for p in result}))
     assert made[0] == made[1]

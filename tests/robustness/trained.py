@@ -33,7 +33,7 @@ def trained(into: Path, between: Callable[[int, Path], None] | None = None, step
     """Train as `unwatched` does, watched, with `between(step, folder)` before each forward; the losses are the same."""
     step = 0
 
-    def told(model: torch.nn.Module) -> torch.nn.Module:
+    def reported(model: torch.nn.Module) -> torch.nn.Module:
         kind: Any = type(model)
 
         def call(self: torch.nn.Module, *args: Any) -> Any:
@@ -46,12 +46,12 @@ def trained(into: Path, between: Callable[[int, Path], None] | None = None, step
         model.__class__ = type(kind.__name__, (kind,), {"__call__": call})  # a hook would come after the step's begin
         return model
 
-    done = train(into, torch.float16, steps=steps, wrap=told, **options)
+    done = train(into, torch.float16, steps=steps, wrap=reported, **options)
     assert done.losses == unwatched(steps)
     return load_run(into)
 
 
-def said(run: Run, name: str) -> list[str]:
+def message(run: Run, name: str) -> list[str]:
     """The details of the events of that name."""
     return run.events[run.events["name"] == name]["detail"].tolist()
 

@@ -51,11 +51,11 @@ def read_events(folder: Path) -> int:
     """Histograms that TensorBoard's reader finds."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), size_guidance={"histograms": 0, "tensors": 0})
-    found.Reload()
-    by_kind = found.Tags()
-    histograms = sum(len(found.Histograms(tag)) for tag in by_kind["histograms"])
-    return histograms + sum(len(found.Tensors(tag)) for tag in by_kind["tensors"])
+    result = EventAccumulator(str(folder), size_guidance={"histograms": 0, "tensors": 0})
+    result.Reload()
+    by_kind = result.Tags()
+    histograms = sum(len(result.Histograms(tag)) for tag in by_kind["histograms"])
+    return histograms + sum(len(result.Tensors(tag)) for tag in by_kind["tensors"])
 
 
 def read_run(folder: Path) -> int:

@@ -126,13 +126,13 @@ def write_library(runs: Path, number: int) -> None:
 
 async def pages(base: str, run: str) -> dict[str, tuple[float, float | None]]:
     """For each page the seconds until it was done and until its first chart, in one session."""
-    found = {}
+    result = {}
     async with Viewer(base) as viewer:
         for page in PAGES:
             seen = await viewer.open(page, run=run)
             assert not seen.errors, (page, seen.errors)
-            found[page or "overview"] = (seen.seconds, seen.first_chart_s)
-    return found
+            result[page or "overview"] = (seen.seconds, seen.first_chart_s)
+    return result
 
 
 async def look_live(base: str, run: str, writer: RunWriter, first: int, looks: int = 12) -> float:
@@ -149,12 +149,12 @@ async def look_live(base: str, run: str, writer: RunWriter, first: int, looks: i
 
 def live_tail(home: Path, lengths: list[tuple[int, int]]) -> list[float]:
     """The median look at live runs of these numbers of steps and rows."""
-    found = []
+    result = []
     with serving(home / "live") as server:
         for steps, rows in lengths:
             with big_run(home / "live" / f"of-{steps}", steps, rows) as writer:
-                found.append(run_async(look_live(server.base, f"run/of-{steps}", writer, steps)))
-    return found
+                result.append(run_async(look_live(server.base, f"run/of-{steps}", writer, steps)))
+    return result
 
 
 async def library(base: str) -> tuple[float, float]:

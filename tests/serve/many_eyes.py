@@ -51,50 +51,50 @@ class Round:
     left_sessions: int = 0
 
 
-async def watcher(server: Server, seconds: float, found: Round) -> None:
+async def watcher(server: Server, seconds: float, result: Round) -> None:
     """One session on the live run."""
     async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         seen = await viewer.open("", run="run/live")
-        found.opening_s.append(seen.seconds)
-        check(seen, None, found)
+        result.opening_s.append(seen.seconds)
+        check(seen, None, result)
         until = time.monotonic() + seconds
         while time.monotonic() < until and viewer.fragments:
             began = time.monotonic()
             seen = await viewer.tick()
-            found.looks_s.append(seen.seconds)
-            check(seen, None, found)
+            result.looks_s.append(seen.seconds)
+            check(seen, None, result)
             await asyncio.sleep(max(0.0, 1 - (time.monotonic() - began)))
 
 
-async def owner(server: Server, number: int, seconds: float, found: Round) -> None:
+async def owner(server: Server, number: int, seconds: float, result: Round) -> None:
     """One session on a run of its own."""
     async with Viewer(server.base, patience_s=PATIENCE_S) as viewer:
         until, first = time.monotonic() + seconds, True
         while time.monotonic() < until or first:
             for page in PAGES:
                 seen = await viewer.open(page, run=f"run/{name_of(number)}")
-                found.pages_s.append(seen.seconds)
-                check(seen, number, found)
+                result.pages_s.append(seen.seconds)
+                check(seen, number, result)
             first = False
 
 
-def check(seen: Seen, number: int | None, found: Round) -> None:
+def check(seen: Seen, number: int | None, result: Round) -> None:
     """Whether a session was shown its own run and nothing of another's."""
-    found.errors += seen.errors
-    said = seen.words + "".join(chart.spec for chart in seen.of("plotly_chart"))
-    others = said if number is None else said.replace(name_of(number), "")
-    found.crossed += "owner-" in others or (number is not None and name_of(number) not in said)
+    result.errors += seen.errors
+    message = seen.words + "".join(chart.spec for chart in seen.of("plotly_chart"))
+    others = message if number is None else message.replace(name_of(number), "")
+    result.crossed += "owner-" in others or (number is not None and name_of(number) not in message)
 
 
 async def one_round(server: Server, live: int, own: int, seconds: float) -> Round:
-    found = Round()
-    tasks = [asyncio.create_task(watcher(server, seconds, found)) for _ in range(live)]
-    tasks += [asyncio.create_task(owner(server, i, seconds, found)) for i in range(own)]
+    result = Round()
+    tasks = [asyncio.create_task(watcher(server, seconds, result)) for _ in range(live)]
+    tasks += [asyncio.create_task(owner(server, i, seconds, result)) for i in range(own)]
     while not all(t.done() for t in tasks):
-        found.peak_bytes = max(found.peak_bytes, server.rss_bytes())
+        result.peak_bytes = max(result.peak_bytes, server.rss_bytes())
         await asyncio.sleep(0.25)
     await asyncio.gather(*tasks)
-    return found
+    return result
 
 
 def sessions(server: Server) -> int:
@@ -104,13 +104,13 @@ def sessions(server: Server) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith("active_sessions")))
 
 
-def settle(server: Server, found: Round, most_threads: int, patience_s: float) -> None:
+def settle(server: Server, result: Round, most_threads: int, patience_s: float) -> None:
     """Wait until the closed sessions are gone, and all threads but so many."""
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up and (sessions(server) > 0 or server.threads() > most_threads):
         time.sleep(0.5)
-    found.left_sessions, found.left_threads = sessions(server), server.threads()
-    found.left_bytes = server.rss_bytes()
+    result.left_sessions, result.left_threads = sessions(server), server.threads()
+    result.left_bytes = server.rss_bytes()
 
 
 def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tuple[int, list[Round]]:
@@ -118,7 +118,7 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
     runs = home / "runs"
     for i in range(own):
         synthetic.write(runs / name_of(i), "healthy", steps=60, seed=i)
-    found = []
+    result = []
     with synthetic.live(runs / "live") as run, serving(runs) as server:
         run.advance(30)
         run_async(one_round(server, 1, 1, 0))
@@ -129,12 +129,12 @@ def rounds(home: Path, live: int, own: int, seconds: float, number: int) -> tupl
             pace = threading.Thread(target=train, args=(run, stop))
             pace.start()
             try:
-                found.append(run_async(one_round(server, live, own, seconds)))
+                result.append(run_async(one_round(server, live, own, seconds)))
             finally:
                 stop.set()
                 pace.join()
-            settle(server, found[-1], threads + POOL_THREADS, 300)
-    return threads, found
+            settle(server, result[-1], threads + POOL_THREADS, 300)
+    return threads, result
 
 
 def train(run: synthetic.SyntheticRun, stop: threading.Event) -> None:
@@ -143,9 +143,9 @@ def train(run: synthetic.SyntheticRun, stop: threading.Event) -> None:
         run.advance(1)
 
 
-def say(threads: int, found: list[Round]) -> None:
+def say(threads: int, result: list[Round]) -> None:
     print(f"threads with nobody connected: {threads}")
-    for number, r in enumerate(found, 1):
+    for number, r in enumerate(result, 1):
         print(f"round {number}: {len(r.looks_s)} live looks, {len(r.pages_s)} pages, {r.crossed} of them crossed")
         for what, values in (("opening live", r.opening_s), ("live look", r.looks_s), ("page", r.pages_s)):
             if values:

@@ -38,7 +38,7 @@ class Provider:
     forged: bool = False
     """Sign with a key that is not among those that it shows."""
     key: RSAKey = field(default_factory=_key)
-    asked: dict[str, dict[str, str]] = field(default_factory=dict)
+    requested: dict[str, dict[str, str]] = field(default_factory=dict)
     """What came with each authorization request, by the code that it was given."""
 
     def discovery(self) -> dict[str, Any]:
@@ -61,12 +61,22 @@ class Provider:
 
     def token(self, form: dict[str, str]) -> dict[str, Any] | None:
         """The tokens for a code, once; None where the code or its verifier is wrong."""
-        asked = self.asked.pop(form.get("code", ""), None)
+        requested = self.asked.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        if asked is None or asked.get("code_challenge") != base64.urlsafe_b64encode(digest).rstrip(b"=").decode():
+        if (
+            requested is None
+            or requested.get("code_challenge") != base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        ):
             return None
         now = int(time.time())
-        claims = {"iss": self.base, "aud": CLIENT, "sub": "1", "iat": now, "exp": now + 300, "nonce": asked["nonce"]}
+        claims = {
+            "iss": self.base,
+            "aud": CLIENT,
+            "sub": "1",
+            "iat": now,
+            "exp": now + 300,
+            "nonce": requested["nonce"],
+        }
         key = _key() if self.forged else self.key
         signed = jwt.encode({"alg": "RS256", "kid": "of-the-test"}, claims | self.account, key)
         return {
@@ -80,23 +90,23 @@ class Provider:
 @contextlib.contextmanager
 def provider() -> Iterator[Provider]:
     """A provider that answers until the end."""
-    found = Provider()
+    result = Provider()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             at = urlsplit(self.path)
             if at.path == "/authorize":
                 self.send_response(302)
-                self.send_header("Location", found.authorize(dict(parse_qsl(at.query))))
+                self.send_header("Location", result.authorize(dict(parse_qsl(at.query))))
                 self.end_headers()
             elif at.path == "/keys":
-                self.answer({"keys": [found.key.as_dict(private=False)]})
+                self.answer({"keys": [result.key.as_dict(private=False)]})
             else:
-                self.answer(found.discovery())
+                self.answer(result.discovery())
 
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            given = found.token({name: values[0] for name, values in form.items()})
+            given = result.token({name: values[0] for name, values in form.items()})
             self.answer(given or {"error": "invalid_grant"}, 200 if given else 400)
 
         def answer(self, record: dict[str, Any], status: int = 200) -> None:
@@ -109,11 +119,11 @@ def provider() -> Iterator[Provider]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.base = f"http://127.0.0.1:{server.server_port}"
+    result.base = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield found
+        yield result
     finally:
         server.shutdown()
         thread.join()

@@ -186,8 +186,8 @@ TRICKS = [
 def test_the_address_leads_to_listed_runs_alone(reading: Server, page: str, trick: str) -> None:
     seen = see(reading, page, run=trick, **({"with": trick} if page == "compare" else {}))
     assert seen.errors == []
-    said = seen.words.replace(trick.replace("\\", ""), "")
-    assert SECRET not in said and "root:" not in said
+    message = seen.words.replace(trick.replace("\\", ""), "")
+    assert SECRET not in message and "root:" not in message
 
 
 def test_other_things_in_the_address_break_no_page(reading: Server) -> None:

@@ -23,19 +23,19 @@ Start = Callable[[Path], AbstractContextManager[Server]]
 
 
 def test_sessions_see_their_own_run_and_leave_nothing(tmp_path: Path) -> None:
-    threads, (found,) = rounds(tmp_path, live=6, own=3, seconds=2, number=1)
-    assert found.crossed == 0 and found.errors == []
-    assert len(found.opening_s) == 6 and len(found.pages_s) >= 15
-    assert found.left_sessions == 0 and found.left_threads <= threads + POOL_THREADS
-    assert found.peak_bytes < MAX_BYTES
+    threads, (result,) = rounds(tmp_path, live=6, own=3, seconds=2, number=1)
+    assert result.crossed == 0 and result.errors == []
+    assert len(result.opening_s) == 6 and len(result.pages_s) >= 15
+    assert result.left_sessions == 0 and result.left_threads <= threads + POOL_THREADS
+    assert result.peak_bytes < MAX_BYTES
 
 
 def test_every_page_opens_a_big_run_in_bounded_memory(tmp_path: Path) -> None:
     with big_run(tmp_path / "runs" / "big", 4_000, 200_000):
         pass
     with serving(tmp_path / "runs") as server:
-        found = run_async(pages(server.base, "run/big"))
-        assert all(found[page][1] is not None for page in ("overview", "loss-scale", "number-ranges", "layer-detail"))
+        result = run_async(pages(server.base, "run/big"))
+        assert all(result[page][1] is not None for page in ("overview", "loss-scale", "number-ranges", "layer-detail"))
         assert server.rss_bytes() < MAX_BYTES
 
 
@@ -47,12 +47,12 @@ def test_live_looks_and_a_library_of_many_runs(tmp_path: Path) -> None:
 
 
 def test_a_short_soak(tmp_path: Path) -> None:
-    found = run_async(soak(300, 6, tmp_path))
-    assert found["code"] == 0 and int(str(found["opened"])) > 0
-    trainer = found["trainer"]
+    result = run_async(soak(300, 6, tmp_path))
+    assert result["code"] == 0 and int(str(result["opened"])) > 0
+    trainer = result["trainer"]
     assert isinstance(trainer, list) and len({row["handles"] for row in trainer[len(trainer) // 3 :]}) == 1
     assert slope(trainer, "threads")[1] == trainer[-1]["threads"]
-    assert min(watching_ms(Path(str(found["run"])))) > 0
+    assert min(watching_ms(Path(str(result["run"])))) > 0
 
 
 @pytest.mark.parametrize("start", [serving, app])

@@ -174,12 +174,12 @@ def test_limits_on_jobs_uploads_and_disk(tmp_path: Path) -> None:
     rules = Rules(most_jobs=2, most_upload_bytes=500, most_disk_bytes=1200)
     rules.check_start(TrainConfig(), tmp_path, 1)
     rules.check_upload(tmp_path, 200)
-    for refused, said in (
+    for refused, message in (
         (lambda: rules.check_start(TrainConfig(), tmp_path, 2), "2 trainings run or wait"),
         (lambda: rules.check_upload(tmp_path, 501), "the upload holds"),
         (lambda: rules.check_upload(tmp_path, 201), "the runs take"),
     ):
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match=message):
             refused()
 
 

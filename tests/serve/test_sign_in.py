@@ -31,8 +31,8 @@ ANN = {"email": "ann@example.org", "email_verified": True}
 
 @pytest.fixture(scope="module")
 def oidc() -> Iterator[Provider]:
-    with provider() as found:
-        yield found
+    with provider() as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def server(oidc: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (home / ".streamlit").mkdir()
     secrets = SECRETS.format(secret=os.urandom(16).hex(), client=CLIENT, base=oidc.base)
     (home / ".streamlit" / "secrets.toml").write_text(secrets)
-    with serving(home / "runs") as found:
-        yield found
+    with serving(home / "runs") as result:
+        yield result
 
 
 def see(server: Server, cookie: str = "", press: str | None = None) -> Seen:
@@ -74,7 +74,7 @@ def is_let_in(seen: Seen) -> bool:
     return shown
 
 
-def test_a_stranger_is_asked_to_sign_in(server: Server) -> None:
+def test_an_anonymous_visitor_must_sign_in(server: Server) -> None:
     seen = see(server)
     assert not is_let_in(seen) and seen.widget("button", "Sign in") is not None
 
@@ -96,7 +96,7 @@ def test_those_who_are_named_come_in_and_can_leave(server: Server, oidc: Provide
         {"name": "Ann"},
     ],
 )
-def test_others_are_told_so(server: Server, oidc: Provider, account: dict[str, object]) -> None:
+def test_accounts_that_are_not_allowed_are_refused(server: Server, oidc: Provider, account: dict[str, object]) -> None:
     seen = see(server, sign_in(server, oidc, account))
     assert not is_let_in(seen) and "may not see the runs" in seen.words
 
@@ -114,5 +114,5 @@ def test_a_cookie_that_was_changed_lets_nobody_in(server: Server, oidc: Provider
     assert not is_let_in(see(server, cookie.replace(value, changed)))
 
 
-def test_a_code_that_nobody_asked_for_signs_nobody_in(server: Server) -> None:
+def test_an_unrequested_code_signs_nobody_in(server: Server) -> None:
     assert not is_let_in(see(server, cookies_after(f"{server.base}/oauth2callback?code=x&state=y")))

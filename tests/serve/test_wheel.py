@@ -18,7 +18,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--quiet", "--wheel-dir", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode and any(said in done.stderr for said in ("No matching distribution", "No module named pip")):
+    if done.returncode and any(
+        message in done.stderr for message in ("No matching distribution", "No module named pip")
+    ):
         pytest.skip("no hatchling to be had here, and the wheel cannot be built without it")
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))

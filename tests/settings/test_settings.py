@@ -63,7 +63,7 @@ print("right")
     assert run_edited(tmp_path, {"amp_core/settings/training.py": ("evaluate: bool", FIELD)}, code).strip() == "right"
 
 
-def test_every_setting_says_what_it_is_and_fits_its_default():
+def test_every_setting_has_help_and_fits_its_default():
     for name, one in settings_of(TrainConfig).items():
         default = getattr(TrainConfig(), name)
         assert one.help and (one.metavar or one.kind == "switch"), name
@@ -97,7 +97,7 @@ def test_flags_are_read_as_they_are_written(changed, flags):
         ({"optimizer": "adamm"}, "optimizer='adamm' is unknown; choose one of adamw, adam, sgd (did you mean adam?)"),
     ],
 )
-def test_a_wrong_value_is_told_by_its_kind(given, said):
+def test_a_wrong_value_is_refused_by_its_kind(given, said):
     with pytest.raises(RunError) as caught:
         TrainConfig(**given)
     assert str(caught.value) == said

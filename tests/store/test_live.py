@@ -66,11 +66,13 @@ def test_a_segment_that_is_sealed_while_its_folder_is_listed_is_not_left_out(
     scan, missed = os.scandir, []
 
     def listing(folder: Path) -> list[os.DirEntry[str]]:
-        found = list(scan(folder))
+        result = list(scan(folder))
         if folder.name != "steps" or missed:
-            return found
-        missed.extend(entry for entry in found if entry.name.startswith("00001."))  # the stream was gone, the file late
-        return [entry for entry in found if entry not in missed]
+            return result
+        missed.extend(
+            entry for entry in result if entry.name.startswith("00001.")
+        )  # the stream was gone, the file late
+        return [entry for entry in result if entry not in missed]
 
     monkeypatch.setattr(os, "scandir", listing)
     assert load_run(tmp_path / "a").steps["step"].tolist() == list(range(5)) and missed

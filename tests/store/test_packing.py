@@ -86,7 +86,7 @@ def test_live_run_is_packed_as_far_as_it_has_come(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_lost_run_is_packed_and_says_so(tmp_path: Path) -> None:
+def test_a_lost_run_is_packed_as_lost(tmp_path: Path) -> None:
     code = (
         "import os, sys; from amp_core.store.writer import RunWriter\n"
         "w = RunWriter(sys.argv[1]); w.append('steps', {'step': [0]}); os.kill(os.getpid(), 9)"
@@ -312,7 +312,7 @@ def test_too_many_members_are_refused(finished: Path, tmp_path: Path, monkeypatc
         unpack(file, tmp_path / "b")
 
 
-def test_what_it_would_unpack_to_is_told_before_any_of_it_is(
+def test_the_unpacked_size_is_checked_before_unpacking(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "large.zip"

@@ -71,7 +71,7 @@ def test_rows_read_by_themselves_are_those_of_the_whole_table(tmp_path: Path, as
     pd.testing.assert_frame_equal(sealed.tensors(**asked), whole.tensors(**asked))
 
 
-def test_only_rows_that_are_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_matching_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(tmp_path / "a").close()
     rows: list[int] = []
     read = sources.FolderSource.read

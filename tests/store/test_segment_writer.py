@@ -18,7 +18,7 @@ from amp_core.store.writer import RunWriter
 from tests.written import files, write_steps
 
 
-def test_full_segments_are_sealed_while_writing_goes_on(tmp_path: Path) -> None:
+def test_full_segments_are_sealed_while_writing_continues(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "a", seal_bytes=10_000) as writer:
         write_steps(writer, 0, 100)
         number = len(list((tmp_path / "a" / "steps").glob("*.arrows")) + list((tmp_path / "a/steps").glob("*.parquet")))
@@ -179,11 +179,11 @@ def test_deleted_files_come_back_with_their_rows_even_at_the_end(tmp_path: Path)
     writer.close()
     run = load_run(tmp_path / "a")
     assert run.steps["step"].tolist() == [0, 1, 2]
-    said = "the run's files were removed; all rows not yet sealed were kept, and are written now"
-    assert run.events["detail"].tolist().count(said) == 1
+    message = "the run's files were removed; all rows not yet sealed were kept, and are written now"
+    assert run.events["detail"].tolist().count(message) == 1
 
 
-def test_deleted_rows_that_cannot_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_rows_that_cannot_be_restored_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(_: object) -> bytes:
         raise OSError(116, "Stale file handle")
 
@@ -195,8 +195,8 @@ def test_deleted_rows_that_cannot_be_read_any_more_are_told(tmp_path: Path, monk
     writer.close()
     run = load_run(tmp_path / "a")
     assert run.status == "finished" and len(run.steps) == 0
-    told = run.events[run.events["name"] == "not recorded"]
-    assert told["detail"].tolist() == ["the run's files were removed; rows lost: those in steps"]
+    reported = run.events[run.events["name"] == "not recorded"]
+    assert reported["detail"].tolist() == ["the run's files were removed; rows lost: those in steps"]
 
 
 def test_file_of_another_run_in_the_place_of_a_deleted_one_is_not_sealed(tmp_path: Path) -> None:

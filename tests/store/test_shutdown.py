@@ -76,8 +76,10 @@ def test_program_that_ends_by_itself(tmp_path: Path, body: str, code: int, statu
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_signal_while_idle(tmp_path: Path, number: int) -> None:
     code, run = run_program("print('ready')\ntime.sleep(600)", tmp_path / "a", "ready", number)
-    said = "interrupted from the keyboard" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    assert (code, run.head.status, run.end_reason) == (-number, "stopped", said)
+    message = (
+        "interrupted from the keyboard" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    )
+    assert (code, run.head.status, run.end_reason) == (-number, "stopped", message)
 
 
 def test_signal_in_the_middle_of_a_write_waits_for_the_write(tmp_path: Path) -> None:

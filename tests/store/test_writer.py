@@ -133,7 +133,7 @@ def test_histograms_may_be_arrays(tmp_path: Path) -> None:
         ("stepz", {"step": [1]}, "table='stepz' is unknown; choose one of steps, tensors"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_and_the_run_goes_on(
+def test_rows_that_do_not_fit_are_refused_and_the_run_continues(
     tmp_path: Path, table: str, columns: dict[str, Any], says: str
 ) -> None:
     with RunWriter(tmp_path / "a") as writer:
@@ -225,7 +225,9 @@ def test_refused_run_leaves_no_trace_in_the_process(tmp_path: Path) -> None:
     assert sys.excepthook is before
 
 
-def test_head_says_who_writes_and_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_names_the_writing_process_and_is_replaced_atomically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = RunWriter(tmp_path / "a", name="über", config={"lr": NAN, "path": tmp_path}, model={"parameters": 3})
     head = load_run(tmp_path / "a").head
     assert (head.name, head.status, head.world_size, head.model) == ("über", "running", 1, {"parameters": 3})
@@ -259,7 +261,7 @@ def test_file_is_replaced_from_many_threads_without_a_mix_up(tmp_path: Path) -> 
     assert files(tmp_path) == ["x"]
 
 
-def test_own_process_is_alive_and_others_are_told_apart() -> None:
+def test_own_process_is_alive_and_others_are_distinguished() -> None:
     me = this_process()
     assert process_alive(me) is True
     assert process_alive(me | {"started_s": me["started_s"] - 60}) is False  # the pid was given out again

@@ -53,6 +53,6 @@ def loss_of(config: TrainConfig, model: torch.nn.Module) -> torch.Tensor:
         return F.cross_entropy(model(images), torch.empty(count, dtype=torch.int64, device="meta"))
     tokens = torch.empty(count, dims["context"], dtype=torch.int64, device="meta")
     if config.workload == "text-bert":
-        asked = tokens[:, : text_bert.asked_of(dims["context"])]
-        return text_bert.loss(model, (tokens, asked, asked))
+        predicted = tokens[:, : text_bert.predicted_count(dims["context"])]
+        return text_bert.loss(model, (tokens, predicted, predicted))
     return text.OBJECTIVES[config.spec.objective](model, (tokens, tokens))

@@ -23,14 +23,14 @@ WAYS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ablation")
-    found = {}
+    result = {}
     for name, differs in WAYS.items():
         config = TrainConfig(
             workload="text-lstm", size="logistic", device="cpu", steps=STEPS, every=STEPS, evaluate=False, **differs
         )
         train(config, folder / name)
-        found[name] = load_run(folder / name)
-    return found
+        result[name] = load_run(folder / name)
+    return result
 
 
 def test_without_a_loss_scale_fp16_fails_to_train_and_with_one_it_follows_fp32(runs):
@@ -43,7 +43,7 @@ def test_without_a_loss_scale_fp16_fails_to_train_and_with_one_it_follows_fp32(r
         assert not runs[name].steps["skipped"].any()
 
 
-def test_what_the_head_is_told_vanishes_without_a_loss_scale_and_is_there_at_128(runs):
+def test_gradients_of_the_head_underflow_without_a_loss_scale_and_not_at_128(runs):
     def zeros(name):
         first = runs[name].tensors(kind="output_grad", name="head", steps=(0, 0)).iloc[0]
         return first["zero"] / first["numel"]

@@ -90,10 +90,10 @@ def test_a_layer_without_a_kernel_is_refused_before_the_start(
     no_16_bit_convolution(monkeypatch)
     line = ["train", "--workload", "digits-cnn", "--device", "cpu", "--steps", "2", "--no-evaluate"]
     assert main([*line, "--precision", precision, "--out", os.fspath(tmp_path / "r")]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"precision='{precision}' cannot run here: torch has no Conv2d in {dtype} for this CPU" in said
-    assert said.rstrip().endswith("choose fp32")
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"precision='{precision}' cannot run here: torch has no Conv2d in {dtype} for this CPU" in message
+    assert message.rstrip().endswith("choose fp32")
     assert not (tmp_path / "r").exists()
     assert main([*line, "--precision", "fp32", "--out", os.fspath(tmp_path / "r")]) == 0
 
@@ -107,7 +107,7 @@ def test_a_module_that_computes_in_fp32_needs_no_16_bit_kernel(monkeypatch, fres
         cpu_layers.prepare_layers(model, precision, islands=("head", "bod"))
 
 
-def test_counting_a_step_sees_no_trial_and_fake_tensors_are_asked_nothing(fresh_probes):
+def test_counting_a_step_sees_no_layer_trial_and_fake_tensors_run_none(fresh_probes):
     model = build(TrainConfig(workload="text-lstm").resolved()).model
     tokens = torch.randint(0, 256, (2, 4))
 

@@ -145,8 +145,8 @@ def test_loss_falls(tmp_path):
 
 
 def test_stop_ends_the_run_between_two_steps(tmp_path):
-    asked = iter([None, None, "enough"])
-    summary = train(TrainConfig(workload="digits-cnn", device="cpu"), tmp_path / "r", stop=lambda: next(asked))
+    requested = iter([None, None, "enough"])
+    summary = train(TrainConfig(workload="digits-cnn", device="cpu"), tmp_path / "r", stop=lambda: next(requested))
     assert (summary.status, summary.steps, summary.results) == ("stopped", 2, {})
     assert load_run(tmp_path / "r").end_reason == "enough"
 
@@ -235,13 +235,13 @@ def test_signal_ends_the_run_in_order_with_all_its_steps(tmp_path, number):
             wait_for(lambda: child.poll() is not None or ((folder / "run.json").exists() and _steps(folder) > 5))
         finally:
             child.send_signal(number)
-        said, errors = child.communicate(timeout=300)
+        message, errors = child.communicate(timeout=300)
     assert child.returncode == 130, errors
     run = load_run(folder)
     assert (run.status, run.end_reason) == ("stopped", f"stopped by {number.name}")
     assert run.steps["step"].tolist() == list(range(len(run.steps)))
     assert len(run.steps) > 5
-    assert f"stopped after {len(run.steps)} steps" in said
+    assert f"stopped after {len(run.steps)} steps" in message
 
 
 def _steps(folder):

@@ -49,36 +49,36 @@ def machine(monkeypatch):
     ],
     ids=lambda value: value.name if isinstance(value, fakes.Card) else "",
 )
-def test_each_gpu_is_told_what_its_tensor_cores_take(machine, card, recipe, notes):
-    found = machine(card)
-    assert found["advice"]["recipe"] == recipe and len(found["advice"]["why"]) > 40
+def test_each_gpu_lists_the_formats_of_its_tensor_cores(machine, card, recipe, notes):
+    result = machine(card)
+    assert result["advice"]["recipe"] == recipe and len(result["advice"]["why"]) > 40
     for name, note in notes.items():
-        assert found["recipes"][name]["note"].startswith(note)
-    gpu = found["gpus"][0]
+        assert result["recipes"][name]["note"].startswith(note)
+    gpu = result["gpus"][0]
     assert gpu["capability"] == f"{card.capability[0]}.{card.capability[1]}" and gpu["usable"]
     assert gpu["tensor_cores"]["fp16"] is (recipe != "fp32")
-    said = in_words(found)
-    assert gpu["says"] in said and f"try first: {recipe}." in said
-    assert ("GPM" in said) is (card.capability >= (9, 0))
-    json.dumps(found, allow_nan=False)
+    message = in_words(result)
+    assert gpu["says"] in message and f"try first: {recipe}." in message
+    assert ("GPM" in message) is (card.capability >= (9, 0))
+    json.dumps(result, allow_nan=False)
 
 
-def test_below_volta_and_without_tensor_cores_it_is_said_plainly(machine):
+def test_a_gpu_without_tensor_cores_is_reported_as_such(machine):
     assert "No tensor cores: they came with compute capability 7.0" in in_words(machine(fakes.PASCAL))
     assert "No tensor cores, though compute capability 7.5" in in_words(machine(fakes.GTX16))
 
 
 def test_driver_and_its_cuda_are_named(machine):
-    found = machine(fakes.HOPPER)
-    assert (found["driver"], found["driver_cuda"], found["nvml"]) == ("580.65.06", "13.0", "answers")
-    assert "580.65.06, runs CUDA up to 13.0" in in_words(found)
+    result = machine(fakes.HOPPER)
+    assert (result["driver"], result["driver_cuda"], result["nvml"]) == ("580.65.06", "13.0", "answers")
+    assert "580.65.06, runs CUDA up to 13.0" in in_words(result)
 
 
 def test_a_gpu_that_torch_cannot_use_is_noticed_and_the_cpu_is_advised(machine):
-    found = machine(fakes.AMPERE, usable=False, flags=("avx512_bf16",))
-    assert not found["gpus"][0]["usable"] and "(torch cannot use it)" in in_words(found)
-    assert found["device"] == "cpu" and found["advice"]["recipe"] == "bf16"
-    assert found["recipes"]["bf16"]["note"] == "native (AVX512-BF16)"
+    result = machine(fakes.AMPERE, usable=False, flags=("avx512_bf16",))
+    assert not result["gpus"][0]["usable"] and "(torch cannot use it)" in in_words(result)
+    assert result["device"] == "cpu" and result["advice"]["recipe"] == "bf16"
+    assert result["recipes"]["bf16"]["note"] == "native (AVX512-BF16)"
 
 
 @pytest.mark.parametrize(
@@ -89,30 +89,30 @@ def test_a_gpu_that_torch_cannot_use_is_noticed_and_the_cpu_is_advised(machine):
         (None, "fp32", "runs; what this CPU does with it is not known", "runs; what this CPU does"),
     ],
 )
-def test_a_cpu_is_told_what_its_instructions_do(machine, flags, recipe, fp16, bf16):
-    found = machine(flags=flags, nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
-    assert found["advice"]["recipe"] == recipe
-    assert found["recipes"]["fp16"]["note"].startswith(fp16) and found["recipes"]["bf16"]["note"].startswith(bf16)
-    assert "GPU           none: there is no NVIDIA driver here" in in_words(found)
-    assert list(found["recipes"]) == list(RECIPES)
+def test_a_cpu_lists_its_16_bit_instructions(machine, flags, recipe, fp16, bf16):
+    result = machine(flags=flags, nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
+    assert result["advice"]["recipe"] == recipe
+    assert result["recipes"]["fp16"]["note"].startswith(fp16) and result["recipes"]["bf16"]["note"].startswith(bf16)
+    assert "GPU           none: there is no NVIDIA driver here" in in_words(result)
+    assert list(result["recipes"]) == list(RECIPES)
 
 
 def test_an_amd_gpu_is_no_nvidia_one_of_the_same_number(machine):
     card = fakes.Card("Instinct MI250X", (9, 0))
-    found = machine(card, hip="6.2", nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
-    gpu = found["gpus"][0]
+    result = machine(card, hip="6.2", nvml=FakeNvml(init="NVML_ERROR_LIBRARY_NOT_FOUND"))
+    gpu = result["gpus"][0]
     assert gpu["name"] == "AMD Instinct MI250X" and gpu["capability"] is None
-    assert set(gpu["tensor_cores"].values()) == {None} and "nothing is said" in gpu["says"]
-    assert found["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
+    assert set(gpu["tensor_cores"].values()) == {None} and "its matrix units are unknown" in gpu["says"]
+    assert result["recipes"]["bf16"]["note"].startswith("runs; what this GPU")
 
 
 def test_flags_are_those_a_program_begins_with_and_what_is_set_outside(machine, monkeypatch, capsys):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    found = machine(fakes.AMPERE)
-    assert found["flags"]["tf32_matmul"] is torch.backends.cuda.matmul.allow_tf32
-    assert found["flags"]["matmul_precision"] == torch.get_float32_matmul_precision()
-    assert found["overrides"] == {"NVIDIA_TF32_OVERRIDE": "0"} or "CUDA_VISIBLE_DEVICES" in found["overrides"]
-    assert "NVIDIA_TF32_OVERRIDE=0" in in_words(found)
+    result = machine(fakes.AMPERE)
+    assert result["flags"]["tf32_matmul"] is torch.backends.cuda.matmul.allow_tf32
+    assert result["flags"]["matmul_precision"] == torch.get_float32_matmul_precision()
+    assert result["overrides"] == {"NVIDIA_TF32_OVERRIDE": "0"} or "CUDA_VISIBLE_DEVICES" in result["overrides"]
+    assert "NVIDIA_TF32_OVERRIDE=0" in in_words(result)
 
 
 def test_without_the_package_nvml_is_a_reason(monkeypatch):

@@ -45,7 +45,7 @@ def test_log_gets_one_line_every_two_seconds_and_the_last_step(writer):
     ]
 
 
-def test_a_run_that_goes_on_has_the_rate_of_the_steps_it_makes_now(writer):
+def test_a_resumed_run_shows_the_rate_of_its_new_steps(writer):
     clock, log = Clock(), io.StringIO()
     with Progress(writer.folder, 1000, log, clock) as progress:
         for done in (901, 902, 903):
@@ -94,12 +94,12 @@ def test_neither_a_full_disk_nor_a_removed_folder_ends_what_is_shown(writer):
 
 @pytest.mark.parametrize("checkpoint_every", [None, 2])
 def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, checkpoint_every):
-    asked = 0
+    requested = 0
 
     def stop():
-        nonlocal asked
-        asked += 1
-        if asked == 3:
+        nonlocal requested
+        requested += 1
+        if requested == 3:
             shutil.rmtree(tmp_path / "r")
 
     config = TrainConfig(device="cpu", steps=6, evaluate=False, precision="fp16", checkpoint_every=checkpoint_every)
@@ -109,8 +109,10 @@ def test_removed_folder_costs_the_record_and_not_the_training(tmp_path, caplog, 
     assert (summary.status, summary.steps, summary.loss_last, summary.skipped) == ("finished", 6, None, None)
     assert summary.loss_scale == 65536.0
     assert caplog.text.count("is gone, and the record of this run with it") == 1
-    said = in_words(summary)
-    assert said.endswith("the record is gone with its folder") and "load_run" not in said and "None" not in said
+    message = in_words(summary)
+    assert (
+        message.endswith("the record is gone with its folder") and "load_run" not in message and "None" not in message
+    )
     assert ("no checkpoint after step 6" in caplog.text) == (checkpoint_every is not None)
 
 

@@ -63,15 +63,15 @@ def test_each_second_round_is_the_one_before_turned_round() -> None:
 
 
 def test_a_training_asks_for_its_turn_and_ends_when_no_one_answers() -> None:
-    said, settled = io.StringIO(), []
-    turns = Turns(lambda: None, io.StringIO("2\n1\n"), said, lambda: settled.append(1))
+    message, settled = io.StringIO(), []
+    turns = Turns(lambda: None, io.StringIO("2\n1\n"), message, lambda: settled.append(1))
     assert [turns(), turns(), turns()] == [None, None, None]
-    assert said.getvalue() == "ready\ndone\n"
+    assert message.getvalue() == "ready\ndone\n"
     assert turns() == "stopped: the comparison that it was part of ended"
     assert len(settled) == 3  # the device has finished before another's turn
 
 
-def test_a_training_that_is_asked_to_stop_says_why() -> None:
+def test_a_stopped_training_records_the_reason() -> None:
     turns = Turns(lambda: "stopped by SIGINT", io.StringIO(""), io.StringIO(), lambda: None)
     assert turns() == "stopped by SIGINT"
 
@@ -100,13 +100,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], li
             ("broken", "broken", "fp32"),
         )
     ]
-    told: list[int] = []
-    return folder, interleave(members, 4, told.append), told
+    reported: list[int] = []
+    return folder, interleave(members, 4, reported.append), reported
 
 
 def test_trainings_take_turns_and_waiting_belongs_to_no_step(three: tuple[Path, list[int], list[int]]) -> None:
-    folder, codes, told = three
-    assert codes[:2] == [0, 0] and told == [4, 8, 12]
+    folder, codes, reported = three
+    assert codes[:2] == [0, 0] and reported == [4, 8, 12]
     runs = [load_run(folder / name) for name in ("fp32", "bf16")]
     about = [run.head.config["comparison"] for run in runs]
     assert about[0] == about[1] and about[0]["block_steps"] == 4
@@ -130,7 +130,7 @@ def test_a_training_that_fails_leaves_the_others_to_go_on(three: tuple[Path, lis
     assert failed.status == "failed" and len(failed.steps) == 3
 
 
-def test_what_the_first_refuses_is_not_asked_of_the_others(
+def test_settings_that_the_first_member_refuses_end_the_comparison(
     quick: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = [Member(TrainConfig(**quick, precision=p), tmp_path / "file" / p) for p in ("fp32", "bf16")]

@@ -45,18 +45,18 @@ def pid(run):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One crew that trains two seeds of two recipes, a seed that is refused, one that is stopped, and one more: the
-    folder of the runs, the exit codes, and the crew's processes after the first two seeds and at the end."""
-    folder = tmp_path_factory.mktemp("crew")
+    """One pool that trains two seeds of two recipes, a seed that is refused, one that is stopped, and one more: the
+    folder of the runs, the exit codes, and the pool's processes after the first two seeds and at the end."""
+    folder = tmp_path_factory.mktemp("pool")
     (folder / "own_task.py").write_text(OWN)
     rounds = [(("fp32", "bf16"), 0), (("fp32", "bf16"), 1), (("bf16",), 2), (("fp32",), 3), (("fp32",), 4)]
     codes, kept = [], []
-    with WorkerPool() as crew:
+    with WorkerPool() as pool:
         for names, seed in rounds:
             members = [member(folder, name, seed) for name in names]
             leave = (lambda done: []) if seed == 3 else None
-            codes.append(interleave(members, 2, lambda done: None, leave, crew=crew))
-            kept.append([worker.process for worker in crew._idle.values()])
+            codes.append(interleave(members, 2, lambda done: None, leave, pool=pool))
+            kept.append([worker.process for worker in pool._idle.values()])
             assert all(process.poll() is None for process in kept[-1])
     return folder, codes, kept
 
@@ -79,7 +79,7 @@ def test_a_process_is_kept_only_where_its_training_came_to_its_end(trained):
     folder, codes, kept = trained
     assert codes[2:] == [[2], [130], [0]]
     assert [len(processes) for processes in kept] == [2, 2, 1, 0, 1]
-    assert all(process.poll() == 0 for process in kept[-1])  # the crew has ended what it kept
+    assert all(process.poll() == 0 for process in kept[-1])  # the pool has ended what it kept
     stopped, last = run_of(folder, "fp32", 3), run_of(folder, "fp32", 4)
     assert stopped.status == "stopped" and len(stopped.steps) == 2 and last.status == "finished"
     assert pid(stopped) == pid(run_of(folder, "fp32", 0)) != pid(last)

@@ -11,7 +11,7 @@ from amp_core.settings.training import WORKLOADS, TrainConfig
 from amp_core.train import train
 from amp_core.train.workloads import ShuffledBatches, build
 from amp_core.train.workloads.text import load_corpus
-from amp_core.train.workloads.text_bert import MASK, asked_of, masked
+from amp_core.train.workloads.text_bert import MASK, masked_batch, predicted_count
 from tests.train.counting import counted
 
 ALL_SIZES = [(w.name, s) for w in WORKLOADS.values() for s in w.sizes]
@@ -99,26 +99,26 @@ def test_gpt_sees_nothing_that_comes_later():
 
 def test_bert_asks_for_bytes_that_it_does_not_show():
     text = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
-    tokens, asked, answers = masked(text, torch.tensor([0, 640, 64]), context=64, seed=3)
+    tokens, predicted, answers = masked_batch(text, torch.tensor([0, 640, 64]), context=64, seed=3)
     shown = torch.stack([text[:64], text[640:704], text[64:128]]).long()
-    assert torch.equal(answers, shown.gather(1, asked)) and asked.shape == (3, asked_of(64)) == (3, 10)
-    assert all(len(set(row)) == 10 for row in asked.tolist())
+    assert torch.equal(answers, shown.gather(1, predicted)) and predicted.shape == (3, predicted_count(64)) == (3, 10)
+    assert all(len(set(row)) == 10 for row in predicted.tolist())
     assert ((tokens == MASK).sum(1) == 8).all()
-    untouched = torch.ones_like(tokens, dtype=torch.bool).scatter(1, asked[:, :9], False)
+    untouched = torch.ones_like(tokens, dtype=torch.bool).scatter(1, predicted[:, :9], False)
     assert torch.equal(tokens[untouched], shown[untouched])
-    again = masked(text, torch.tensor([640]), context=64, seed=3)  # in whatever batch a window comes
-    assert torch.equal(again[0][0], tokens[1]) and torch.equal(again[1][0], asked[1])
-    assert not torch.equal(masked(text, torch.tensor([640]), context=64, seed=4)[1], again[1])
+    again = masked_batch(text, torch.tensor([640]), context=64, seed=3)  # in whatever batch a window comes
+    assert torch.equal(again[0][0], tokens[1]) and torch.equal(again[1][0], predicted[1])
+    assert not torch.equal(masked_batch(text, torch.tensor([640]), context=64, seed=4)[1], again[1])
 
 
 def test_bert_sees_both_ways():
     workload = build(TrainConfig(workload="text-bert").resolved())
     tokens = torch.randint(0, 256, (1, 16))
-    asked = torch.tensor([[8]])
+    predicted = torch.tensor([[8]])
     for place in (0, 15):
         changed = tokens.clone()
         changed[0, place] = (changed[0, place] + 1) % 256
-        assert not torch.allclose(workload.model(tokens, asked), workload.model(changed, asked))
+        assert not torch.allclose(workload.model(tokens, predicted), workload.model(changed, predicted))
 
 
 @pytest.mark.parametrize("workload", ["text-bert", "image-resnet"])

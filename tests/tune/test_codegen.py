@@ -21,7 +21,7 @@ from amp_core import load_run
 from amp_core.schema import RunError
 from amp_core.train import TrainConfig, train
 from amp_core.train.workloads import build
-from amp_core.tune.codegen import FRAMEWORKS, WRITTEN, code_for
+from amp_core.tune.codegen import FRAMEWORKS, SUPPORTED_PRECISIONS, code_for
 from tests.places import ROOT
 
 NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
@@ -121,7 +121,7 @@ def test_the_program_reaches_the_engines_losses(framework, name, engine, monkeyp
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "transformers"])
-def test_fp16_where_the_framework_would_train_in_fp32_is_said(framework):
+def test_fp16_that_the_framework_would_train_in_fp32_is_noted(framework):
     with pytest.raises(RuntimeError, match="trains in FP32 on a CPU when it is asked for FP16"):
         run(recipe("fp16"), framework)
 
@@ -134,7 +134,7 @@ def test_one_can_tell_bf16_from_fp32_by_its_losses(framework, engine):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("precision", WRITTEN)
+@pytest.mark.parametrize("precision", SUPPORTED_PRECISIONS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_each_program_is_tidy(framework, precision, device, tmp_path):
     every = {"channels_last": True, "compile": True, "pad_to": 8, "clip_norm": 1.0, "accumulate": 4, "optimizer": "sgd"}

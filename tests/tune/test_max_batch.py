@@ -16,7 +16,7 @@ from amp_core.__main__ import main
 from amp_core.cli.tune import parse_size
 from amp_core.train import TrainConfig
 from amp_core.tune import max_batch
-from amp_core.tune.batch_trial import out_of_memory, tried
+from amp_core.tune.batch_trial import out_of_memory, run_trial
 from amp_core.tune.max_batch import MaxBatch, Trial, free_bytes, in_bytes, largest_batch
 
 MIB = 2**20
@@ -49,7 +49,7 @@ def test_the_answer_is_the_largest_that_fits_and_the_next_does_not(capacity):
 
 
 @pytest.mark.parametrize("noise", [0, 5 * MIB])
-def test_memory_in_a_line_tells_where_the_limit_lies(noise):
+def test_linear_memory_is_extrapolated_to_the_limit(noise):
     capacity = 3333
     limit = 100 * MIB + capacity * MIB
     guided = search(capacity, limit_bytes=limit, attempt=machine(capacity, noise=noise))
@@ -59,7 +59,7 @@ def test_memory_in_a_line_tells_where_the_limit_lies(noise):
         assert len(guided.trials) < len(blind.trials) - 3
 
 
-def test_nothing_larger_than_asked_for_is_tried():
+def test_no_batch_above_the_bound_is_tried():
     found = search(10**6, most=100)
     assert (found.largest, found.next_larger) == (100, None)
     assert max(t.batch_size for t in found.trials) == 100 and "larger ones were not tried" in found.in_words()
@@ -87,7 +87,7 @@ def test_on_a_cpu_no_trial_goes_without_a_limit():
         largest_batch(dataclasses.replace(CONFIG, device="auto"), attempt=attempt)
 
 
-def test_each_trial_is_told_and_trains_few_steps_without_evaluation():
+def test_each_trial_is_reported_and_trains_few_steps_without_evaluation():
     told, configs = [], []
 
     def attempt(config, limit_bytes, timeout_s):
@@ -124,7 +124,7 @@ def quick(batch_size, **changes):
                        | {"batch_size": batch_size} | changes)  # fmt: skip
 
 
-def test_a_trial_that_fits_says_what_it_took():
+def test_a_trial_that_fits_reports_memory_and_speed():
     trial = max_batch.try_batch(quick(8), 8 * 2**30, 120.0)
     assert trial.fits and trial.why == ""
     assert trial.peak_bytes > 100 * MIB and trial.step_ms > 0 and trial.samples_per_s > 0
@@ -191,10 +191,10 @@ def test_ctrl_c_leaves_no_trial_behind(monkeypatch, tmp_path):
         os.kill(int(file.read_text()), 0)
 
 
-def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_path, monkeypatch):
+def test_a_trial_distinguishes_out_of_memory_from_other_errors(tmp_path, monkeypatch):
     from amp_core.tune import batch_trial
 
-    monkeypatch.setattr(batch_trial, "guard", lambda device, limit: None)
+    monkeypatch.setattr(batch_trial, "limit_memory", lambda device, limit: None)
     for error, expected in (
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), {"fits": False}),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), {"fits": False}),
@@ -208,7 +208,7 @@ def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_
             raise error
 
         monkeypatch.setattr(batch_trial, "train", fail)
-        assert expected.items() <= tried(quick(8), None, tmp_path).items()
+        assert expected.items() <= run_trial(quick(8), None, tmp_path).items()
     assert not out_of_memory(ValueError("out of memory"))
 
 
@@ -216,8 +216,8 @@ def test_in_a_trial_running_out_of_memory_is_told_from_what_else_goes_wrong(tmp_
 def test_one_huge_allocation_is_refused_at_once():
     code = """
 import torch
-from amp_core.tune.batch_trial import guard, out_of_memory
-guard(torch.device("cpu"), 256 * 2**20)
+from amp_core.tune.batch_trial import limit_memory, out_of_memory
+limit_memory(torch.device("cpu"), 256 * 2**20)
 torch.ones(2**20)
 try:
     torch.empty(2**30)
@@ -235,7 +235,7 @@ def test_what_is_free_is_less_than_the_machine_has():
 # the command
 
 
-def test_the_command_prints_one_document_and_tells_its_trials_beside_it(monkeypatch, capsys):
+def test_the_command_prints_one_document_on_stdout_and_trials_on_stderr(monkeypatch, capsys):
     monkeypatch.setattr(max_batch, "try_batch", machine(48))
     argv = ["tune", "--max-batch", "--workload", "digits-cnn", "--precision", "bf16", "--device", "cpu"]
     assert main([*argv, "--memory-limit", "2GiB", "--json"]) == 0
@@ -263,7 +263,7 @@ def test_the_answer_is_kept_where_a_folder_is_given(monkeypatch, capsys, tmp_pat
     assert "cannot hold the answer" in capsys.readouterr().err
 
 
-def test_the_command_says_with_its_exit_code_that_nothing_fits(monkeypatch, capsys):
+def test_the_exit_code_shows_that_nothing_fits(monkeypatch, capsys):
     monkeypatch.setattr(max_batch, "try_batch", machine(0))
     assert main(["tune", "--max-batch", "--workload", "digits-cnn", "--device", "cpu"]) == 1
     assert "not even a batch of 1 fits" in capsys.readouterr().out
@@ -319,7 +319,7 @@ def test_what_is_no_size_is_refused(text):
         parse_size(text)
 
 
-def test_sizes_are_told_with_three_digits():
+def test_sizes_have_three_digits():
     assert (in_bytes(700), in_bytes(3 * MIB), in_bytes(5.5 * 2**30)) == ("700 bytes", "3 MiB", "5.50 GiB")
     assert MaxBatch(None, 1, None, True, (Trial(1, False, "x", None, None, None, 0.0),)).in_words().endswith("x")
 

@@ -5,7 +5,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.analysis.comparison.ratios import SAME_SPEED_FRAC
-from amp_core.tune.race import Race, ranked, slower
+from amp_core.tune.race import Race, ranked, slower_reason
 from tests.synthetic import write_rows
 
 STEPS = 120
@@ -36,7 +36,9 @@ def test_who_is_slower_than_the_first_by_more_than_the_margin_leaves_and_fp32_st
     names = ["fp32", "bf16", "near", "far"]
     times = [10.0, 5.0, 5.0 * 1.02, 5.0 * 1.04]
     runs = [made(tmp_path, name, ms) for name, ms in zip(names, times, strict=True)]
-    assert slower(runs[1], runs[2], "bf16") == "" and slower(runs[1], runs[3], "bf16").startswith("slower than bf16")
+    assert slower_reason(runs[1], runs[2], "bf16") == "" and slower_reason(runs[1], runs[3], "bf16").startswith(
+        "slower than bf16"
+    )
     race = Race(names, [tmp_path / name for name in names], over=lambda: False)
     race.judge()
     assert race.out == {3: "slower than bf16: 0.962 × its speed"}

@@ -28,18 +28,18 @@ SLOW_CPU = {"fp32": 1.0, "bf16": 3.0, "fp16": 20.0, "fp16-islands": 15.0}
 def search(tmp_path, name, speeds, **more):
     """Search with controlled speeds, in races as short as they may be."""
     watch = Stopwatch(speeds, until_s=more.get("budget_s", 600.0))
-    told = []
+    reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_core.tune.race.RACE_STEPS", (60, 60))
         found = tune(
             config(name, **more.pop("settings", {})),
             tmp_path / "tune",
             **({"budget_s": 600.0} | more),
-            on_progress=told.append,
+            on_progress=reported.append,
             trainer=watch,
             clock=watch.clock,
         )
-    return found, watch, told
+    return found, watch, reported
 
 
 def rows(found, stage):
@@ -50,8 +50,8 @@ def rows(found, stage):
 def on_fast_gpu(tmp_path_factory):
     """The search of a healthy workload, its folder, and what it said."""
     folder = tmp_path_factory.mktemp("fast-gpu")
-    found, _, told = search(folder, "healthy", FAST_GPU)
-    return found, folder / "tune", told
+    found, _, reported = search(folder, "healthy", FAST_GPU)
+    return found, folder / "tune", reported
 
 
 def test_a_healthy_workload_gets_the_simplest_of_the_fastest(on_fast_gpu):
@@ -88,14 +88,16 @@ def test_large_activations_get_bf16_though_fp16_is_faster(tmp_path):
     assert "loud" in islands.note and "activations too large for FP16" in islands.note
 
 
-def test_where_the_fastest_learns_worse_the_next_is_asked_over_the_same_seeds_of_fp32(tmp_path):
-    asked = {"init_scale": 1.0}  # with which fp16 loses nearly all of these gradients
-    found, watch, _ = search(tmp_path, "tiny_gradients", FASTEST_FP16, settings=asked)
+def test_if_the_fastest_fails_parity_the_next_is_confirmed_with_the_same_fp32_seeds(tmp_path):
+    requested = {"init_scale": 1.0}  # with which fp16 loses nearly all of these gradients
+    found, watch, _ = search(tmp_path, "tiny_gradients", FASTEST_FP16, settings=requested)
     assert found.chosen == "bf16" and found.confirmed
-    asked = rows(found, "confirm")
-    assert asked["fp16"].out.startswith("worse") and not asked["bf16"].out
-    assert asked["bf16"].speed_ratio == pytest.approx(10 / 6, rel=0.02)  # of the race, in which it took turns with FP32
-    seeds = {name: [run.rpartition("seed")[2] for run in row.runs] for name, row in asked.items()}
+    requested = rows(found, "confirm")
+    assert requested["fp16"].out.startswith("worse") and not requested["bf16"].out
+    assert requested["bf16"].speed_ratio == pytest.approx(
+        10 / 6, rel=0.02
+    )  # of the race, in which it took turns with FP32
+    seeds = {name: [run.rpartition("seed")[2] for run in row.runs] for name, row in requested.items()}
     assert seeds["fp16"] == seeds["bf16"] == seeds["fp32"]
     assert sum(name.startswith("fp32-seed") for name in watch.trained) == len(seeds["fp32"])  # each seed once
 
@@ -147,13 +149,13 @@ SLOW = {name: 50 * ms for name, ms in FAST_GPU.items()}
 
 
 def test_a_budget_too_small_gives_what_looks_best_and_the_budget_that_would_tell(tmp_path):
-    found, _, told = search(tmp_path, "healthy", SLOW, budget_s=60.0)
+    found, _, reported = search(tmp_path, "healthy", SLOW, budget_s=60.0)
     assert found.chosen == "bf16" and not found.confirmed  # the best that is known, and called no finding
     assert found.answer.startswith("BF16 looks fastest, 2.5")
     assert found.answer.endswith(
         f" × FP32's speed, but whether it learns the same is not told: run with --budget {found.needs_s:.0f}"
     )
-    assert "was not trained beside FP32 over any seed" in found.why and told[-1] == found.answer
+    assert "was not trained beside FP32 over any seed" in found.why and reported[-1] == found.answer
     assert found.seconds < 2 * found.budget_s
     again, _, _ = search(tmp_path / "again", "healthy", SLOW, budget_s=found.needs_s)
     assert again.chosen == "bf16" and again.confirmed and again.seconds <= again.budget_s
@@ -169,11 +171,11 @@ def test_a_race_that_the_budget_cuts_short_is_no_finding(tmp_path):
 
 
 def test_the_search_can_be_read_while_it_goes_and_after(on_fast_gpu):
-    found, folder, told = on_fast_gpu
+    found, folder, reported = on_fast_gpu
     again = load_tuned(folder)
     assert again.to_json() == found.to_json() and again.status == "finished"
     assert all((folder / run / "run.json").exists() for row in found.tried for run in row.runs)
-    assert any(line.startswith("  bf16: 2.") for line in told)
+    assert any(line.startswith("  bf16: 2.") for line in reported)
 
 
 @pytest.mark.parametrize("budget", [0, -1, "long", float("nan"), True])
@@ -189,8 +191,8 @@ def test_a_folder_in_use_is_refused(tmp_path):
         tune(config("healthy"), tmp_path, 60, on_progress=print)
 
 
-def test_a_search_that_is_stopped_says_so(tmp_path):
-    def stopped(members, block_steps, told, keep=None):
+def test_a_stopped_search_has_status_stopped(tmp_path):
+    def stopped(members, block_steps, reported, keep=None):
         return [130]
 
     with pytest.raises(Ended) as ended:
@@ -202,9 +204,9 @@ def test_a_search_whose_process_is_gone_is_lost(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", "pass"])
     process = this_process() | {"pid": ended.pid}
     ended.wait()
-    for pid, said in ((process, "lost"), (this_process(), "running")):
+    for pid, message in ((process, "lost"), (this_process(), "running")):
         Tuned("running", "text-gpt", "tiny", "cpu", 60.0, 1.0, process=pid).save(tmp_path)
-        assert load_tuned(tmp_path).present_status == said
+        assert load_tuned(tmp_path).present_status == message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 9, "tried": []}', '{"schema": "x"}'])

@@ -94,7 +94,7 @@ class Stopwatch:
         self,
         members: Sequence[Member],
         block_steps: int,
-        told: Callable[[int], None],
+        reported: Callable[[int], None],
         keep: Callable[[int], Collection[int]] | None = None,
     ) -> list[int]:
         about = {"id": f"{len(self.trained)}", "block_steps": block_steps}
@@ -113,7 +113,7 @@ class Stopwatch:
                 codes.append(1)
             self.trained.append(member.folder.name)
             self._set_times(member)
-        told(members[0].config.steps)
+        reported(members[0].config.steps)
         if keep is not None:
             keep(members[0].config.steps)
         return codes

@@ -24,9 +24,9 @@ from amp_core.store.untrusted.sandbox import Sandbox
 from amp_core.store.urls import Address
 
 MAX_MEMORY_BYTES = 2**30
-"""What the rows of an untrusted run may take in memory, all tables together; of `tensors` only parts are held."""
+"""Limit of the memory for the rows of an untrusted run, all tables together; of `tensors` only parts are held."""
 MAX_DISK_BYTES = 4 * 2**30
-"""What its private folder may take."""
+"""Limit of the size of its private folder."""
 
 
 def written_here(head: Head) -> bool:

@@ -6,7 +6,7 @@
 
 Damaged Parquet files end the process that reads them (pyarrow 26), and small ones may claim to be huge. So the sandbox
 process decodes each segment, in bounded memory and time, and writes it anew (see `sandbox_process`). The process ends
-when nobody has asked for a while.
+when it is idle for a while.
 """
 
 import base64
@@ -26,13 +26,13 @@ from amp_core.schema import RunError
 from amp_core.store.segment_reader import File
 
 SEGMENT_TIMEOUT_S = 60.0
-"""A segment of 16 MB takes a fraction of a second; what takes longer was made to."""
+"""A segment of 16 MB takes a fraction of a second; longer ones are crafted."""
 MAX_REFUSALS = 20_000
 """Refused files that are remembered, so that none is tried at each tick."""
 
 
 class Converted(NamedTuple):
-    """What became of a segment."""
+    """A converted segment."""
 
     decoded_bytes: int
     """Bytes of its rows in memory."""
@@ -57,7 +57,7 @@ class Sandbox:
         """Write the rows of a segment of `run` to `out`, in the promised columns.
 
         `content` is its bytes, or its path where it is Parquet; with `schema`, the bytes follow in a stream of that
-        schema. Raises `RunError`, and `FileNotFoundError` where the file has vanished.
+        schema. Raises `RunError`, and `FileNotFoundError` if the file has vanished.
         """
         start = bytes(schema.serialize()) if schema is not None else b""
         data, path = (content, "") if isinstance(content, bytes) else (b"", str(content.absolute()))
@@ -89,7 +89,7 @@ class Sandbox:
     def _ask(self, line: bytes) -> dict[str, Any]:
         """The reply of the process; empty where it died or took too long."""
         answer = self._answer(line) if self._child is not None else None
-        if answer is None:  # no process, or one that was idle and ended: a fresh one tells that from a death
+        if answer is None:  # no process, or it ended when idle: retry in a new one, whose death is the segment's fault
             self._end()
             self._child = _start()
             answer = self._answer(line)

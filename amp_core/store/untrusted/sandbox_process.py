@@ -4,7 +4,7 @@
 
 Each request on standard input is a line of JSON, followed by the schema of a stream that is read on with, and by the
 bytes of the segment where it lies in no folder. Each reply is a line of JSON: what was written, the sentence that
-refuses the segment, or that its file has vanished. No reply, because the process died, is one too.
+refuses the segment, or that its file has vanished. The death of the process counts as a reply, too.
 """
 
 import base64
@@ -33,7 +33,7 @@ from amp_core.store.untrusted.limits import read_bounded, refuse_large
 MAX_MEMORY_GIB = 6
 """Of address space: what a segment may decode to (see `limits`), twice, and the libraries."""
 IDLE_TIMEOUT_S = 30.0
-"""The process ends when nobody has asked for so long: another is started in half a second."""
+"""The process ends after this idle time; starting another takes half a second."""
 
 
 def convert(request: dict[str, Any], schema: bytes, data: bytes) -> dict[str, Any]:

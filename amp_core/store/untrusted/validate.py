@@ -1,8 +1,8 @@
-"""Is a run what it claims to be? Every row is held against what the schema says of it.
+"""Validate a run: check every row against the schema.
 
     >>> load_run("upload.zip").validate(full=True)      # raises RunError with one sentence, or returns
 
-What passes here can be drawn: counts are counts, the five classes add up, histograms fit their range.
+A run that passes can be drawn: counts are counts, the five classes add up, histograms fit their range.
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ _ROUNDING = 1e-6
 
 
 def validate(run: "Run", full: bool = False) -> None:
-    """Raise `RunError` for the first thing found wrong. Without `full` only types and columns are checked."""
+    """Raise `RunError` for the first error. Without `full` only types and columns are checked."""
     for name in TABLES:
         table = run.table(name)
         if not full:

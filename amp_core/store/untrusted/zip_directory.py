@@ -30,7 +30,7 @@ def open_zip(source: str | os.PathLike[str] | IO[bytes]) -> zipfile.ZipFile:
 
 
 def _directory_bytes(file: IO[bytes]) -> int:
-    """What the end of the file says of it: the end record, or that of zip64 where there is one, which stands before it
+    """Size of the directory according to the end record, or that of zip64 where there is one, which stands before it
     (APPNOTE.TXT 6.3.10, 4.3.14 to 4.3.16). 0 without such a record: then it is no zip, and `zipfile` reports that."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
     tail = file.read(_TAIL)

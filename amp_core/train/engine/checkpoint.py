@@ -1,4 +1,4 @@
-"""A training's state on disk, from which it goes on as if it had never stopped.
+"""A training's state on disk. A run resumed from it continues as if it had never stopped.
 
     >>> save(folder, step=500, model=model, optimizer=optimizer, scaler=scaler)
     >>> state = read(folder)
@@ -8,7 +8,7 @@
 
 `checkpoint.pt` lies in the run folder beside the tables; it is no part of the run, and packing leaves it out. It holds
 weights, the optimizer's and the scaler's state, random number generators and the number of steps made. It is read with
-`weights_only`, so that a file from a stranger can run nothing.
+`weights_only`, so that an untrusted file cannot run code.
 """
 
 import pickle
@@ -20,7 +20,7 @@ import torch
 from amp_core.record.backends import BACKENDS, accelerators
 from amp_core.record.backends.cpu import Cpu
 from amp_core.schema import RunError
-from amp_core.store.atomic import aside
+from amp_core.store.atomic import temporary
 from amp_core.store.run import load_run
 
 FILE = "checkpoint.pt"
@@ -29,7 +29,7 @@ FILE = "checkpoint.pt"
 def save(
     folder: Path, *, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
 ) -> None:
-    """Write the state after `step` steps; the checkpoint before it stays whole until this one is."""
+    """Write the state after `step` steps; the previous checkpoint stays intact until this one is complete."""
     state = {
         "step": step,
         "model": model.state_dict(),
@@ -38,13 +38,13 @@ def save(
         "random": torch.get_rng_state(),
         **{f"{b.type}_random": b.random_states() if b.available() else [] for b in BACKENDS.values() if b is not Cpu},
     }
-    with aside(folder / f".{FILE}.tmp") as unfinished:
+    with temporary(folder / f".{FILE}.tmp") as unfinished:
         torch.save(state, unfinished)
         unfinished.replace(folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The state in `folder`; None where none was saved yet. Raises `RunError` where the run saves none."""
+    """The state in `folder`; None if none was saved yet. Raises `RunError` if the run saves none."""
     file = folder / FILE
     if not file.exists():
         if (folder / "run.json").exists() and load_run(folder).head.config.get("checkpoint_every") is None:
@@ -60,7 +60,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 def restore(
     state: dict[str, Any], *, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
 ) -> None:
-    """Take up `state`. Raises `RunError` where it is of another model."""
+    """Load `state`. Raises `RunError` if it belongs to another model."""
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

@@ -2,8 +2,8 @@
 
     >>> model = changed(model, TrainConfig(precision="fp16", islands=("head",), pad_to=8))
 
-None changes a parameter's name, shape or value, so weights, data order and checkpoints stay what they were. The code
-that AMPscope writes for a recipe holds these very functions (`amp_core.tune.codegen`), so each stands by itself.
+None changes a parameter's name, shape or value, so weights, data order and checkpoints stay the same. Generated code
+contains the source of these functions (`amp_core.tune.codegen`), so each must be self-contained.
 """
 
 import functools
@@ -19,9 +19,10 @@ from amp_core.settings.training import TrainConfig
 
 
 def changed(model: torch.nn.Module, config: TrainConfig) -> torch.nn.Module:
-    """The model as `config` wants it, already on its device; mostly the same object. Compiling comes after this.
+    """Apply the changes that `config` asks for to `model`, which is on its device; compile it after this.
 
-    Raises `RunError` for an island that is no module of the model, and for FP8 without torchao.
+    Returns `model`, or a replacement of it. Raises `RunError` for an island that is no module of the model, and for FP8
+    without torchao.
     """
     missing = [name for name in config.islands if name not in dict(model.named_modules())]
     if missing:

@@ -1,11 +1,11 @@
-"""Several processes that train one model together: what the training engine has to do otherwise then.
+"""Data-parallel training in several processes: what the training engine does differently then.
 
     >>> with joined(config) as team:
-    ...     model = team.shared(model, device)           # DDP, where there are others
+    ...     model = team.shared(model, device)           # DDP if there are others
     ...     for batch in team.part(batches): ...         # every process takes its own
     ...         if reason := team.agreed(stop()): break  # all end at the same step
 
-torchrun starts the processes (`ampscope train --nproc 4` starts torchrun, see `launch`); each writes its own part of
+torchrun starts the processes (`ampscope train --nproc 4` starts torchrun, see `torchrun`). Each writes its own part of
 the run folder. With one process all of this does nothing.
 """
 
@@ -28,13 +28,13 @@ from amp_core.settings.training import TrainConfig
 
 @dataclass(frozen=True)
 class Team:
-    """Where this process stands among those that train together."""
+    """This process's rank among those that train together."""
 
     rank: int = 0
     size: int = 1
 
     def shared(self, model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-        """`model` with gradients averaged over all processes, in backward."""
+        """`model` with gradients averaged over all processes in backward."""
         if self.size == 1:
             return model
         return torch.nn.parallel.DistributedDataParallel(model, None if device.type == "cpu" else [device.index])
@@ -44,20 +44,20 @@ class Team:
         return batches if self.size == 1 else islice(batches, self.rank, None, self.size)
 
     def agreed(self, reason: str | None) -> str | None:
-        """The reason to stop where any process has one: who stopped alone would leave the others waiting for ever."""
+        """The reason to stop if any process has one: a process that stopped alone would leave the others waiting."""
         if self.size == 1:
             return reason
-        asked = torch.tensor(float(reason is not None))
-        dist.all_reduce(asked, dist.ReduceOp.MAX)
-        return reason or ("another process was asked to stop" if asked else None)
+        stop = torch.tensor(float(reason is not None))
+        dist.all_reduce(stop, dist.ReduceOp.MAX)
+        return reason or ("another process was asked to stop" if stop else None)
 
 
 @contextmanager
 def joined(config: TrainConfig) -> Iterator[Team]:
-    """Meet the other processes that torchrun started, if it did, and part from them at the end.
+    """Join the process group if torchrun started this process, and destroy it at the end.
 
-    On GPUs each process takes the device of its local rank. Raises `RunError` where there are fewer devices, and for
-    `nproc` without processes.
+    On GPUs each process uses the device of its local rank. Raises `RunError` if there are fewer devices, and for
+    `nproc` above 1 without torchrun.
     """
     rank, size = place()
     if size == 1:

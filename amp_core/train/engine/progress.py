@@ -1,4 +1,4 @@
-"""Progress of a training run on the terminal, or in a log where there is no terminal.
+"""Progress of a training run, on a terminal or in a log.
 
     >>> with Progress("runs/a", total=200) as progress:
     ...     for step in range(200):
@@ -10,7 +10,7 @@ On a terminal it is a tqdm bar. Elsewhere (a job's `console.log`) it is one plai
     step 120 of 200 | loss 2.3 | loss scale 32768 | 1 skipped | 14.1 steps/s | 6 s left
 
 Loss, scale and skips are read from the run folder, as the app reads them. So nothing here waits for the device, and
-what is shown is what was recorded: it may be a step behind.
+the numbers shown are those recorded, possibly one step behind.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ TERMINAL_INTERVAL_S = 0.5
 
 
 class Progress:
-    """Shows how far the run in `folder` has come of `total` steps."""
+    """Shows how many of `total` steps the run in `folder` has made."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class Progress:
         self._interval_s = TERMINAL_INTERVAL_S if on_terminal else LOG_INTERVAL_S
         self._bar: Any = None
         if on_terminal:
-            from tqdm import tqdm  # a bare training node that writes to a log does without it
+            from tqdm import tqdm  # not needed on a bare training node that writes to a log
 
             self._bar = tqdm(total=total, file=self._stream, unit="step", dynamic_ncols=True, mininterval=0)
         self._began: float | None = None
-        self._first = 0  # steps made when it began: a run that goes on has more than one by then
+        self._first = 0  # steps made at the first update: a resumed run has more than one
         self._shown = 0.0
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:  # leaves the bar where it stands
+        if self._bar is not None:  # keeps the bar on the screen
             with contextlib.suppress(OSError):  # as in `update`
                 self._bar.close()
 
     def update(self, done: int, last: bool = False) -> None:
-        """`done` steps are made; shown where the last showing is long enough ago, or where this is the `last`."""
+        """Report `done` steps; displayed at most once per interval, and if this is the `last`."""
         now = self._clock()
         if self._began is None:  # the first step warms up: the rate is that of the steps after it
             self._began = self._shown = now
@@ -74,8 +74,8 @@ class Progress:
             self._shown = now
             try:
                 self._show(done, (done - self._first) / max(now - self._began, 1e-9))
-            except OSError:  # the log's disk is full, or nobody reads on: the training does not depend on being seen
-                return  # and is tried again when the next showing is due
+            except OSError:  # the log's disk is full, or the reader is gone: the training continues
+                return  # and the next update tries again
 
     def _show(self, done: int, steps_per_s: float) -> None:
         loss, loss_scale, skipped = self._recorded()
@@ -95,7 +95,7 @@ class Progress:
         print(" | ".join(parts), file=self._stream, flush=True)
 
     def _recorded(self) -> tuple[str, str, int]:
-        """Loss and loss scale of the last recorded step, and how many were skipped so far."""
+        """Loss and loss scale of the last recorded step, and the number of skipped steps so far."""
         try:
             if self._run is None:
                 self._run = load_run(self._folder)

@@ -1,11 +1,11 @@
-"""A precision recipe as torch things: the autocast region, the GradScaler, the weights' dtype and the backend flags.
+"""A precision recipe in torch: the autocast region, the GradScaler, the weights' dtype and the backend flags.
 
     >>> precision = Precision(config, torch.device("cuda:0"))
     >>> model.to(dtype=precision.weights)
     >>> with precision.autocast():
     ...     loss = loss_fn(model, batch)
 
-What each recipe is stands in `config.RECIPES`; this module only carries it out.
+`amp_core.settings.catalog.RECIPES` defines the recipes; this module applies them.
 """
 
 import os
@@ -19,7 +19,7 @@ from amp_core.settings.training import TrainConfig
 
 
 class Precision:
-    """How `config.precision` is carried out on `device`."""
+    """The recipe `config.precision` on `device`."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         recipe = config.recipe
@@ -29,7 +29,7 @@ class Precision:
         self.autocast_dtype: torch.dtype | None = getattr(torch, recipe.autocast) if recipe.autocast else None
         static = None if config.loss_scale == "dynamic" else float(config.loss_scale)
         self.new_scale: float | None = static
-        """What to hand to `scaler.update`: None lets a dynamic loss scale move, a number holds a static one there."""
+        """Argument for `scaler.update`: None for a dynamic loss scale, the constant for a static one."""
         self.scaler = torch.amp.GradScaler(
             device.type,
             init_scale=config.init_scale if static is None else static,
@@ -38,7 +38,7 @@ class Precision:
             growth_interval=config.growth_interval,
             enabled=recipe.scaler,
         )
-        """Disabled where the recipe has none: all its methods then pass through, so one loop serves every recipe."""
+        """Disabled if the recipe uses no loss scale: its methods then pass through, so one loop serves every recipe."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """The autocast region: for the forward pass and the loss only."""
@@ -48,15 +48,15 @@ class Precision:
 
     @property
     def input_dtype(self) -> torch.dtype | None:
-        """dtype that floating-point inputs must have; None where autocast or FP32 takes them as they come."""
+        """dtype that floating-point inputs must have; None if autocast or FP32 accepts them as they are."""
         return None if self.weights == torch.float32 else self.weights
 
 
 @contextmanager
 def backend_flags(config: TrainConfig) -> Iterator[None]:
-    """Set TF32, cuDNN and determinism as `config` says, and put back what was there.
+    """Set TF32, cuDNN and determinism as `config` says, and restore the previous flags at the end.
 
-    fp32 must turn TF32 off by hand: cuDNN allows it in convolutions and LSTMs unless told otherwise.
+    fp32 must turn TF32 off explicitly: cuDNN allows it in convolutions and LSTMs by default.
     """
     cudnn = torch.backends.cudnn
     tf32 = config.recipe.tf32 if config.tf32 is None else config.tf32
@@ -70,7 +70,7 @@ def backend_flags(config: TrainConfig) -> Iterator[None]:
             setattr(owner, name, tf32)
         cudnn.benchmark = config.cudnn_benchmark
         if config.deterministic:
-            # cuBLAS reads it when its first handle is made; without it torch refuses to multiply deterministically
+            # cuBLAS reads it when its first handle is created; without it torch raises an error for matrix products
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             cudnn.deterministic = True
             torch.use_deterministic_algorithms(True)

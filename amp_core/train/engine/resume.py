@@ -1,4 +1,4 @@
-"""What a training that goes on takes from the run it goes on with: the settings that were not given anew.
+"""The settings that a resumed training takes from the run: those that were not given again.
 
     >>> recorded_settings(Path("runs/a"))["precision"]
     'fp16'
@@ -20,11 +20,11 @@ from amp_core.settings.training import TrainConfig
 from amp_core.store.run import load_run
 
 MAY_CHANGE = frozenset(name for name, one in settings_of(TrainConfig).items() if one.may_change)
-"""Settings that decide how long is trained, where, and what is looked at: the training is the same with others."""
+"""Settings that do not change the training itself: how long, on what device, and what is recorded."""
 
 
 def recorded_settings(folder: Path) -> dict[str, Any]:
-    """The settings that the run in `folder` was trained with; empty where there is none, or `train` did not make it."""
+    """The settings of the run in `folder`; empty if there is none, or `train` did not write it."""
     if not (folder / "run.json").is_file():
         return {}
     config = load_run(folder).head.config
@@ -32,12 +32,12 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
         return {}
     values = {field.name: config[field.name] for field in dataclasses.fields(TrainConfig) if field.name in config}
     if values.get("nproc", 1) != 1 and is_accelerator(values.get("device")):
-        values["device"] = type_of(values["device"])  # what is recorded is that of the first process
+        values["device"] = type_of(values["device"])  # the recorded device is that of the first process
     return values
 
 
 def check_same(config: TrainConfig, folder: Path) -> None:
-    """Raise `RunError` where a setting would make another training of the run in `folder`."""
+    """Raise `RunError` if a setting differs from the run in `folder` and would change the training."""
     recorded = recorded_settings(folder)
     if not recorded:
         return
@@ -51,13 +51,13 @@ def check_same(config: TrainConfig, folder: Path) -> None:
 
 
 def check_more(steps: int, made: int) -> None:
-    """Raise `RunError` where a run that has made so many steps has none left to make."""
+    """Raise `RunError` if a run that has made `made` steps has none left to make."""
     if steps <= made:
         raise RunError(f"steps={steps} is what the run is to make in all, and it has made {made}; give more")
 
 
 def repeated(made: int, recorded: int) -> str | None:
-    """What became of steps that were recorded after the checkpoint, which holds `made`; None where there are none."""
+    """A sentence on the steps recorded after the checkpoint at `made` steps; None if there are none."""
     if recorded <= made:
         return None
     return (

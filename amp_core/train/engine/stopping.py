@@ -1,4 +1,4 @@
-"""Stop a training loop between two steps when the process is asked to end.
+"""Stop a training loop between two steps when SIGTERM or Ctrl-C arrives.
 
 >>> with stop_on_signals() as stop:
 ...     for step in range(steps):
@@ -17,22 +17,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], str | None]]:
-    """Within it SIGTERM and Ctrl-C only ask; the function it gives says by what was asked, or None.
+    """Within the context SIGTERM and Ctrl-C are recorded; the yielded function returns the reason to stop, or None.
 
-    Asking a second time raises KeyboardInterrupt at once, for a step that does not come to its end. Outside the main
-    thread Python sets no handlers, and nothing is changed.
+    A second signal raises KeyboardInterrupt at once, for a step that does not end. Outside the main thread Python sets
+    no handlers, and nothing changes.
     """
-    asked: list[str] = []
+    reasons: list[str] = []
 
-    def ask(number: int, _frame: FrameType | None) -> None:
-        if asked:
+    def request_stop(number: int, _frame: FrameType | None) -> None:
+        if reasons:
             raise KeyboardInterrupt
-        asked.append(f"stopped by {signal.Signals(number).name}")
+        reasons.append(f"stopped by {signal.Signals(number).name}")
 
     in_main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, ask) for number in _SIGNALS} if in_main_thread else {}
+    before = {number: signal.signal(number, request_stop) for number in _SIGNALS} if in_main_thread else {}
     try:
-        yield lambda: asked[0] if asked else None
+        yield lambda: reasons[0] if reasons else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

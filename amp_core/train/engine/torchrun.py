@@ -1,11 +1,11 @@
-"""Start torchrun for a training of several processes on this machine, and write down how it ended.
+"""Start torchrun for a training of several processes on this machine, and record how it ended.
 
     >>> launch(4, ["train", "--precision", "fp16", "--out", "runs/a"], "runs/a")
     (0, None)
 
 torchrun (`torch.distributed.run`, standalone) starts the processes, gives each its rank, and stops all when one dies.
-They speak to each other over the loopback interface alone. Which process died first, and by what, torchrun knows best:
-it goes into `run.json` beside what the ranks wrote themselves.
+They communicate over the loopback interface only. torchrun knows which process died first and why; that is added to
+what the ranks themselves wrote into `run.json`.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 LAUNCHED = "AMPSCOPE_LAUNCHED"
-"""Set in the environment of processes that `launch` has started."""
+"""Environment variable set in processes that `launch` starts."""
 
 
 def launch(processes: int, command: Sequence[str], folder: str | os.PathLike[str]) -> tuple[int, str | None]:
-    """Run `python -m amp_core COMMAND` in so many processes; gives 0, 1 where one failed, or 130 where it was stopped,
-    and which rank failed and why.
+    """Run `python -m amp_core COMMAND` in `processes` processes.
 
-    Raises `RunError` with what a process said of bad input.
+    Returns an exit code (0, 1 if a process failed, 130 if stopped) and which rank failed and why, or None. Raises
+    `RunError` with a process's own message for bad input.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     os.environ[LAUNCHED] = "1"
-    if "lo" in psutil.net_if_addrs():  # without it gloo asks what the machine's name resolves to, and listens there
+    if "lo" in psutil.net_if_addrs():  # by default gloo resolves the host name and listens on that address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     given = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(processes), "-m", "amp_core"]
@@ -66,23 +66,23 @@ def launch(processes: int, command: Sequence[str], folder: str | os.PathLike[str
     return 0, None
 
 
-def as_member(train: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`train` for a process of torchrun's, which is told what error ended it.
+def torchrun_worker(train: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`train` wrapped for a process of torchrun, which then receives the error that ended the process.
 
-    One that `launch` has started dies with the launcher and leaves Ctrl-C to it: torchrun puts its processes into
-    sessions of their own, so nothing else would end them where it is killed itself.
+    A process that `launch` started dies with the launcher and leaves Ctrl-C to it. torchrun starts its processes in
+    their own sessions, so nothing else would end them if torchrun itself is killed.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
     if os.environ.get(LAUNCHED) == "1":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with contextlib.suppress(OSError, AttributeError):  # prctl is Linux's
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has prctl
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return cast(Callable[Arguments, Result], record(train))
 
 
 def _end(folder: Path, killed: Mapping[int, str]) -> str | None:
-    """Write the ends that killed ranks could not, by what signal, and into `run.json` which rank was the cause."""
+    """Write the end of killed ranks, with the signal, and into `run.json` which rank was the cause."""
     try:
         run = load_run(folder)
         head = run.head
@@ -101,7 +101,7 @@ def _end(folder: Path, killed: Mapping[int, str]) -> str | None:
                 )
                 writer.close("failed", f"killed by {name}")
         run = load_run(folder)
-    except RunError:  # none had begun, or not ours to touch: the console says what happened
+    except RunError:  # no rank had started, or the run is not ours: the console shows the error
         return None
     reason = end_in_words(run)
     ended = dataclasses.replace(run.head, status="failed", end_reason=reason)

@@ -1,10 +1,10 @@
-"""The training engine: an AMP training loop that reads as one, watched from its first step to its end.
+"""The training engine: a plain AMP training loop, watched from its first step to its last.
 
     >>> summary = train(TrainConfig(workload="text-gpt", precision="fp16", steps=200), into="runs/a")
     >>> summary.status, summary.loss_first, summary.loss_last, summary.skipped
     ('finished', 5.56, 2.41, 3)
 
-Initial weights, data order and dropout follow the seed alone, so runs that differ in precision can be set side by side.
+Initial weights, data order and dropout depend on the seed alone, so runs that differ in precision are comparable.
 """
 
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger("amp_core")
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a run. Losses are None where no step was made, and like `skipped` where the record is gone."""
+    """The result of a run. Losses are None if no step was made; losses and `skipped` are None if the record is gone."""
 
     folder: Path | Address
     status: str
@@ -69,13 +69,13 @@ def train(
 ) -> Summary:
     """Train as `config` says and record the run in the folder `into`.
 
-    `stop` is asked before each step and gives a reason to end early, or None; without it SIGTERM and Ctrl-C are such
-    reasons. Time that `stop` takes belongs to no step. `also` is kept in the head's config beside the settings; `level`
-    is how much `watch` looks at. With `resume` the run in `into` goes on from its checkpoint, up to `config.steps` in
-    all; its settings must be the same, but for those in `resuming.MAY_CHANGE`. Where torchrun started this process, it
-    trains together with the others. Raises `RunError` for a device that is not there, a workload that cannot be loaded,
-    a layer that this CPU cannot run in the recipe's dtype and a folder that cannot be used. What the loop itself raises
-    ends the run as `failed` and is raised again.
+    `stop` is called before each step and returns a reason to end early, or None. By default SIGTERM and Ctrl-C end the
+    run. The time that `stop` takes counts for no step. `also` is added to the settings in the head's config; `level` is
+    how much `watch` records. With `resume` the run in `into` is resumed from its checkpoint, up to `config.steps` in
+    all; its settings must be the same, except those in `resume.MAY_CHANGE`. If torchrun started this process, it trains
+    together with the others. Raises `RunError` for a missing device, a workload that cannot be loaded, a layer that
+    this CPU cannot run in the recipe's dtype and a folder that cannot be used. An exception of the loop ends the run as
+    `failed` and is raised again.
     """
     config = config.resolved()
     if resume:
@@ -101,10 +101,10 @@ def train(
         if state is not None:
             done = state["step"]
             check_more(config.steps, done)
-            for _ in range(done * config.accumulate):  # the data that the steps before it took
+            for _ in range(done * config.accumulate):  # the data that earlier steps consumed
                 next(batches)
             checkpoint.restore(state, model=raw_model, optimizer=optimizer, scaler=scaler)
-        if team.size > 1:  # or dropout would be the same in all processes
+        if team.size > 1:  # otherwise dropout would be the same in all processes
             torch.manual_seed(config.seed + done + (team.rank + 1) * 1_000_003)
 
         with watch(
@@ -122,7 +122,7 @@ def train(
             resume=resume,
         ) as rec:
             if resume and team.rank == 0:
-                tell_of_resuming(rec, done)
+                report_resuming(rec, done)
 
             def due(step: int, last: str | None) -> bool:
                 every = config.checkpoint_every
@@ -134,7 +134,7 @@ def train(
                 except (
                     OSError,
                     RuntimeError,
-                ) as error:  # torch says by the latter that a folder is gone, or a disk full
+                ) as error:  # torch: RuntimeError for a full disk
                     detail = f"no checkpoint after step {step}: {' '.join(str(error).split())[:200]}"
                     log.warning("AMPscope: %s; the training goes on", detail)
                     rec.writer.event("warning", name="checkpoint", detail=detail)
@@ -174,14 +174,14 @@ def train(
         loss_scale=scaler.get_scale(),
         results=dict(results),
     )
-    summary = with_what_was_recorded(known, rec.writer.head.run_id if team.rank == 0 else None)
+    summary = with_recorded_losses(known, rec.writer.head.run_id if team.rank == 0 else None)
     if progress is not None:
         progress.update(summary.steps, last=True)
     return summary
 
 
-def tell_of_resuming(rec: Recorder, done: int) -> None:
-    """Say where there was nothing to go on with, or where steps after the checkpoint are made again."""
+def report_resuming(rec: Recorder, done: int) -> None:
+    """Warn if there was no run to resume, or if steps after the checkpoint are trained again."""
     earlier = rec.writer.earlier
     if earlier is None:
         log.warning("AMPscope: nothing to resume in %s; beginning", rec.writer.into)
@@ -202,16 +202,16 @@ def train_step(
 ) -> None:
     """One optimizer step of mixed-precision training, over `config.accumulate` micro-batches.
 
-    Without a scaler in the recipe the scaler is a disabled one: `scale` gives the loss back, `step` steps. `audited`
-    replays the last micro-batch in FP32 and in the recipe before the weights change.
+    In a recipe without a loss scale the scaler is disabled: `scale` returns the loss, `step` calls the optimizer's.
+    `audited` replays the last micro-batch in FP32 and in the recipe before the weights change.
     """
     scaler = precision.scaler
     loss = torch.zeros((), device=precision.device)
     samples = 0
     for _ in range(config.accumulate):
         batch = next(batches)
-        with precision.autocast():  # forward and loss only: backward follows the dtypes that forward chose
-            micro_loss = one_number(workload.loss_fn(model, batch), config.workload) / config.accumulate
+        with precision.autocast():  # forward and loss only: backward uses the dtypes of forward
+            micro_loss = scalar_loss(workload.loss_fn(model, batch), config.workload) / config.accumulate
         scaler.scale(micro_loss).backward()
         loss += micro_loss.detach()
         samples += workload.samples(batch)
@@ -219,16 +219,16 @@ def train_step(
     if audited:
         audit(precision, workload, model, batch, rec)
     if config.clip_norm is not None:
-        scaler.unscale_(optimizer)  # or the clip would act on gradients multiplied by the loss scale
+        scaler.unscale_(optimizer)  # otherwise gradients are clipped while multiplied by the loss scale
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
     rec.log(loss=loss, samples=samples)
-    scaler.step(optimizer)  # skipped where a gradient is not finite
+    scaler.step(optimizer)  # skipped if a gradient is not finite
     scaler.update(precision.new_scale)
     optimizer.zero_grad(set_to_none=True)
 
 
-def one_number(loss: Any, workload: str) -> torch.Tensor:
-    """`loss` without dimensions. Raises `RunError` where the workload returned no single number to go backward from."""
+def scalar_loss(loss: Any, workload: str) -> torch.Tensor:
+    """`loss` as a scalar tensor. Raises `RunError` if the workload returned anything but a tensor of one element."""
     if not isinstance(loss, torch.Tensor):
         raise RunError(f"workload={workload!r} returned a loss of type {type(loss).__name__}; return a tensor")
     if loss.numel() != 1:
@@ -237,10 +237,10 @@ def one_number(loss: Any, workload: str) -> torch.Tensor:
 
 
 def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batch: Any, rec: Recorder) -> None:
-    """Record what the recipe loses of the gradients of `batch`: at the present loss scale, and with none."""
+    """Record how the recipe changes the gradients of `batch`, at the present loss scale and without one."""
 
     def loss() -> torch.Tensor:
-        # A pure 16-bit model is replayed with its weights held in FP32, and needs its inputs as wide.
+        # A pure 16-bit model is replayed with FP32 weights and needs FP32 inputs.
         dtype = next(model.parameters()).dtype if precision.input_dtype is not None else None
         return workload.loss_fn(model, to_device(batch, precision.device, dtype))
 
@@ -248,31 +248,31 @@ def audit(precision: Precision, workload: Workload, model: torch.nn.Module, batc
     rec.audit(loss, loss_scales=sorted({1.0, precision.scaler.get_scale()}) if scaled else None)
 
 
-def choose_device(asked: str) -> torch.device:
-    """The torch device for `asked`. Raises `RunError` where this machine does not have it."""
-    backend = backend_named(asked)
+def choose_device(name: str) -> torch.device:
+    """The torch device called `name`. Raises `RunError` if this machine does not have it."""
+    backend = backend_named(name)
     if backend is Cpu:
         return torch.device("cpu")
     if not backend.available():
-        raise RunError(f"device={asked!r} is not there: {backend.why_unavailable()}; choose cpu or auto")
-    named = asked.partition(":")[2]
-    index = int(named) if named else backend.current()
+        raise RunError(f"device={name!r} is not there: {backend.why_unavailable()}; choose cpu or auto")
+    number = name.partition(":")[2]
+    index = int(number) if number else backend.current()
     if index >= backend.count():
         present = ", ".join(f"{backend.type}:{i}" for i in range(backend.count()))
-        raise RunError(f"device={asked!r} is not there; this machine has {present}")
+        raise RunError(f"device={name!r} is not there; this machine has {present}")
     backend.select(index)
     return torch.device(backend.type, index)
 
 
 def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that `config` names, over all parameters that train."""
+    """The optimizer that `config` names, over all trainable parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert config.lr is not None  # resolved
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(parameters, lr=config.lr, momentum=0.9, fused=config.fused)
         if config.fused:
-            # torch's fused SGD makes its momentum from uninitialised memory and relies on the first step to fill it,
-            # which a scaler may skip. Beginning from zeros gives the same updates (torch/optim/sgd.py, _fused_sgd).
+            # torch's fused SGD allocates its momentum uninitialised and relies on the first step to fill it, which a
+            # scaler may skip. Starting from zeros gives the same updates (torch/optim/sgd.py, _fused_sgd).
             for parameter in parameters:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
@@ -283,7 +283,7 @@ def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.O
 def endless(
     workload: Workload, device: torch.device, dtype: torch.dtype | None, team: Team | None = None
 ) -> Iterator[Any]:
-    """The workload's batches on `device`, begun again whenever they end; of several processes each has its own."""
+    """The workload's batches on `device`, repeated without end; each of several processes gets its own."""
     while True:
         empty = True
         for batch in (team or Team()).part(workload.batches):
@@ -294,7 +294,7 @@ def endless(
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    """`batch` with every tensor on `device`; floating-point ones as `dtype`, where one is given."""
+    """`batch` with every tensor on `device`; floating-point ones cast to `dtype` if it is given."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -306,7 +306,7 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> An
 
 @torch.no_grad()
 def evaluate(workload: Workload, precision: Precision) -> dict[str, float]:
-    """Mean loss and accuracy over the held-out batches, in the recipe's own precision; empty where there are none."""
+    """Mean loss and accuracy over the held-out batches, in the recipe's precision; empty without held-out batches."""
     workload.model.eval()
     totals: dict[str, float] = {}
     count = 0
@@ -329,10 +329,11 @@ def in_words(results: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
 
 
-def with_what_was_recorded(known: Summary, run_id: str | None) -> Summary:
-    """`known` with what the run's folder holds; without, and said so in the log, where that is gone.
+def with_recorded_losses(known: Summary, run_id: str | None) -> Summary:
+    """`known` with the losses and skipped steps from the run's folder; if that is gone, `known` with a warning in the
+    log.
 
-    `run_id` is None in a process that does not know which id the first one gave the run.
+    `run_id` is None in a process that does not know the id that the first process gave the run.
     """
     try:
         run = load_run(known.folder)
@@ -340,7 +341,7 @@ def with_what_was_recorded(known: Summary, run_id: str | None) -> Summary:
     except RunError:
         run = None
     if run is None or run_id not in (None, run.head.run_id):
-        if run_id is not None:  # once, not by every process
+        if run_id is not None:  # log it once, not in every process
             log.warning("AMPscope: %s is gone, and the record of this run with it", known.folder)
         return known
     steps = steps.filter(pc.equal(steps.column("rank"), 0))

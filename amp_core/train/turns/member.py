@@ -1,4 +1,4 @@
-"""One training of several that are set side by side.
+"""One of several trainings that are compared.
 
 >>> Member(TrainConfig(precision="bf16"), Path("runs/cmp/bf16"))
 """
@@ -16,4 +16,4 @@ class Member:
     config: TrainConfig
     folder: Path
     level: str = "standard"
-    """How much `watch` looks at."""
+    """How much `watch` records."""

@@ -1,16 +1,15 @@
-"""A process that trains when it is its turn: one of several that a comparison lets train a block of steps each.
+"""A process that trains in turns with others, a block of steps at a time.
 
     python -m amp_core.train.turns.participant        started by `amp_core.train.turns.interleave`
 
-Standard input gives first a line of JSON, `{"config": …, "folder": …, "comparison": …, "level": …}`, then a line with a
-number of steps for each turn; 0 ends the training. A line `ready` on standard output says that the training stands
-before its first step, `done` that a turn is over, `ended 0` with which exit code it ended; what the training itself
-prints goes to standard error. The next training may then be ordered, of the same recipe: a process that imports torch
-takes seconds to start, and a training of forty steps may take less. While it waits the process sleeps, and the device
-has finished what it was given. When standard input ends, so does the process.
+Standard input holds first a line of JSON, `{"config": …, "folder": …, "comparison": …, "level": …}`, then for each turn
+a line with a number of steps; 0 ends the training. On standard output the process writes `ready` before the first step,
+`done` after each turn, and `ended 0` with the exit code of the training. Output of the training itself goes to standard
+error. Another training of the same recipe may follow: importing torch takes seconds, and a training of forty steps may
+take less. While the process waits it sleeps, and the device is idle. The process ends when standard input does.
 
-What a training leaves behind is cleared away before the next: its memory, compiled code and memory peaks. Weights,
-data order and dropout are drawn from the seed anew, so that losses are those of a process of its own, bit for bit.
+Between trainings the process releases memory and compiled code, and resets memory peaks. Weights, data order and
+dropout are drawn from the seed again, so losses equal those of a new process bit for bit.
 """
 
 import gc
@@ -58,10 +57,10 @@ class Turns:
 
 
 def main() -> int:
-    """Train in turns, once for each order; the last training's exit code: 130 where stopped, 2 for bad input."""
+    """Run one training per order; returns the exit code of the last: 130 if stopped, 2 for bad input."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin would take the others' cores
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # a workload of one's own may print
+    os.dup2(2, 1)  # a workload of the user may print
     code = 130
     with stop_on_signals() as stop:  # before torch is imported: that alone takes seconds
         while line := sys.stdin.readline():
@@ -102,7 +101,7 @@ def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: Te
             backend.release_memory()
     forget_peaks()
     if config.compile:
-        torch._dynamo.reset()  # a few models more, and it would compile no further one
+        torch._dynamo.reset()  # its cache is limited to a few models
     return 130 if summary.status == "stopped" else 0
 
 

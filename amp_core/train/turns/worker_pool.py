@@ -1,15 +1,14 @@
-"""Processes that train by turns, kept from one training to the next.
+"""Processes that train in turns, reused from one training to the next.
 
-    with Crew() as crew:
-        interleave(first_seed, block_steps, on_progress, crew=crew)       # starts a process for each recipe
-        interleave(second_seed, block_steps, on_progress, crew=crew)      # the same recipes: the same processes
+    with WorkerPool() as pool:
+        interleave(first_seed, block_steps, on_progress, pool=pool)       # starts a process for each recipe
+        interleave(second_seed, block_steps, on_progress, pool=pool)      # as above recipes: the same processes
 
-A process belongs to one recipe, so that none meets another's memory peak, backend flags, cuDNN choices or allocator. It
-trains that recipe's next seed, which saves the seconds that importing torch takes. What a process adds to a recipe's
-speed by where its memory happened to lie is therefore the same for all those seeds, and an interval over them does not
-hold it (Kalibera and Jones, "Rigorous benchmarking in reasonable time", 2013):
-`amp_core.analysis.comparison.ratios.SAME_SPEED_FRAC` is for that. Where intervals must hold it, as in `ampscope
-compare`, `interleave` is used without a crew. No torch.
+A process belongs to one recipe, so that none inherits another's memory peak, backend flags, cuDNN choices or allocator.
+It trains that recipe's next seed, which saves the seconds that importing torch takes. The effect of a process's memory
+layout on speed is therefore the same for all those seeds, and an interval over them does not include it (Kalibera and
+Jones, "Rigorous benchmarking in reasonable time", 2013); `amp_core.analysis.comparison.ratios.SAME_SPEED_FRAC` allows
+for it. Where intervals must include it, as in `ampscope compare`, `interleave` is used without a pool. No torch.
 """
 
 import dataclasses
@@ -28,10 +27,10 @@ Key = tuple[TrainConfig, str]
 
 
 class Worker:
-    """A process that trains one member after another, each when it is its turn."""
+    """A process that trains one member after another, in turns with other processes."""
 
     def __init__(self) -> None:
-        # A session of its own: Ctrl-C then reaches it once, through us, and not a second time from the terminal.
+        # In its own session Ctrl-C reaches it once, through us, and not a second time from the terminal.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "amp_core.train.turns.participant"],
             stdin=subprocess.PIPE,
@@ -41,22 +40,22 @@ class Worker:
             env=os.environ | python_path(),
         )
         self.code: int | None = None
-        """How its last training ended; None while it trains."""
+        """Exit code of its last training; None while it trains."""
 
     def begin(self, member: Member, about: dict[str, object]) -> None:
-        """Order a training. It waits for its first turn then."""
+        """Start a training, which waits for its first turn."""
         self.code = None
         order = {"config": member.config.to_dict(), "folder": os.fspath(member.folder), "level": member.level}
-        self._say(json.dumps(order | {"comparison": about}))
+        self._send(json.dumps(order | {"comparison": about}))
 
     def train(self, steps: int) -> None:
-        """Let it make so many steps and wait until it has; one that has ended is passed over."""
+        """Train `steps` steps and wait for them; does nothing if the training has ended."""
         if self.code is None:
-            self._say(str(steps))
-            self.waits()
+            self._send(str(steps))
+            self.wait_for_turn()
 
-    def waits(self) -> bool:
-        """Whether it stands before its next turn; False once its training has ended."""
+    def wait_for_turn(self) -> bool:
+        """Wait until the training is ready for its next turn; False if it has ended."""
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()
         if not words:  # the process is gone, or about to be
@@ -66,38 +65,38 @@ class Worker:
         return self.code is None
 
     def end(self) -> int:
-        """Take its turns away, wait for its end, and give its exit code."""
+        """End the training early if it still runs, wait for its end, and return its exit code."""
         if self.code is None:
-            self._say("0")
-            while self.waits():
+            self._send("0")
+            while self.wait_for_turn():
                 pass
         assert self.code is not None
         return self.code
 
     @property
     def usable(self) -> bool:
-        """Whether it can train once more."""
+        """Whether it can train another member."""
         return self.code is not None and self.process.poll() is None
 
     def close(self) -> int:
-        """End the process; its exit code."""
+        """End the process; returns its exit code."""
         assert self.process.stdin is not None and self.process.stdout is not None
         if not self.process.stdin.closed:
-            with suppress(BrokenPipeError):  # it has ended before it read what it was told; its exit code says why
+            with suppress(BrokenPipeError):  # it ended before reading; its exit code is the error
                 self.process.stdin.close()
         code = self.process.wait()
         self.process.stdout.close()
         return code
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # the same
+        with suppress(BrokenPipeError):  # as above
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
 
 
 class WorkerPool:
-    """Workers by recipe. Leave it with `with` or `close`: the processes wait for ever else."""
+    """Workers by recipe. Use it in `with` or call `close`: the processes wait for ever otherwise."""
 
     def __init__(self) -> None:
         self._idle: dict[Key, Worker] = {}
@@ -111,12 +110,12 @@ class WorkerPool:
         self.close()
 
     def take(self, member: Member) -> Worker:
-        """A process for this member: one that trained its recipe before, else a new one."""
+        """A process for this member: an idle one of its recipe, else a new one."""
         worker = self._idle.pop(_key(member), None)
         return worker if worker is not None and worker.usable else Worker()
 
     def give_back(self, member: Member, worker: Worker) -> None:
-        """What `take` gave. Only one that came to the end of its training is kept: what was left behind is done."""
+        """Return a worker from `take`. It is kept only if its training ended normally, and so cleaned up."""
         if worker.code == 0 and worker.usable and _key(member) not in self._idle:
             self._idle[_key(member)] = worker
         else:
@@ -129,7 +128,7 @@ class WorkerPool:
 
 
 def _key(member: Member) -> Key:
-    """What members must share to be trained by one process: all but seed and length."""
+    """Members with equal keys can share a process: all settings but seed and length are equal."""
     plain = TrainConfig()
     own = {name: getattr(plain, name) for name in ("seed", "steps", "every", "evaluate")}
     return dataclasses.replace(member.config, **own), member.level

@@ -1,10 +1,11 @@
-"""What is trained: a model, its batches in an order that only the seed decides, and its loss.
+"""Workloads: a model, its batches in an order that depends on the seed alone, and its loss.
 
     >>> workload = build(TrainConfig(workload="text-gpt").resolved())
     >>> batches = iter(workload.batches)
     >>> loss = workload.loss_fn(workload.model, next(batches))
 
-A built-in workload is a module here with a function `build(config)`. One's own is `FILE.py:FUNCTION`, see `own`.
+A built-in workload is a module here with a function `build(config)`. A user's workload is `FILE.py:FUNCTION`, see
+`own`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,17 +24,17 @@ class Workload:
 
     model: torch.nn.Module
     batches: Iterable[Any]
-    """Training batches: iterated again when it comes to its end. Any nesting of tensors in tuples, lists and dicts."""
+    """Training batches, iterated again after their end. Any nesting of tensors in tuples, lists and dicts."""
     loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor]
-    """`loss_fn(model, batch)` gives the scalar mean loss of a batch."""
+    """`loss_fn(model, batch)` returns the scalar mean loss of a batch."""
     held_out: Iterable[Any] = ()
-    """Batches that training never sees, for the evaluation at the end; empty for none."""
+    """Batches for the evaluation at the end, never trained on; empty for none."""
     accuracy_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
-    """`accuracy_fn(model, batch)` gives the share of right predictions, 0 to 1."""
+    """`accuracy_fn(model, batch)` returns the share of correct predictions, 0 to 1."""
     samples: Callable[[Any], int] = field(default=lambda batch: samples_of(batch))
     """Number of samples in a batch."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the data are: `name`, `sha256` and sizes, recorded with the run."""
+    """Description of the data: `name`, `sha256` and sizes, recorded with the run."""
 
 
 def build(config: TrainConfig) -> Workload:
@@ -57,10 +58,11 @@ def samples_of(batch: Any) -> int:
 
 
 class ShuffledBatches:
-    """Endless batches over `count` samples, reshuffled each time all have been seen, in an order made by `seed` alone.
+    """Endless batches over `count` samples, reshuffled each time all have been seen, in an order that depends on
+    `seed`.
 
-    The order is one stream of samples cut into batches. So the batch size changes where it is cut, never which samples
-    come next: two micro-batches of 4 hold the samples of one batch of 8.
+    The order is one stream of samples cut into batches. The batch size changes the cuts, never the order of
+    samples: two micro-batches of 4 hold the samples of one batch of 8.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ShuffledBatches:
 
 class _Stream:
     def __init__(self, batches: ShuffledBatches) -> None:
-        self._of = batches
+        self._batches = batches
         self._generator = torch.Generator().manual_seed(batches.seed)
         self._order = torch.empty(0, dtype=torch.int64)
 
@@ -82,8 +84,8 @@ class _Stream:
         return self
 
     def __next__(self) -> tuple[torch.Tensor, ...]:
-        while len(self._order) < self._of.batch_size:
-            again = torch.randperm(self._of.count, generator=self._generator)
+        while len(self._order) < self._batches.batch_size:
+            again = torch.randperm(self._batches.count, generator=self._generator)
             self._order = torch.cat([self._order, again])
-        chosen, self._order = self._order[: self._of.batch_size], self._order[self._of.batch_size :]
-        return self._of.collate(chosen)
+        chosen, self._order = self._order[: self._batches.batch_size], self._order[self._batches.batch_size :]
+        return self._batches.collate(chosen)

@@ -16,7 +16,7 @@ from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.train.workloads import ShuffledBatches, Workload
 
-HELD_OUT_SHARE = 0.2
+HELD_OUT_FRAC = 0.2
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Images = Callable[[torch.Tensor], torch.Tensor]
@@ -29,13 +29,13 @@ def digits_workload(
     name: str,
     scaled: Images,
     seen: Images = lambda images: images,
-    held_out_most: int | None = None,
+    max_held_out: int | None = None,
     held_out_batch: int = 60,
 ) -> Workload:
-    """The workload of recognising them. `scaled` makes grey values 0 to 16 what batches hold, once; `seen` makes a
-    batch's images what the model is given, each time and where the model is.
+    """The workload of recognising the digits. `scaled` converts grey values from 0 to 16 once, to what batches hold;
+    `seen` converts a batch's images to the model's input at each call, on the model's device.
 
-    Raises `RunError` where scikit-learn, which brings the images, is not installed.
+    Raises `RunError` if scikit-learn, which contains the images, is not installed.
     """
     try:
         from sklearn.datasets import load_digits
@@ -50,8 +50,8 @@ def digits_workload(
     labels = torch.from_numpy(digits.target.astype(np.int64))
     # the split is the same for every seed: seeds vary the training, not what it is measured on
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
-    held_out_count = int(len(labels) * HELD_OUT_SHARE)
-    held_out, training = order[:held_out_count][:held_out_most], order[held_out_count:]
+    held_out_count = int(len(labels) * HELD_OUT_FRAC)
+    held_out, training = order[:held_out_count][:max_held_out], order[held_out_count:]
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy in nats."""

@@ -95,6 +95,6 @@ def build(config: TrainConfig) -> Workload:
         name=f"scikit-learn handwritten digits, enlarged to {pixels}×{pixels} pixels",
         scaled=lambda grey: grey / 8 - 1,
         seen=lambda grey: enlarged(grey, pixels),
-        held_out_most=MAX_HELD_OUT,
+        max_held_out=MAX_HELD_OUT,
         held_out_batch=32,
     )

@@ -1,13 +1,13 @@
-"""One's own workload, named `FILE.py:FUNCTION`.
+"""A user's workload, named `FILE.py:FUNCTION`.
 
     # mymodel.py
     def workload():
-        return model, loader, loss_fn          # loss_fn(model, batch) gives a scalar loss
+        return model, loader, loss_fn          # loss_fn(model, batch) returns a scalar loss
 
-The function takes no argument and returns that triple, or a `Workload` where there is more to say (held-out batches,
-accuracy). torch's random numbers are seeded before it is called, so weights and shuffling follow the run's seed.
+The function takes no argument and returns that triple, or a `Workload` with held-out batches or an accuracy function.
+torch's random numbers are seeded before it is called, so weights and shuffling depend on the run's seed.
 
-The file is executed: it is the user's own program, and never comes from a run folder.
+The file is executed as the user's own program. It never comes from a run folder.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from amp_core.train.workloads import Workload
 
 
 def load(file: Path, function: str) -> Workload:
-    """Call `function` of `file`. Raises `RunError` where there is no such function, or it returns otherwise."""
+    """Call `function` of `file`. Raises `RunError` if there is no such function, or it returns anything else."""
     named = f"workload={f'{file}:{function}'!r}"
     try:
         make = getattr(_module(file), function, None)
@@ -33,17 +33,17 @@ def load(file: Path, function: str) -> Workload:
         returned = make()
     except RunError:
         raise
-    except Exception as error:  # whatever a stranger's program raises, the sentence says where
-        raise RunError(f"{named} failed at {_place(error, file)}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the user's program may raise anything; the message names the line
+        raise RunError(f"{named} failed at {_error_line(error, file)}: {type(error).__name__}: {error}") from error
     return _checked(returned, named)
 
 
 def _module(file: Path) -> ModuleType:
-    # by its own name, so that DataLoader workers find it again; but never in the place of another module
-    again = _executed.get(file.stem) == file.resolve()  # this process trained it before
+    # under its own name, so that DataLoader workers can import it, unless another module has that name
+    again = _executed.get(file.stem) == file.resolve()  # this process executed it before
     name = file.stem if again or file.stem not in sys.modules else f"ampscope_own_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None  # given for every name that ends in .py
+    assert spec is not None and spec.loader is not None  # always set for a name that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     _executed[name] = file.resolve()
@@ -55,7 +55,7 @@ def _module(file: Path) -> ModuleType:
 _executed: dict[str, Path] = {}
 
 
-def _place(error: Exception, file: Path) -> str:
+def _error_line(error: Exception, file: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file.resolve()]
@@ -73,7 +73,7 @@ def _checked(returned: object, named: str) -> Workload:
         raise RunError(f"{named} returned {_kind(returned)}; {right}")
     if not isinstance(workload.model, torch.nn.Module):
         raise RunError(f"{named} returned {_kind(workload.model)} as model; {right} with a torch.nn.Module")
-    # Not asked for with `iter`: a DataLoader would start its workers for it.
+    # `iter` would start the workers of a DataLoader.
     if not isinstance(workload.batches, Iterable) or isinstance(workload.batches, Iterator):
         raise RunError(
             f"{named} returned {_kind(workload.batches)} as batches; give a list or a DataLoader, "

@@ -1,7 +1,7 @@
 """The text that the workloads `text-…` read: the source of the Python standard library, byte by byte.
 
 Every machine with Python has it, so nothing is downloaded. It is the same for every run on one Python installation;
-another Python version has another text, which `sha256` tells apart.
+another Python version has another text and another `sha256`.
 
     >>> corpus = load_corpus(limit_bytes=2**20)
     >>> corpus.train.dtype, len(corpus.train) + len(corpus.held_out)
@@ -30,8 +30,8 @@ VOCABULARY = 256
 HELD_OUT_WINDOWS = 64
 """Windows of the held-out text that the final evaluation reads."""
 
-_EVERY_HELD_OUT = 10  # each tenth file is held out: whole files, so that no window of one is in both parts
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not the library's own code
+_HELD_OUT_EVERY = 10  # whole files, so that no window is in both parts
+_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not the library's own code
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def load_corpus(limit_bytes: int, library: Path | None = None) -> Corpus:
             break
         text = path.read_bytes()[: limit_bytes - total]
         total += len(text)
-        (held_out if number % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1 else train).append(text)
+        (held_out if number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1 else train).append(text)
     texts = b"".join(train), b"".join(held_out)
     if not all(texts):
         raise RunError(f"the text workloads read the standard library's *.py files, and {library} does not hold them")
@@ -65,7 +65,7 @@ def load_corpus(limit_bytes: int, library: Path | None = None) -> Corpus:
 
 def _sources(library: Path) -> Iterator[Path]:
     for path in sorted(library.rglob("*.py"), key=lambda p: p.relative_to(library).parts):
-        if not _LEFT_OUT.intersection(path.relative_to(library).parts):
+        if not _EXCLUDED.intersection(path.relative_to(library).parts):
             yield path
 
 
@@ -95,8 +95,8 @@ def text_workload(
 ) -> Workload:
     """A workload on windows of the size's context length.
 
-    `batch_of(text, starts, seed)` makes a batch of the windows that begin at `starts`. Training hands it the run's own
-    seed, the evaluation always 0: what is measured on does not vary.
+    `batch_of(text, starts, seed)` makes a batch of the windows that begin at `starts`. Training passes the run's seed,
+    the evaluation always 0, so that its data does not vary.
     """
     size = config.spec
     assert size is not None
@@ -124,13 +124,13 @@ def text_workload(
 
 
 def _spread(text: torch.Tensor, context: int) -> torch.Tensor:
-    """Starts of windows evenly over the whole text, so that a few of them stand for many files."""
+    """Starts of windows spread evenly over the whole text, so that a few of them cover many files."""
     count = min(HELD_OUT_WINDOWS, (len(text) - 1) // context)
     return torch.linspace(0, len(text) - 1 - context, count, dtype=torch.float64).long()
 
 
 def windows(text: torch.Tensor, starts: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows [N, context] that begin at `starts` [N], and the same one byte later: what is to be predicted."""
+    """Windows [N, context] that begin at `starts` [N], and the targets: the same windows one byte later."""
     window = text[starts[:, None] + torch.arange(context + 1)].long()
     return window[:, :-1], window[:, 1:]
 
@@ -142,15 +142,15 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 def logistic_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean over all positions and byte values of the binary cross-entropy, in nats: is this the byte that follows?
+    """Mean binary cross-entropy over all positions and byte values, in nats: whether that byte comes next.
 
-    One classifier for each class, as in multi-label models and in the negative sampling that spares large vocabularies
-    their softmax, with the default reduction of `BCEWithLogitsLoss`. So each logit's gradient is its error divided by
-    batch × time × 256, and a probability below batch × time × 256 / 2^25 has one that FP16 rounds to zero: half its
-    smallest subnormal is 2^-25. With 256 windows of 32 bytes that is 1/16. Nothing then tells the 255 wrong answers to
-    become less likely than that, and the loss rises; what the head hands down to the layers before it is as small. A
-    loss scale of 128 lowers the bound to 1/2048, well below the 1/256 that every answer begins with. A softmax hides
-    the like of it: its classes share one normaliser, so that pushing the right one up pushes the others down.
+    One classifier per class, as in multi-label models and in negative sampling, which replaces the softmax over a large
+    vocabulary, with the default reduction of `BCEWithLogitsLoss`. Each logit's gradient is its error divided by batch ×
+    time × 256. For a probability below batch × time × 256 / 2^25 it underflows in FP16, because half the smallest
+    subnormal is 2^-25. With 256 windows of 32 bytes that bound is 1/16. The 255 wrong answers then stop becoming less
+    likely, and the loss rises; the gradients that the head propagates are as small. A loss scale of 128 lowers the
+    bound to 1/2048, well below the initial probability of 1/256. A softmax hides this: its classes share one
+    normaliser, so raising the right one lowers the others.
     """
     tokens, following = batch
     logits = model(tokens)
@@ -162,7 +162,7 @@ OBJECTIVES = {"softmax": loss, "logistic": logistic_loss}
 
 
 def accuracy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Share of next bytes guessed right."""
+    """Share of next bytes predicted correctly."""
     tokens, following = batch
     right: torch.Tensor = model(tokens).argmax(-1) == following
     return right.float().mean()

@@ -1,10 +1,10 @@
 """`text-bert`: an encoder like BERT (post-norm, GELU, tied head) that fills in masked bytes.
 
-Of each window 15 % of the bytes are asked for: 8 in 10 of those are masked, 1 in 10 replaced by a random byte, 1 in 10
-left as they are (Devlin et al. 2018, section 3.1). The head sees the asked positions only. What BERT has besides is
-left out: the second segment, the question whether one sentence follows the other, and dropout.
+Of each window 15 % of the bytes are predicted: 8 in 10 of those are masked, 1 in 10 replaced by a random byte, 1 in 10
+unchanged (Devlin et al. 2018, section 3.1). The head gets the predicted positions only. BERT's second segment, its
+next-sentence prediction and dropout are left out.
 
-Shapes: B batch, T time, C width, K asked positions of a window.
+Shapes: B batch, T time, C width, K predicted positions of a window.
 """
 
 import torch
@@ -22,7 +22,7 @@ MASK = VOCABULARY
 INIT_STD = 0.02
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens [B, T], asked positions [B, K], and the bytes that stood there [B, K]."""
+"""Tokens [B, T], predicted positions [B, K], and the original bytes there [B, K]."""
 
 
 class Block(nn.Module):
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class BERT(nn.Module):
-    """Tokens [B, T] and asked positions [B, K] to logits [B, K, vocabulary]."""
+    """Tokens [B, T] and predicted positions [B, K] to logits [B, K, vocabulary]."""
 
     def __init__(self, layers: int, width: int, heads: int, context: int, vocabulary: int) -> None:
         super().__init__()
@@ -65,46 +65,46 @@ class BERT(nn.Module):
         if isinstance(module, nn.Linear):
             nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, T] and asked positions [B, K] to logits [B, K, vocabulary]."""
+    def forward(self, tokens: torch.Tensor, predicted: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, T] and predicted positions [B, K] to logits [B, K, vocabulary]."""
         x = self.norm(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x)
-        x = x.gather(1, asked[:, :, None].expand(-1, -1, x.shape[-1]))
+        x = x.gather(1, predicted[:, :, None].expand(-1, -1, x.shape[-1]))
         logits: torch.Tensor = self.head(self.transform_norm(F.gelu(self.transform(x))))
         return logits
 
 
-def asked_of(context: int) -> int:
-    """How many bytes of a window are asked for: 15 %, at least one."""
+def predicted_count(context: int) -> int:
+    """How many bytes of a window are predicted: 15 %, at least one."""
     return max(1, round(0.15 * context))
 
 
-def masked(text: torch.Tensor, starts: torch.Tensor, context: int, seed: int) -> Batch:
-    """Windows that begin at `starts`. What is asked of a window follows from `seed` and its place in the text alone."""
+def masked_batch(text: torch.Tensor, starts: torch.Tensor, context: int, seed: int) -> Batch:
+    """Windows that begin at `starts`. The predicted positions depend on `seed` and the window's start alone."""
     answers = windows(text, starts, context)[0]
-    count = asked_of(context)
+    count = predicted_count(context)
     hidden, wrong = round(0.8 * count), round(0.1 * count)
     tokens = answers.clone()
-    asked = torch.empty((len(starts), count), dtype=torch.int64)
+    predicted = torch.empty((len(starts), count), dtype=torch.int64)
     for row, start in enumerate(starts.tolist()):
         draw = torch.Generator().manual_seed((seed * 1_000_003 + start) % 2**63)
-        asked[row] = torch.randperm(context, generator=draw)[:count]
-        tokens[row, asked[row, :hidden]] = MASK
-        tokens[row, asked[row, hidden : hidden + wrong]] = torch.randint(VOCABULARY, (wrong,), generator=draw)
-    return tokens, asked, answers.gather(1, asked)
+        predicted[row] = torch.randperm(context, generator=draw)[:count]
+        tokens[row, predicted[row, :hidden]] = MASK
+        tokens[row, predicted[row, hidden : hidden + wrong]] = torch.randint(VOCABULARY, (wrong,), generator=draw)
+    return tokens, predicted, answers.gather(1, predicted)
 
 
 def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the bytes that are asked for, in nats."""
-    tokens, asked, answers = batch
-    return F.cross_entropy(model(tokens, asked).flatten(0, 1), answers.flatten())
+    """Mean cross-entropy of the predicted bytes, in nats."""
+    tokens, predicted, answers = batch
+    return F.cross_entropy(model(tokens, predicted).flatten(0, 1), answers.flatten())
 
 
 def accuracy(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Share of the asked bytes guessed right."""
-    tokens, asked, answers = batch
-    right: torch.Tensor = model(tokens, asked).argmax(-1) == answers
+    """Share of the bytes predicted correctly."""
+    tokens, predicted, answers = batch
+    right: torch.Tensor = model(tokens, predicted).argmax(-1) == answers
     return right.float().mean()
 
 
@@ -116,7 +116,7 @@ def build(config: TrainConfig) -> Workload:
         BERT(**config.spec.dims),
         config,
         CORPUS_BYTES,
-        batch_of=lambda text, starts, seed: masked(text, starts, context, seed),
+        batch_of=lambda text, starts, seed: masked_batch(text, starts, context, seed),
         loss_fn=loss,
         accuracy_fn=accuracy,
     )

@@ -2,7 +2,7 @@
 
 Its size `logistic` is the one whose gradients need a loss scale, the live counterpart of the LSTM in Micikevicius et
 al. 2017 ("Mixed Precision Training", fig. 4), which failed to train in FP16 without one and matched FP32 at a scale of
-128. Why is told at `text.logistic_loss`.
+128. `text.logistic_loss` explains why.
 """
 
 import math
@@ -42,7 +42,7 @@ def build(config: TrainConfig) -> Workload:
     dims = config.spec.dims
     model = LSTMLanguageModel(dims["layers"], dims["width"])
     if config.spec.objective == "logistic":
-        # Each classifier begins at the probability 1/256, as Lin et al. 2017 (RetinaNet) have it: from 1/2, all of them
-        # would spend the first steps on learning that most answers are no.
+        # Each classifier starts at the probability 1/256, as in Lin et al. 2017 (RetinaNet). From 1/2, the first steps
+        # would only teach that most answers are negative.
         nn.init.constant_(model.head.bias, -math.log(VOCABULARY - 1))
     return language_model(model, config, CORPUS_BYTES)

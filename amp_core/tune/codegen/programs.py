@@ -1,4 +1,4 @@
-"""The code for a recipe, as a program one can run and edit: plain PyTorch, Accelerate, Transformers, Lightning.
+"""The code for a recipe, as a runnable program: plain PyTorch, Accelerate, Transformers, Lightning.
 
     >>> print(code_for(TrainConfig(workload="my_task.py:build", precision="bf16"), "lightning"))
 
@@ -27,8 +27,8 @@ LABELS = {
     "lightning": "Lightning",
 }
 FRAMEWORKS = tuple(LABELS)
-WRITTEN = ("fp32", "tf32", "bf16", "fp16")
-"""Precisions that code is written for. The others are there to show what goes wrong."""
+SUPPORTED_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""Precisions that code is written for. The others only demonstrate failures."""
 
 
 def code_for(config: TrainConfig | Mapping[str, Any], framework: str, evidence: str = "") -> str:
@@ -40,8 +40,10 @@ def code_for(config: TrainConfig | Mapping[str, Any], framework: str, evidence: 
         config = TrainConfig.from_dict(config)
     if framework not in FRAMEWORKS:
         raise unknown("framework", framework, FRAMEWORKS)
-    if config.precision not in WRITTEN:
-        raise RunError(f"precision={config.precision!r} has no code to ship; choose one of {', '.join(WRITTEN)}")
+    if config.precision not in SUPPORTED_PRECISIONS:
+        raise RunError(
+            f"precision={config.precision!r} has no code to ship; choose one of {', '.join(SUPPORTED_PRECISIONS)}"
+        )
     config = config.resolved()
     return (
         _templates()

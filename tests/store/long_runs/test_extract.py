@@ -84,9 +84,9 @@ def test_counts_that_no_float_holds(long: Path, tmp_path: Path) -> None:
 
 def test_one_tensor_is_read_at_every_sampled_step(long: Path) -> None:
     columns = ["step", "absmax", "inf", "dtype"]
-    found = Extract(long, most_rows=100).of_tensor("output_grad", SPIKED, columns)
+    result = Extract(long, most_rows=100).of_tensor("output_grad", SPIKED, columns)
     whole = load_run(long).tensors(kind="output_grad", name=SPIKED)[columns]
-    assert found.to_pandas().equals(whole.reset_index(drop=True))
+    assert result.to_pandas().equals(whole.reset_index(drop=True))
     assert Extract(long, most_rows=100).of_tensor("activation", SPIKED, columns).num_rows == 0
 
 

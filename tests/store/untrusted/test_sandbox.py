@@ -33,7 +33,7 @@ def running() -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def asked(running: Sandbox, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(running: Sandbox, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the segments that the process converts."""
     names: list[str] = []
     works = running.convert
@@ -63,17 +63,17 @@ def all_of(run: Run) -> dict[str, pa.Table]:
 
 @pytest.mark.parametrize("form", [0, 1], ids=["sealed", "streams"])
 def test_sound_untrusted_run_is_read_as_it_is_and_converted_once(
-    form: int, running: Sandbox, asked: list[str], tmp_path: Path
+    form: int, running: Sandbox, requested: list[str], tmp_path: Path
 ) -> None:
     folder = strangers(tmp_path / "a", honest()[form])
     run = open_extract(folder, sandbox=running)
     assert all_of(run) == all_of(open_extract(folder))
-    assert set(asked) == {n for n in honest()[form] if n.endswith((".parquet", ".arrows"))}
-    first = len(asked)
+    assert set(requested) == {n for n in honest()[form] if n.endswith((".parquet", ".arrows"))}
+    first = len(requested)
     run.refresh()
     all_of(run)
     run.tensors(name="w")
-    assert len(asked) == first
+    assert len(requested) == first
 
 
 def test_private_folder_goes_with_the_run(running: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_files_of_an_untrusted_run_are_bounded(
         open_extract(folder, sandbox=running).table("tensors")
 
 
-def test_runs_of_this_machine_are_not_converted(running: Sandbox, asked: list[str], tmp_path: Path) -> None:
+def test_runs_of_this_machine_are_not_converted(running: Sandbox, requested: list[str], tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "a")
     run = open_extract(tmp_path / "a", sandbox=running)
     for step in range(3):
@@ -105,7 +105,7 @@ def test_runs_of_this_machine_are_not_converted(running: Sandbox, asked: list[st
         assert run.table("steps").num_rows == step + 1
     writer.close()
     run.refresh()
-    assert run.table("steps").num_rows == 3 and asked == []
+    assert run.table("steps").num_rows == 3 and requested == []
     assert this_machine().startswith(socket.gethostname()) and this_machine() != socket.gethostname()
 
 
