@@ -8,7 +8,7 @@ import torch
 from amp_core import load_run
 from amp_core.analysis import device_now, memory_breakdown, not_recorded_reasons
 from amp_core.hardware.gpu_state import GPM_METRICS
-from amp_core.record.observers.device import SHORTEST_S, DeviceSampler
+from amp_core.record.observers.device import MIN_INTERVAL_S, DeviceSampler
 from amp_core.store.writer import RunWriter
 from tests.gpu.checks import Place, Row
 from tests.gpu.loops import Loop, scratch
@@ -61,7 +61,7 @@ def _device(place: Place) -> Iterator[Row]:
     loop.run(3)
     with scratch() as folder:
         writer = RunWriter(folder / "run")
-        observer = DeviceSampler(writer, place.device, SHORTEST_S)
+        observer = DeviceSampler(writer, place.device, MIN_INTERVAL_S)
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
             loop.run(5)

@@ -24,7 +24,7 @@ def test_of_two_that_open_a_folder_at_a_time_one_is_refused(tmp_path: Path) -> N
     """Both have looked and found nothing; the head is created by one alone."""
 
     class Late(RunWriter):
-        def _refuse_foreign(self, present: set[str]) -> None:
+        def _refuse_other_files(self, present: set[str]) -> None:
             RunWriter(tmp_path / "a", name="first").close()
 
     with pytest.raises(RunError, match=r"into='.*a' already holds a run; give a folder that does not exist yet"):

@@ -56,12 +56,12 @@ class Provider:
     def authorize(self, query: dict[str, str]) -> str:
         """Where the browser is sent with its code; the account needs no form to fill."""
         code = secrets.token_urlsafe(16)
-        self.asked[code] = query
+        self.requested[code] = query
         return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
 
     def token(self, form: dict[str, str]) -> dict[str, Any] | None:
         """The tokens for a code, once; None where the code or its verifier is wrong."""
-        requested = self.asked.pop(form.get("code", ""), None)
+        requested = self.requested.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         if (
             requested is None

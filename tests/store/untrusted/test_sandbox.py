@@ -126,7 +126,7 @@ def test_of_a_growing_stream_only_what_is_new_is_converted(running: Sandbox, tmp
     writer.append("steps", {"step": [1], "loss": [0.25]})
     run.refresh()
     assert run.steps["loss"].tolist() == [0.5, 0.25] and sent[0] > sent[1] > 0
-    writer._let_go()
+    writer._release()
 
 
 def test_file_that_ends_its_reader_does_not_end_the_app(running: Sandbox, tmp_path: Path) -> None:
