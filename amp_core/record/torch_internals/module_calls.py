@@ -137,7 +137,7 @@ class _Listened:
                         self._fail(before, None, error)
         try:
             output = module._call_impl(*args, **kwargs)
-        except Exception:
+        except BaseException:  # Ctrl-C too: a notebook goes on after it
             self._notify(module, args, kwargs, None, raised=True)
             raise
         self._notify(module, args, kwargs, output, raised=False)

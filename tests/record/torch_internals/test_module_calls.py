@@ -51,6 +51,19 @@ def test_only_who_asks_for_it_hears_of_a_call_that_raised(heard):
         handle.remove()
 
 
+def test_a_call_ended_by_ctrl_c_is_heard_of_too(heard):
+    class Interrupted(nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    module = Interrupted()
+    handle = after_call(module, lambda *call: heard.append(call[-1]), always=True)
+    with pytest.raises(KeyboardInterrupt):
+        module(1)
+    assert heard == [None]
+    handle.remove()
+
+
 def test_a_listener_that_raises_is_dropped_and_the_call_goes_on(heard):
     module = Add()
 
