@@ -32,6 +32,7 @@ from amp_core.record.observers.profile import ProfileWindow
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
+from amp_core.record.updates.ledger import UpdateLedger
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
 from amp_core.store import shutdown
@@ -59,6 +60,7 @@ def watch(
     budget: float | None = None,
     profile: tuple[int, int] | None = None,
     trace_ops: int | None = None,
+    updates: bool = False,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -88,6 +90,8 @@ def watch(
         profile: opens a profiler window from the first of these steps up to, not including, the second: `(50, 53)`
             profiles steps 50, 51 and 52. Fills the tables `kernels` and `windows`.
         trace_ops: traces the operators of this step, with their dtypes and autocast policies, into the table `ops`.
+        updates: compare the updates of all weights with the same step in float64, on each step that `every` names.
+            Those of 16-bit weights are compared in any case, as often as 1 % of the time allows.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
             leave none, an event and the log report it.
         name: the name of the run; the folder's name by default.
@@ -124,6 +128,8 @@ def watch(
         raise RunError(f"level={level!r} is unknown; choose one of {', '.join(LEVELS)}")
     if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
         raise RunError(f"budget={budget!r} is not a share between 0 and 1; budget=0.03 allows 3 % of the step time")
+    if not isinstance(updates, bool):
+        raise RunError(f"updates={updates!r} is not True or False; updates=True compares the updates of all weights")
     window = _window(profile)
     wanted = _name_filter(_listed("include", include or ()), _listed("exclude", exclude or ()))
     if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
@@ -140,6 +146,7 @@ def watch(
         "budget": budget,
         "profile": window,
         "trace_ops": trace_ops,
+        "updates": updates,
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
@@ -165,7 +172,7 @@ def watch(
         writer.event("warning", name="include", detail=detail)
     observers: list[Observer] = []
     try:
-        for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops):
+        for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops, every, updates):
             observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
         return Recorder(
             model,
@@ -202,11 +209,14 @@ def _observers(
     level: str,
     window: tuple[int, int] | None,
     trace_ops: int | None,
+    every: int,
+    updates: bool,
 ) -> Iterator[Observer]:
     """The observers of the loop, each made as it is asked for: what fails here leaves those before it to be closed."""
     device = device_of(model)
     yield DeviceSampler(writer, device)
     yield MemoryWatch(writer, model, optimizers, device)
+    yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)

@@ -254,6 +254,32 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            "updates",
+            "one row per parameter and step of which the update was compared with one in float64",
+            ("step", "rank"),
+            (
+                _column("step", "i", "number of the step", required=True),
+                _column("name", "s", "name of the parameter", required=True),
+                _column("elements", "i", "elements that were compared: all, or evenly spaced ones of large tensors"),
+                _column("unchanged_frac", "f", "of elements whose update is not 0, those that stayed as they were"),
+                _column("lost_mass_frac", "f", "sum of |after - before - u| over sum of |u|; u: the update in float64"),
+                _column("lost_decay_frac", "f", "share of weight decay that had no effect; null without weight decay"),
+                _column("moved", "i", "elements whose update is not 0"),
+                _column("dtype", "s", "dtype of the parameter"),
+                _column("numel", "i", "elements of the parameter"),
+                _column(
+                    "cure",
+                    "s",
+                    "what keeps rounding from losing updates: fp32 masters, kahan summation, stochastic "
+                    "rounding; null: nothing",
+                ),
+                _column("update_rms", "f", "root of the mean square of u"),
+                _column("weight_rms", "f", "root of the mean square of the weights before the step"),
+                _RANK,
+                _column("optimizer", "i", "which optimizer stepped, in the order given to watch", 0),
+            ),
+        ),
+        Table(
             "memory",
             "one row per moment of a sampled step: what was held there, and the highest since the moment before",
             ("step", "rank", "number"),

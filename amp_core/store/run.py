@@ -156,6 +156,11 @@ class Run:
         """Gradient audits: measured underflow."""
         return self._frame("audits")
 
+    @property
+    def updates(self) -> "pd.DataFrame":
+        """The update ledger: what rounding took from updates of weights and from weight decay."""
+        return self._frame("updates")
+
     def tensors(
         self,
         kind: str | None = None,

@@ -19,6 +19,7 @@ PROMISED = {
     "windows": "step steps device device_name wall_us busy_us idle_us data_us launches cast_us sync_us syncs",
     "ops": "step module op policy in_dtypes out_dtype count cast_bytes",
     "audits": "step name loss_scale precision numel lost lost_mass_frac rel_error cosine",
+    "updates": "step name elements unchanged_frac lost_mass_frac lost_decay_frac",
     "memory": "step number moment name phase device allocated_bytes peak_bytes reserved_bytes parameters_bytes "
     "buffers_bytes gradients_bytes optimizer_bytes activations_bytes autocast_bytes rank",
     "events": "step time_s kind name detail",

@@ -1,0 +1,178 @@
+"""Observer that fills the table `updates`: which updates of weights, and which weight decay, rounding takes away.
+
+Before a step of the optimizer it copies weights, gradients and state; after it, it repeats the step on the copies in
+float64 and compares. The host never waits for the device: sums are copied asynchronously.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from amp_core.record.model.parameters import named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, before_step
+from amp_core.record.updates.comparison import Comparison
+from amp_core.record.updates.held import Part, local, part_of, parts_of
+from amp_core.record.updates.replay import Replay, ReplayError
+from amp_core.store.writer import RunWriter
+
+MAX_ELEMENTS = 2**22
+"""Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
+the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
+MAX_ELEMENTS_AT_ONCE = 2**20
+"""Elements whose float64 copies exist at the same time, some 100 MiB."""
+MAX_TIME_FRAC = 0.01
+"""Share of the time of training that the ledger takes unless all weights are asked for."""
+MIN_STEPS = 3
+"""Steps that are compared even if that takes more."""
+
+
+class UpdateLedger(Observer):
+    """Compares updates with the same step in float64, on steps that are multiples of `every`.
+
+    Without `all_weights` only weights of less than 32 bits are compared, and not while that has taken more than
+    `MAX_TIME_FRAC` of the time so far. Sums are copied asynchronously: the host never waits for the device.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        every: int,
+        *,
+        all_weights: bool,
+    ) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._optimizers = optimizers
+        self._every = every
+        self._all_weights = all_weights
+        self._names: dict[int, str] = {}
+        self._handles: list[Handle] = []
+        self._replays: dict[int, Replay] = {}
+        self._before: dict[int, list[Part]] = {}
+        self._sent: list[Comparison] = []
+        self._refused: set[str] = set()  # optimizers' classes, and tensors
+        self._step = 0
+        self._position = 0
+        self._compared = 0  # steps so far
+        self._began = time.perf_counter()
+        self._spent_s = 0.0
+
+    def optimizer_found(self, index: int, optimizer: Any) -> None:
+        self._replays.pop(index, None)
+        if self._handles:
+            self._detach()
+            self._attach()
+
+    def step_began(self, step: int) -> None:
+        self._detach()  # not at the end of the step, which may be notified before the hooks after the optimizer's step
+        self._step = step
+        affordable = self._spent_s <= MAX_TIME_FRAC * (time.perf_counter() - self._began)
+        if step % self._every == 0 and (self._all_weights or affordable or self._compared < MIN_STEPS):
+            self._attach()
+        self.awake = bool(self._handles or self._sent)
+
+    def step_ended(self, step: int) -> None:
+        self._write(wait=False)
+
+    def close(self) -> None:
+        self._detach()
+        self._write(wait=True)
+
+    def _attach(self) -> None:
+        self._names = {id(p): n for n, p in named_parameters(self._model)}
+        for index, optimizer in enumerate(self._optimizers):
+            if type(optimizer).__name__ not in self._refused:
+                self._handles += [
+                    before_step(functools.partial(self._call, self._before_step, index), optimizer),
+                    after_step(functools.partial(self._call, self._after_step, index), optimizer),
+                ]
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._before = [], {}
+
+    def _call(self, work: Callable[..., None], index: int, optimizer: Any, args: Any, kwargs: Any) -> None:
+        begun = time.perf_counter()
+        try:
+            with torch.no_grad():
+                work(index, *args, **kwargs)
+        except ReplayError as error:
+            self._refuse(optimizer, str(error))
+        except Exception as error:
+            self._detach()
+            self._refuse(optimizer, f"stopped with {type(error).__name__}: {error}")
+        self._spent_s += time.perf_counter() - begun
+
+    def _refuse(self, optimizer: torch.optim.Optimizer, why: str, tensor: str = "") -> None:
+        """Say once that the updates of an optimizer, or of one of its tensors, are not compared."""
+        kind = type(optimizer).__name__
+        if {kind, f"{kind} {tensor}"}.isdisjoint(self._refused):
+            self._refused.add(f"{kind} {tensor}" if tensor else kind)
+            detail = f"updates: the step of {kind} {why}"
+            self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
+
+    def _before_step(self, index: int, *given: Any, closure: Any = None, **others: Any) -> None:
+        self._before.pop(index, None)
+        optimizer = self._optimizers[index]
+        if closure is not None or any(callable(value) for value in given[1:]):
+            raise ReplayError("is given a closure, which computes gradients within the step")
+        replay = self._replays.setdefault(index, Replay(optimizer))
+        parts = list(parts_of(optimizer, self._names, MAX_ELEMENTS, narrow_only=not self._all_weights))
+        apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
+        together = [part for part in parts if not any(part is other for other in apart)]
+        self._before[index] = apart + list(self._by_turns(optimizer, together))
+
+    def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part]) -> Iterator[Part]:
+        """Of tensors whose elements move together, whole ones, as many as a step may compare; others the next time."""
+        left = MAX_ELEMENTS
+        for _ in range(len(parts)):
+            part = parts[self._position % len(parts)]
+            numel = part.parameter.numel()
+            if local(part.parameter).numel() < numel or numel > MAX_ELEMENTS:
+                why = f"cannot be repeated for {part.name}: its {numel:,} elements move together and are "
+                why += "too many to copy" if numel > MAX_ELEMENTS else "sharded over processes"
+                self._refuse(optimizer, why, part.name)
+            elif numel > left:
+                return
+            else:
+                left -= numel
+                yield part_of(optimizer, part.name, part.parameter, part.group, numel)
+            self._position += 1
+
+    def _after_step(self, index: int, *_: Any, **__: Any) -> None:
+        optimizer = self._optimizers[index]
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer's: it leaves the step out itself
+        for parts in _batches(self._before.pop(index, [])):
+            compared = Comparison(self._step, index, optimizer, parts)
+            compared.send(self._replays[index], found_inf)
+            self._sent.append(compared)
+        self._compared += index == 0
+
+    def _write(self, *, wait: bool) -> None:
+        rows: list[dict[str, Any]] = []
+        while self._sent and self._sent[0].transfer.ready(wait):
+            compared = self._sent.pop(0)
+            try:
+                rows += compared.rows()
+            except ReplayError as error:
+                self._refuse(self._optimizers[compared.optimizer], str(error))
+        if rows:
+            self._writer.append("updates", {key: [row[key] for row in rows] for key in rows[0]})
+
+
+def _batches(parts: list[Part]) -> Iterator[list[Part]]:
+    """Parts that can be compared together: of one device, dtype and kind of state, and not too many elements."""
+    alike: dict[Any, list[list[Part]]] = {}
+    for part in parts:
+        batches = alike.setdefault((part.weight.device, part.weight.dtype, part.group, tuple(part.state)), [[]])
+        if batches[-1] and sum(p.taken for p in batches[-1]) + part.taken > MAX_ELEMENTS_AT_ONCE:
+            batches.append([])
+        batches[-1].append(part)
+    yield from (batch for batches in alike.values() for batch in batches)
