@@ -22,8 +22,10 @@ from amp_core.store.writer import RunWriter
 MAX_ELEMENTS = 2**22
 """Elements that are compared per step. Models of up to that many are compared whole; of larger ones every tensor has
 the same number of elements taken, of which a share is known within 0.5 / sqrt(number), one standard deviation."""
-MAX_ELEMENTS_AT_ONCE = 2**20
-"""Elements whose float64 copies exist at the same time, some 100 MiB."""
+MAX_ELEMENTS_UNASKED = 2**20
+"""The same where `watch` was not asked for updates: a quarter of a second of one processor."""
+MAX_ELEMENTS_AT_ONCE = 2**18
+"""Elements whose float64 copies exist at the same time. Larger tensors are compared by themselves."""
 MAX_TIME_FRAC = 0.01
 """Share of the time of training that the ledger takes unless all weights are asked for."""
 MIN_STEPS = 3
@@ -51,6 +53,7 @@ class UpdateLedger(Observer):
         self._optimizers = optimizers
         self._every = every
         self._all_weights = all_weights
+        self._max_elements = MAX_ELEMENTS if all_weights else MAX_ELEMENTS_UNASKED
         self._names: dict[int, str] = {}
         self._handles: list[Handle] = []
         self._replays: dict[int, Replay] = {}
@@ -124,20 +127,20 @@ class UpdateLedger(Observer):
         if closure is not None or any(callable(value) for value in given[1:]):
             raise ReplayError("is given a closure, which computes gradients within the step")
         replay = self._replays.setdefault(index, Replay(optimizer))
-        parts = list(parts_of(optimizer, self._names, MAX_ELEMENTS, narrow_only=not self._all_weights))
+        parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
         apart = [part for part in parts if part.whole or replay.treats_elements_alone(part)]
         together = [part for part in parts if not any(part is other for other in apart)]
         self._before[index] = apart + list(self._by_turns(optimizer, together))
 
     def _by_turns(self, optimizer: torch.optim.Optimizer, parts: list[Part]) -> Iterator[Part]:
         """Of tensors whose elements move together, whole ones, as many as a step may compare; others the next time."""
-        left = MAX_ELEMENTS
+        left = self._max_elements
         for _ in range(len(parts)):
             part = parts[self._position % len(parts)]
             numel = part.parameter.numel()
-            if local(part.parameter).numel() < numel or numel > MAX_ELEMENTS:
+            if local(part.parameter).numel() < numel or numel > self._max_elements:
                 why = f"cannot be repeated for {part.name}: its {numel:,} elements move together and are "
-                why += "too many to copy" if numel > MAX_ELEMENTS else "sharded over processes"
+                why += "too many to copy" if numel > self._max_elements else "sharded over processes"
                 self._refuse(optimizer, why, part.name)
             elif numel > left:
                 return

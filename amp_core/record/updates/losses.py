@@ -34,6 +34,8 @@ OFF_ULPS = 2.0
 last place: a step of several operations rounds several times."""
 SMALL_UPDATE_ULPS = 0.25
 """Rounding to nearest, even twice, does not let a weight jump for an update below that."""
+_EXPONENT_BITS = 0x7FF0_0000_0000_0000
+"""Of a float64."""
 
 
 class Sums(NamedTuple):
@@ -80,22 +82,20 @@ def loss_sums(
     `undecayed` are the weights after a step without weight decay, `exact_undecayed` the same in float64; None without
     weight decay. `resolution` is the distance from 1 to the next larger weight, `smallest` the smallest normal one.
     """
+    lengths = [_flat(tensor).numel() for tensor in before]
     start, end, right = (_joined(tensors) for tensors in (before, after, exact))
     update, change = right - start, end - start
-    off = end - right
-    mass = update.abs()
+    mass, moved, off = update.abs(), update != 0, (end - right).abs()
     ulp = _ulps(start, resolution, smallest)
-    moved = update != 0
-    small = moved & (mass < SMALL_UPDATE_ULPS * ulp)
-    tolerance = OFF_ULPS * torch.maximum(ulp, _ulps(right, resolution, smallest))
+    tolerance = mass.mul(OFF_RATIO).add_(torch.maximum(ulp, _ulps(right, resolution, smallest)), alpha=OFF_ULPS)
+    small = moved & (mass < ulp * SMALL_UPDATE_ULPS)
     columns = [
-        torch.ones_like(start),
         moved,
         moved & (change == 0),
         mass,
-        off.abs(),
+        off,
         change * update.sign(),
-        off.abs() > tolerance + OFF_RATIO * mass,
+        off > tolerance,
         small & (change != 0),
         torch.where(small, mass / ulp, 0.0),
         update.square(),
@@ -104,11 +104,10 @@ def loss_sums(
     if undecayed is not None and exact_undecayed is not None:
         decay = right - _joined(exact_undecayed)
         columns += [decay.abs(), (end - _joined(undecayed)) * decay.sign()]
-    else:
-        columns += [torch.zeros_like(start)] * 2
-    values = torch.stack([column.to(torch.float64) for column in columns])
-    lengths = [_flat(tensor).numel() for tensor in before]
-    return torch.stack([part.sum(dim=1) for part in values.split(lengths, dim=1)])
+    sums = [torch.tensor(lengths, dtype=torch.float64).to(start.device, non_blocking=True)]
+    sums += [torch.stack([part.sum() for part in column.split(lengths)]).to(torch.float64) for column in columns]
+    sums += [torch.zeros_like(sums[0])] * (len(COLUMNS) - len(sums))
+    return torch.stack(sums, dim=1)
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -120,6 +119,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _ulps(values: torch.Tensor, resolution: float, smallest: float) -> torch.Tensor:
-    """Units in the last place of values; below the smallest normal number they no longer shrink."""
-    exponents = torch.frexp(values.abs().clamp_min(smallest)).exponent  # 2^(exponent - 1) <= |value| < 2^exponent
-    return torch.exp2(exponents.to(torch.float64) - 1) * resolution
+    """Units in the last place of float64 values in a format; below its smallest normal number they no longer shrink."""
+    powers = values.view(torch.int64) & _EXPONENT_BITS  # |value| rounded down to a power of two
+    return powers.view(torch.float64).clamp_min(smallest) * resolution

@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from amp_core import RunError, load_run, watch
 from amp_core.record.updates import ledger
+from tests.record.sharded import one_process
 from tests.record.updates.optimizers import (
     CountingSgd,
     KahanSgd,
@@ -206,7 +208,7 @@ def test_fp32_weights_are_compared_only_where_asked_for(tmp_path: Path) -> None:
 
 def test_evenly_spaced_elements_stand_for_large_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = updates_of(OPTIMIZERS["adamw"], tmp_path / "whole")
-    monkeypatch.setattr(ledger, "MAX_ELEMENTS", 1200)
+    monkeypatch.setattr(ledger, "MAX_ELEMENTS_UNASKED", 1200)
     some = updates_of(OPTIMIZERS["adamw"], tmp_path / "some")
     both = whole.merge(some, on=["step", "name"], suffixes=("", "_of_some"))
     assert len(both) == len(whole)
@@ -287,6 +289,19 @@ def test_a_scaler_that_skips_leaves_no_row(tmp_path: Path) -> None:
             scaler.update()
             optimizer.zero_grad()
     assert set(load_run(tmp_path / "run").updates["step"]) == {1}
+
+
+def test_shards_of_fsdp2_are_compared_as_the_weights_they_are_of(tmp_path: Path) -> None:
+    with one_process() as mesh:
+        shares = []
+        for name, sharded in (("plain", False), ("shards", True)):
+            model = network()
+            if sharded:
+                fully_shard(model, mesh=mesh)
+            trained(model, torch.optim.AdamW(model.parameters(), lr=1e-4), tmp_path / name)
+            shares.append(load_run(tmp_path / name).updates[["step", "name", "lost_mass_frac", "unchanged_frac"]])
+    assert len(shares[0])
+    pd.testing.assert_frame_equal(shares[0], shares[1], rtol=1e-2)
 
 
 def test_updates_that_are_no_bool_are_refused(tmp_path: Path) -> None:
