@@ -32,6 +32,7 @@ from amp_core.record.observers.profile import ProfileWindow
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.op_trace.observer import OpTrace
 from amp_core.record.recorder import Recorder
+from amp_core.record.updates.averages import AverageLedger
 from amp_core.record.updates.ledger import UpdateLedger
 from amp_core.schema import KINDS as ALL_KINDS
 from amp_core.schema import RunError
@@ -217,6 +218,7 @@ def _observers(
     yield DeviceSampler(writer, device)
     yield MemoryWatch(writer, model, optimizers, device)
     yield UpdateLedger(writer, model, optimizers, every, all_weights=updates)
+    yield AverageLedger(writer, model, every)
     yield from default_signals(writer, model, optimizers, scaler, level)
     if writer.rank:
         yield ranks.HeadIfAlone(writer)

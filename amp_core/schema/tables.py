@@ -280,6 +280,21 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            "averages",
+            "one row per parameter and step of which an averaged 16-bit copy (EMA, SWA) was compared",
+            ("step", "rank"),
+            (
+                _column("step", "i", "number of the step", required=True),
+                _column("name", "s", "name of the parameter that is averaged", required=True),
+                _column("dtype", "s", "dtype of the average"),
+                _column("elements", "i", "elements that were compared: all, or evenly spaced ones of large tensors"),
+                _column("unchanged_frac", "f", "of elements apart from their weight, those that stayed as they were"),
+                _column("lost_mass_frac", "f", "sum of |change - wanted| over sum of |wanted|; null: decay unknown"),
+                _column("decay", "f", "decay of the average, from the elements that moved far enough to show it"),
+                _RANK,
+            ),
+        ),
+        Table(
             "memory",
             "one row per moment of a sampled step: what was held there, and the highest since the moment before",
             ("step", "rank", "number"),

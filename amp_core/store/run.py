@@ -161,6 +161,11 @@ class Run:
         """The update ledger: what rounding took from updates of weights and from weight decay."""
         return self._frame("updates")
 
+    @property
+    def averages(self) -> "pd.DataFrame":
+        """What rounding took from averaged 16-bit copies of the weights."""
+        return self._frame("averages")
+
     def tensors(
         self,
         kind: str | None = None,

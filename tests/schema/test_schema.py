@@ -20,6 +20,7 @@ PROMISED = {
     "ops": "step module op policy in_dtypes out_dtype count cast_bytes",
     "audits": "step name loss_scale precision numel lost lost_mass_frac rel_error cosine",
     "updates": "step name elements unchanged_frac lost_mass_frac lost_decay_frac",
+    "averages": "step name dtype elements unchanged_frac lost_mass_frac decay",
     "memory": "step number moment name phase device allocated_bytes peak_bytes reserved_bytes parameters_bytes "
     "buffers_bytes gradients_bytes optimizer_bytes activations_bytes autocast_bytes rank",
     "events": "step time_s kind name detail",

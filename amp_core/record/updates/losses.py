@@ -86,8 +86,8 @@ def loss_sums(
     start, end, right = (_joined(tensors) for tensors in (before, after, exact))
     update, change = right - start, end - start
     mass, moved, off = update.abs(), update != 0, (end - right).abs()
-    ulp = _ulps(start, resolution, smallest)
-    tolerance = mass.mul(OFF_RATIO).add_(torch.maximum(ulp, _ulps(right, resolution, smallest)), alpha=OFF_ULPS)
+    ulp = ulps(start, resolution, smallest)
+    tolerance = mass.mul(OFF_RATIO).add_(torch.maximum(ulp, ulps(right, resolution, smallest)), alpha=OFF_ULPS)
     small = moved & (mass < ulp * SMALL_UPDATE_ULPS)
     columns = [
         moved,
@@ -118,7 +118,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
-def _ulps(values: torch.Tensor, resolution: float, smallest: float) -> torch.Tensor:
+def ulps(values: torch.Tensor, resolution: float, smallest: float) -> torch.Tensor:
     """Units in the last place of float64 values in a format; below its smallest normal number they no longer shrink."""
     powers = values.view(torch.int64) & _EXPONENT_BITS  # |value| rounded down to a power of two
     return powers.view(torch.float64).clamp_min(smallest) * resolution

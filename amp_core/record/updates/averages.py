@@ -1,0 +1,162 @@
+"""Observer that fills the table `averages`: what rounding takes from averaged copies of the weights (EMA, SWA).
+
+An average moves by (1 - decay) · (weight - average) per step. In 16 bits that is soon below half a unit in the last
+place, and the average stands still. The decay is estimated from the elements that moved far enough to show it.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.parameters import has_values, named_parameters, unwrapped
+from amp_core.record.observer import Observer
+from amp_core.record.stats.host_transfer import HostTransfer
+from amp_core.record.stats.layout import dtype_name
+from amp_core.record.updates.copies import reachable_copies
+from amp_core.record.updates.held import even_limit, local, spaced
+from amp_core.record.updates.losses import ulps
+from amp_core.store.writer import RunWriter
+
+MAX_ELEMENTS = 2**18
+"""Elements that are compared per step, evenly spaced ones of large tensors."""
+MAX_TIME_FRAC = 0.005
+MIN_STEPS = 3
+"""Steps that are compared even if that takes more of the time."""
+MIN_ULPS = 4.0
+"""Elements that moved by so many units in the last place show the decay within an eighth each."""
+MIN_SHOWING = 16
+"""Fewest such elements from which the decay is estimated."""
+MAX_LOST_FRAC = 1.1
+"""A tensor whose changes differ from those of an average by more than all of them is no average."""
+
+
+@dataclass
+class _Pair:
+    """One parameter and its average: the average before the step, the weight after it."""
+
+    name: str
+    average: torch.Tensor
+    parameter: torch.Tensor
+    taken: int
+    before: torch.Tensor
+    version: int
+    weight: torch.Tensor | None = None
+
+
+class AverageLedger(Observer):
+    """Compares averages before and after steps that are multiples of `every`, and finds them in the loop's variables.
+
+    Only averages of less than 32 bits are compared, and not while that has taken more than `MAX_TIME_FRAC` of the time.
+    """
+
+    def __init__(self, writer: RunWriter, model: torch.nn.Module, every: int) -> None:
+        self._writer = writer
+        self._model = unwrapped(model)
+        self._every = every
+        self._pairs: list[_Pair] = []
+        self._sent: list[tuple[int, list[_Pair], HostTransfer]] = []
+        self._step = 0  # at whose beginning the averages were held
+        self._compared = 0
+        self._began = time.perf_counter()
+        self._spent_s = 0.0
+
+    def step_began(self, step: int) -> None:
+        begun = time.perf_counter()
+        affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
+        due = step % self._every == 0 and (affordable or self._compared < MIN_STEPS)
+        if due or self._pairs:
+            with torch.no_grad():
+                self._compare()
+                if due:
+                    self._step = step
+                    self._hold()
+            self._spent_s += time.perf_counter() - begun
+        self.awake = bool(self._pairs or self._sent)
+
+    def step_ended(self, step: int) -> None:
+        for pair in self._pairs:
+            pair.weight = spaced(local(pair.parameter), pair.taken).detach().clone()
+        self._write(wait=False)
+
+    def close(self) -> None:
+        with torch.no_grad():
+            self._compare()
+        self._write(wait=True)
+
+    def _hold(self) -> None:
+        named = {n: p for n, p in named_parameters(self._model) if p.requires_grad and has_values(p) and p.numel()}
+        found = [(n, c[n], p) for c in reachable_copies(named, sys._getframe(1)) for n, p in named.items()]
+        narrow = [(n, a, p) for n, a, p in found if a.dtype in NARROW and has_values(a)]
+        limit = even_limit([local(a).numel() for _, a, _ in narrow], MAX_ELEMENTS)
+        for name, average, parameter in narrow:
+            taken = min(limit, local(average).numel())
+            before = spaced(local(average), taken).clone()
+            self._pairs.append(_Pair(name, average, parameter, taken, before, average._version))
+        self._compared += 1
+
+    def _compare(self) -> None:
+        pairs, self._pairs = self._pairs, []
+        # Writing the same values again changes the version too: that tells an average that stands still from a teacher.
+        written = [pair for pair in pairs if pair.weight is not None and pair.average._version != pair.version]
+        if written:
+            transfer = HostTransfer()
+            moves = [_move(pair) for pair in written]
+            shown = torch.stack(
+                [_decay_sums(change, distance, pair) for (change, distance), pair in zip(moves, written, strict=True)]
+            )
+            products, squares, showing = shown.sum(dim=0)
+            rate = torch.where(showing >= MIN_SHOWING, products / squares, torch.nan)
+            transfer.put("rate", rate)
+            transfer.put("sums", torch.stack([_sums(change, distance, rate) for change, distance in moves]))
+            transfer.send()
+            self._sent.append((self._step, written, transfer))
+
+    def _write(self, *, wait: bool) -> None:
+        while self._sent and self._sent[0][2].ready(wait):
+            step, pairs, transfer = self._sent.pop(0)
+            rate = transfer.value("rate")
+            assert rate is not None
+            sums = transfer.values("sums").reshape(len(pairs), -1)
+            apart, unchanged, mass, lost = sums.sum(axis=0)
+            known = 0 < rate <= 1
+            if not apart or (unchanged < apart / 2 and not (known and lost <= MAX_LOST_FRAC * mass)):
+                continue
+            self._writer.append(
+                "averages",
+                {
+                    "step": [step] * len(pairs),
+                    "name": [pair.name for pair in pairs],
+                    "dtype": [dtype_name(pair.average.dtype) for pair in pairs],
+                    "elements": [pair.taken for pair in pairs],
+                    "unchanged_frac": [float(u / a) if a else None for a, u in sums[:, :2]],
+                    "lost_mass_frac": [float(x / m) if known and m else None for m, x in sums[:, 2:]],
+                    "decay": [1 - rate if known else None] * len(pairs),
+                },
+            )
+
+
+def _move(pair: _Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far the average moved, and how far the weight was away from it."""
+    assert pair.weight is not None
+    before = pair.before.to(torch.float64)
+    after = spaced(local(pair.average), pair.taken).to(torch.float64)
+    return after - before, pair.weight.to(before.device, torch.float64).reshape(before.shape) - before
+
+
+def _decay_sums(change: torch.Tensor, distance: torch.Tensor, pair: _Pair) -> torch.Tensor:
+    """For a least-squares fit of 1 - decay: products, squares and number of the elements that show it."""
+    info = torch.finfo(pair.before.dtype)
+    ulp = ulps(pair.before.to(torch.float64), info.eps, info.tiny)
+    showing = change.abs() >= MIN_ULPS * ulp
+    d = torch.where(showing, distance, 0.0)
+    return torch.stack([(change * d).sum(), d.square().sum(), showing.sum().to(torch.float64)])
+
+
+def _sums(change: torch.Tensor, distance: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+    apart = distance != 0
+    wanted = distance * rate
+    counts = [apart.sum(), (apart & (change == 0)).sum()]
+    return torch.stack([*(c.to(torch.float64) for c in counts), wanted.abs().sum(), (change - wanted).abs().sum()])
