@@ -14,6 +14,7 @@ from amp_core.analysis import (
 )
 from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
+from pages.parts.compare import baseline
 from pages.parts.hardware import memory
 
 
@@ -78,7 +79,7 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
 
 def difference(run: Run) -> None:
     """Compare this run with another: which categories shrank or grew, and why."""
-    other = memory.pick_other(run)
+    other = baseline.pick(run, "memory.beside.run")
     if other is None:
         return
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
@@ -91,6 +92,7 @@ def difference(run: Run) -> None:
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
+        column_order=[name for name in memory.CHANGES if name != "Run"],
         hide_index=True,
         alt="Difference by category.",
     )
