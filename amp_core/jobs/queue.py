@@ -37,7 +37,7 @@ import psutil
 from amp_core.hardware.child_environment import python_path
 from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
-from amp_core.hardware.nvml import Nvml, NvmlError, visible
+from amp_core.hardware.nvml import NvmlError, visible_gpus
 from amp_core.jobs import job_file, reaper
 from amp_core.library import permissions
 from amp_core.schema import RunError
@@ -316,7 +316,6 @@ def _has_cuda() -> bool:
     try:
         if "+cpu" in metadata.version("torch"):
             return False
-        with Nvml() as nvml:
-            return bool(visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return bool(visible_gpus())
     except (metadata.PackageNotFoundError, NvmlError):  # no torch; no package, no driver
         return False

@@ -75,7 +75,7 @@ def headline(view: PrecisionMap) -> str:
     """The page's answer."""
     if not view.matrix_frac and view.unknown_calls:
         return (
-            f"This trace does not record in which dtype its {words.count(view.unknown_calls)} operators of matrix work "
+            f"This trace does not record in which dtype its {words.count(view.unknown_calls)} GEMM/conv operators "
             "ran: it was recorded without shapes."
         )
     if not view.matrix_frac:
@@ -86,9 +86,9 @@ def headline(view: PrecisionMap) -> str:
     if view.has_policies and view.autocast is None:
         if narrow:
             return f"There was no autocast in this step: the model itself is in {_formats(narrow)}, {share} of its "\
-                   f"matrix work ran in it{where}."  # fmt: skip
-        return f"There was no autocast in this step: all matrix work ran in {_formats(view.matrix_frac)}{where}."
-    text = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
+                   f"GEMM/conv ran in it{where}."  # fmt: skip
+        return f"There was no autocast in this step: all GEMM/conv ran in {_formats(view.matrix_frac)}{where}."
+    text = f"{share} of GEMM/conv ran in {_formats(narrow) or '16 bits'}{where}"
     count = int(view.stayed["modules"].sum())
     if not count:
         return f"{text}; no operator that autocast has in 16 bits stayed in FP32."
@@ -113,7 +113,7 @@ def cards(view: PrecisionMap) -> None:
         card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
         shares = [f"{words.percent(share)} {label(name)}" for name, share in view.matrix_frac.items()]
         card_parts.card(
-            "Matrix work",
+            "GEMM/conv",
             shares[0] if shares else words.NONE,
             ", ".join([*shares[1:3], f"by {view.weighed_by}"]),
             help_="Products of matrices, convolutions, attention, recurrent layers; forward and backward.",
@@ -146,7 +146,7 @@ def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
     ops = cells["op"].nunique()
     return (
         f"{traced}{words.count(view.calls)} operators in all. Shown are {words.plural(ops, 'kind')} of operator: those "
-        f"with matrix work, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
+        f"with GEMM/conv, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
         "for matrix products, of its result for others. FP32 does not show whether TF32 was allowed inside."
     )
 
@@ -231,7 +231,7 @@ def details(view: PrecisionMap) -> None:
         tree, indent = view.modules[view.modules["depth"] <= depth], "\u2003"
         names = [indent * (d - 1) + name for name, d in zip(tree["module"], tree["depth"], strict=True)]
         table = _measured(tree).assign(module=names)
-        show(table, MODULES, "The tree of modules with their matrix work and casts.")
+        show(table, MODULES, "The tree of modules with their GEMM/conv operations and casts.")
 
 
 def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:

@@ -24,7 +24,7 @@ def headline(cost: StepCost, bound: Amdahl | None) -> str:
     """The page's answer: the time of a step, its largest parts, and the bound."""
     unit = "A step takes" if cost.steps else "The profiled window takes"
     largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
-    # Without the comma of "matrix, on tensor cores", which would read as the next part of the list.
+    # Without the comma of "GEMM/conv, on tensor cores", which would read as the next part of the list.
     shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
     sentence = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(shares)}."
     return f"{sentence} {bound.sentence}" if bound else sentence
@@ -34,17 +34,17 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
     """What 16-bit inputs on tensor cores could save of the step time."""
     if cost.on_cpu:
         return (
-            "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
+            "The bound is Amdahl's: 1 / (1 − share of GEMM/conv). 16-bit values may also speed up memory-bound "
             f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
         )
-    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is matrix work on CUDA cores"
+    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is GEMM/conv on CUDA cores"
     if bound.tf32_frac >= MIN_SHARE_FRAC:
         sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
     if bound.unknown_frac >= MIN_SHARE_FRAC:
         sentence += f", and of {words.percent(bound.unknown_frac)} the kernel name does not show it"
     if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
         return (
-            f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
+            f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all GEMM/conv as free."
         )
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
         sentence += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
@@ -66,7 +66,7 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
         on = words.percent(cost.us("tensor") / cost.step_us)
         beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
-        cards.card("Matrix work", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
+        cards.card("GEMM/conv", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
     with right:
         data = cost.us("data")
         if cost.on_cpu:
