@@ -35,7 +35,7 @@ table = stored_values(value)
 with answer:
     head.headline(formats.headline(typed, table))
 st.code(formats.bit_rows(table), language=None)
-tables.show(formats.table(table), column_config=formats.COLUMNS, hide_index=True, alt="The number in each format.")
+tables.show(formats.table(table), column_config=formats.COLUMNS, alt="The number in each format.")
 
 st.header("What a loss scale does to it in FP16", anchor=False)
 address.take("scale", "lab.scale", prediction.power_in_range, 16)

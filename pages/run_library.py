@@ -65,7 +65,6 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
                 table,
                 column_config=run_table.COLUMNS,
                 column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
-                hide_index=True,
                 row_height=ROW_PIXELS,
                 height=ROW_PIXELS * (1 + min(len(table), MAX_VISIBLE_ROWS)) + 3,  # with the header and the border
                 key=ticks.table_key(),

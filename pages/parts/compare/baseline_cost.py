@@ -36,4 +36,4 @@ def show(run: Run) -> None:
     st.markdown(f"{times}. {'. '.join(lines) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
     alt = "What each part takes in both runs, and the change."
-    tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), height="content", alt=alt)

@@ -41,7 +41,7 @@ def show(runs: list[Run], compared: Comparison) -> None:
         changes = memory_tables.changes(changes[changes["difference_bytes"].abs() > 0])
         if len(changes):
             alt = "Memory by category against the first recipe."
-            tables.show(changes, column_config=memory_tables.CHANGES, hide_index=True, alt=alt)
+            tables.show(changes, column_config=memory_tables.CHANGES, alt=alt)
 
 
 def gradients(runs: list[Run]) -> None:

@@ -124,7 +124,7 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
         st.caption(caption)
     shown = tables.known(ops, {name: OPS[name] for name in ("op", "module", "phase", *columns)})
     alt = f"{title or 'GEMM/conv on tensor cores'}, by operator, module and phase."
-    tables.show(ops, column_config=shown, column_order=list(shown), hide_index=True, alt=alt)
+    tables.show(ops, column_config=shown, column_order=list(shown), alt=alt)
 
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
@@ -132,13 +132,11 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     st.header("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"
-    address.take("by", key, address.choice(list(names)), "kernel")
-    by = st.segmented_control("Added up by", list(names), required=True, format_func=names.get, key=key)
-    address.keep("by", key, by if by != "kernel" else "")
+    by = address.choose("by", "Added up by", list(names), "kernel", key, format_func=names.get)
     table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:
         columns["count"] = tables.count("Calls")
     columns = tables.known(table, columns)
     alt = f"Time by {names[by].lower()}."
-    tables.show(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)
+    tables.show(table, column_config=columns, column_order=list(columns), alt=alt)

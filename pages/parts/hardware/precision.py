@@ -55,19 +55,9 @@ def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
     """The phase to show, and whether modules that differ only in a number are folded (None: if there are many)."""
     phases = [p for p in ("forward", "backward", "optimizer") if (view.ops["phase"] == p).any()] or ["forward"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        key = f"precision.phase.{phases[0]}"
-        address.take("phase", key, address.choice(phases), phases[0])
-        phase = st.segmented_control("Phase", phases, required=True, key=key)
-        address.keep("phase", key, phase if phase != phases[0] else "")
-        address.take("modules", "precision.together", address.choice(TOGETHER), TOGETHER[0])
-        shown = st.segmented_control(
-            "Modules",
-            TOGETHER,
-            required=True,
-            key="precision.together",
-            help="`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on.",
-        )
-        address.keep("modules", "precision.together", shown if shown != TOGETHER[0] else "")
+        phase = address.choose("phase", "Phase", phases, phases[0], f"precision.phase.{phases[0]}")
+        help_ = "`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on."
+        shown = address.choose("modules", "Modules", TOGETHER, TOGETHER[0], "precision.together", help=help_)
     return phase, {"alike as one": True, "each": False}.get(shown)
 
 
@@ -239,7 +229,7 @@ def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
     known = tables.known(table, columns)
     texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
     table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
-    tables.show(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)
+    tables.show(table, column_config=known, column_order=list(known), alt=alt)
 
 
 def label(name: object) -> str:

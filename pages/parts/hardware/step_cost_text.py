@@ -99,4 +99,4 @@ def show_parts(parts: pd.DataFrame) -> None:
     """The parts as a table."""
     shown = parts[~(parts["us"].abs() < MIN_US)].assign(ms=parts["us"] / 1e3)
     alt = "Parts of a step with their share and time."
-    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), height="content", alt=alt)

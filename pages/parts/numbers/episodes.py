@@ -30,7 +30,6 @@ def show(run: Run, episodes: pd.DataFrame) -> None:
     event = tables.show(
         as_text(episodes),
         column_config=COLUMNS,
-        hide_index=True,
         key="loss_scale.episodes",
         on_select="rerun",
         selection_mode="single-row",

@@ -94,7 +94,7 @@ def evidence(tuned: Tuned) -> None:
         if rows:
             st.header(f"{title[0].upper()}{title[1:]}", anchor=False)
             frame = pd.DataFrame([_shown(row) for row in rows])
-            tables.show(frame, column_config=COLUMNS, hide_index=True, alt=f"Search: {title}.")
+            tables.show(frame, column_config=COLUMNS, alt=f"Search: {title}.")
     if tuned.left_out:
         st.header("Not tried", anchor=False)
         st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in tuned.left_out))
