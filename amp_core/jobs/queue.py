@@ -289,7 +289,7 @@ def _await_process(folder: Path) -> None:
 
 def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
     given = folder_name(name) if name is not None else ""
-    base = given or folder_name(_default_name(config))
+    base = given or folder_name(f"{config.task}-{config.precision}")
     numbers = itertools.count(2 if given else 1)
     folder = runs_dir / (given or f"{base}-{next(numbers)}")
     try:
@@ -302,13 +302,6 @@ def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
                 folder = runs_dir / f"{base}-{next(numbers)}"
     except OSError as error:
         raise RunError(f"runs_dir={str(runs_dir)!r} cannot be written: {error.strerror or error}") from error
-
-
-def _default_name(config: TrainConfig) -> str:
-    """A folder name from the main settings, e.g. `text-gpt-tiny-fp16`."""
-    own = config.own
-    what = f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.resolved().size}"
-    return f"{what}-{config.precision}"
 
 
 def _has_cuda() -> bool:

@@ -267,6 +267,12 @@ class TrainConfig:
         match = None if self.workload in WORKLOADS else OWN.fullmatch(self.workload)
         return None if match is None else (Path(match["file"]), match["function"])
 
+    @property
+    def task(self) -> str:
+        """Workload and size, for names of folders: `text-gpt-tiny`, or `my_task-build` of a user's workload."""
+        own = self.own
+        return f"{own[0].stem}-{own[1]}" if own is not None else f"{self.workload}-{self.resolved().size}"
+
     def check_profile(self) -> None:
         """Raise `RunError` if no step would be profiled. Checked only where a user enters a window: a shorter training
         is valid without it."""

@@ -154,13 +154,8 @@ def begin() -> None:
             workload=workload, size=size, precision="fp32", steps=state["tune.steps"], device=state["tune.device"]
         )
         command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
-        job = jobs.start(config, run_list.runs_dir(), f"tune-{_short(config)}", command=command, makes="runs")
+        job = jobs.start(config, run_list.runs_dir(), f"tune-{config.task}", command=command, makes="runs")
     except RunError as error:
         state["tune.refused"] = words.sentence(error)
     else:
         state["tune.started"] = job.name
-
-
-def _short(config: TrainConfig) -> str:
-    own = config.own
-    return f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.size}"
