@@ -105,6 +105,6 @@ dark = charts.dark()
 charts.show(forecast_figure(result.table, "speedup", dark), "forecast.speedup")
 charts.show(forecast_figure(result.table, "step_ms", dark), "forecast.time")
 alt = "Forecast by GPU and recipe."
-tables.show(shown(result.table), column_config=COLUMNS, hide_index=True, height="content", alt=alt)
+tables.show(shown(result.table), column_config=COLUMNS, height="content", alt=alt)
 for note in [*left_out(result.table), *result.notes]:
     st.caption(words.escape(note))

@@ -48,6 +48,5 @@ st.caption(tensor.about_predictions(predicted, name, kind, health))
 tables.show(
     table,
     column_config=tensor.COLUMNS,
-    hide_index=True,
     alt=f"Predicted losses of {words.KIND_LABELS[kind].lower()} by format and loss scale.",
 )

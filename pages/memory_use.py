@@ -14,6 +14,7 @@ from amp_core.analysis import (
 )
 from amp_core.views import MEMORY, MEMORY_COMPARISON, MEMORY_MOMENTS, MEMORY_PARTS
 from pages.parts import address, cards, charts, empty, head, loaders, tables, words
+from pages.parts.compare import baseline
 from pages.parts.hardware import memory
 
 
@@ -57,10 +58,7 @@ def pick_step(steps: list[int]) -> int:
     if len(steps) == 1:
         return steps[0]
     key = f"memory.step.{len(steps)}"
-    address.take("step", key, address.whole(steps), steps[-1])
-    step: int = st.segmented_control("Step", steps, required=True, format_func=lambda n: f"{n:,}", key=key)
-    address.keep("step", key, str(step) if step != steps[-1] else "")
-    return step
+    return address.choose("step", "Step", steps, steps[-1], key, format_func=lambda n: f"{n:,}")
 
 
 def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
@@ -68,7 +66,7 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
     for note in breakdown.notes:
         st.markdown(note)
     charts.view(MEMORY_PARTS, run, "memory.parts", step=step)
-    tables.show(memory.table(breakdown), column_config=memory.TABLE, hide_index=True, alt="Memory by category.")
+    tables.show(memory.table(breakdown), column_config=memory.TABLE, alt="Memory by category.")
     charts.view(MEMORY_MOMENTS, run, "memory.moments", step=step)
     for reason in [r for r in loaders.analysed(not_recorded_reasons, run) if "in memory" in r]:
         st.caption(f"Not recorded: {words.escape(words.sentence(reason))}")
@@ -78,7 +76,7 @@ def explanation(run: Run, breakdown: MemoryBreakdown, step: int) -> None:
 
 def difference(run: Run) -> None:
     """Compare this run with another: which categories shrank or grew, and why."""
-    other = memory.pick_other(run)
+    other = baseline.pick(run, "memory.beside.run")
     if other is None:
         return
     if loaders.analysed(memory_breakdown, other).total_bytes is None:
@@ -91,7 +89,7 @@ def difference(run: Run) -> None:
     tables.show(
         memory.changes(loaders.analysed(memory_difference, [other, run])),
         column_config=memory.CHANGES,
-        hide_index=True,
+        column_order=[name for name in memory.CHANGES if name != "Run"],
         alt="Difference by category.",
     )
 

@@ -1,88 +1,17 @@
 """Which runs are there, how did they go, and how do I add or delete one?"""
 
-import time
-import zlib
 from collections import Counter
 
 import streamlit as st
 
-from amp_core import RunError
 from amp_core.library.permissions import current
-from pages.parts import head, picker, tables, words
-from pages.parts.library import actions, run_list, run_table, upload
+from pages.parts import head, tables, words
+from pages.parts.library import actions, messages, run_list, run_table, ticks, upload_fields
 from pages.parts.library.run_list import Entry
 
 MAX_ROWS = 50  # before "Show more"
-MESSAGE_S = 10.0
 ROW_PIXELS = 35
 MAX_VISIBLE_ROWS = 16  # before the table scrolls
-
-
-def field(kind: str) -> str:
-    """The key of the current upload field for this kind of file."""
-    return f"library.take.{kind}.{st.session_state.setdefault(f'library.turn.{kind}', 0)}"
-
-
-def take_upload(kind: str, key: str) -> None:
-    """Callback of the upload field with that key: import the files and choose the run, or keep the error sentence. A
-    file that was dropped while another was read may still arrive in the previous field."""
-    files = st.session_state.get(key)
-    if not files:
-        return
-    first = files if kind == "zip" else files[0]
-    st.toast(f"Reading {words.escape(first.name)} …", icon=":material/hourglass_top:")
-    try:
-        if kind == "zip":
-            taken = upload.take_zip(files.name, files.getvalue())
-        elif kind == "trace":
-            taken = upload.take_traces([(f.name, f.getvalue()) for f in files])
-        else:
-            taken = upload.take_folder((f.name, f.getvalue()) for f in files)
-    except (RunError, OSError) as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
-    else:
-        picker.choose(taken)
-        st.session_state["library.said"] = ("success", f"{taken.rsplit('/', 1)[-1]} is in the library and chosen.")
-    if key == field(kind):  # an empty field, for this kind alone: the same file may be uploaded again
-        st.session_state[f"library.turn.{kind}"] += 1
-
-
-def show_message() -> None:
-    """The result of the last upload or deletion, for `MESSAGE_S`: the page may run again by itself at once."""
-    message = st.session_state.get("library.said")
-    shown_message, since = st.session_state.get("library.told", (None, 0.0))
-    if message is not None and message is not shown_message:
-        since = time.monotonic()
-        st.session_state["library.told"] = (message, since)
-    if message is not None and time.monotonic() - since < MESSAGE_S:
-        kind, sentence = message
-        (st.success if kind == "success" else st.error)(words.escape(sentence))
-
-
-def table_key() -> str:
-    """Changes, which makes a new table with the right rows ticked, when the picker was used or other runs are listed:
-    the browser knows ticks by row number."""
-    shown = "\n".join(st.session_state["library.shown"])
-    return f"library.table.{st.session_state.get('picker.turn', 0)}.{zlib.crc32(shown.encode())}"
-
-
-def ticks(key: str) -> list[int]:
-    """The rows that are ticked when the table with that key is first drawn: the chosen run and those ticked before."""
-    drawn, numbers = st.session_state.get("library.ticks", ("", []))
-    if drawn != key:
-        wanted = {st.session_state["run"], *st.session_state.get("library.ticked", [])}
-        numbers = [row for row, shown in enumerate(st.session_state["library.shown"]) if shown in wanted]
-        st.session_state["library.ticks"] = (key, numbers)
-    return numbers
-
-
-def pick() -> None:
-    """Callback of the table: the row that was ticked last becomes the chosen run."""
-    keys: list[str] = st.session_state["library.shown"]
-    ticked = [keys[row] for row in st.session_state[table_key()]["selection"]["rows"] if row < len(keys)]
-    before = st.session_state.get("library.ticked", [])
-    st.session_state["library.ticked"] = ticked
-    picker.choose(run_table.chosen(ticked, before, st.session_state["run"]))
 
 
 def folders(entries: dict[str, Entry]) -> str | None:
@@ -101,44 +30,10 @@ def folders(entries: dict[str, Entry]) -> str | None:
     )
 
 
-def uploads() -> None:
-    """Upload fields for a packed run, traces or a folder."""
-    st.header("Bring in a run", anchor=False)
-    row = st.container(horizontal=True)  # wraps on a narrow page
-    row.file_uploader(
-        "A packed run (.zip)",
-        type=["zip"],
-        key=field("zip"),
-        on_change=take_upload,
-        args=("zip", field("zip")),
-        help="`ampscope pack RUN` or Share makes one.",
-    )
-    row.file_uploader(
-        "Profiler traces (.json, .json.gz)",
-        type=["json", "gz"],
-        accept_multiple_files=True,
-        key=field("trace"),
-        on_change=take_upload,
-        args=("trace", field("trace")),
-        help="Chrome traces that torch.profiler exported: one, or one of each rank. Kernels, operators and steps "
-        "become a run. Larger ones: `ampscope import-trace TRACE --out RUN`.",
-    )
-    row.file_uploader(
-        "A run folder",
-        type=["json", "parquet", "arrows", "log"],
-        accept_multiple_files="directory",
-        key=field("folder"),
-        on_change=take_upload,
-        args=("folder", field("folder")),
-        help="Choose the folder that directly contains run.json.",
-    )
-    st.caption("A TensorBoard log: `ampscope import-tensorboard LOGDIR --out RUN` makes a run of it.")
-
-
 head.title("Library")
 entries: dict[str, Entry] = st.session_state["entries"]
 with st.container():  # a fixed place, so that nothing below is drawn twice on a page change
-    show_message()
+    messages.show()
 
 answer = st.container()
 with st.container():
@@ -170,13 +65,12 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
                 table,
                 column_config=run_table.COLUMNS,
                 column_order=[c for c in table if c != "Sentence" and table[c].notna().any()],
-                hide_index=True,
                 row_height=ROW_PIXELS,
                 height=ROW_PIXELS * (1 + min(len(table), MAX_VISIBLE_ROWS)) + 3,  # with the header and the border
-                key=table_key(),
-                on_select=pick,
+                key=ticks.table_key(),
+                on_select=ticks.pick,
                 selection_mode="multi-row",
-                selection_default={"selection": {"rows": ticks(table_key())}},
+                selection_default={"selection": {"rows": ticks.at_first(ticks.table_key())}},
                 alt="All runs with verdict, recipe, loss, speed, size, status, workload, steps and date.",
             )
             run_table.read_waiting(waiting)
@@ -195,4 +89,4 @@ with st.container():  # keeps the upload fields in place, so that an upload in p
         st.page_link("pages/start_run.py", label="Start a run", icon=":material/play_circle:")
 
 if not current().read_only:
-    uploads()
+    upload_fields.show()

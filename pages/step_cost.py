@@ -1,109 +1,12 @@
 """Where does the time of a step go, and how much faster could it become?"""
 
-import pandas as pd
 import streamlit as st
 
-from amp_core.analysis import Amdahl, StepCost, amdahl, step_cost
+from amp_core.analysis import amdahl, step_cost
 from amp_core.views import STEP_COST
-from pages.parts import cards, charts, empty, glossary, head, loaders, tables, words
+from pages.parts import charts, empty, head, loaders, words
 from pages.parts.compare import baseline_cost as beside
-from pages.parts.hardware import profiled
-
-COLUMNS = {
-    "label": st.column_config.TextColumn("Part", pinned=True),
-    "frac": tables.share("Share"),
-    "ms": tables.measured("Time (ms)", width=90),
-}
-
-SYNC = "A launch starts one kernel. A host sync is a call in which Python waits for the GPU, `loss.item()` for one."
-
-GAPS = "Time in which no operator ran: Python between them, and what the profiler itself takes. Data is counted apart."
-
-MIN_US = 1e-3  # less is rounding of a subtraction
-MIN_SHARE_FRAC = 0.01  # smaller shares of the time are not mentioned
-
-
-def headline(cost: StepCost, bound: Amdahl | None) -> str:
-    """The page's answer: the time of a step, its largest parts, and the bound."""
-    unit = "A step takes" if cost.steps else "The profiled window takes"
-    largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
-    # Without the comma of "matrix, on tensor cores", which would read as the next part of the list.
-    shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
-    sentence = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(shares)}."
-    return f"{sentence} {bound.sentence}" if bound else sentence
-
-
-def outlook(cost: StepCost, bound: Amdahl) -> str:
-    """What 16-bit inputs on tensor cores could save of the step time."""
-    if cost.on_cpu:
-        return (
-            "The bound is Amdahl's: 1 / (1 − share of matrix work). 16-bit values may also speed up memory-bound "
-            f"operators, up to twofold: then at most {words.number(bound.halved_bound)} ×."
-        )
-    sentence = f"{words.percent(bound.cuda_core_frac)} of the time is matrix work on CUDA cores"
-    if bound.tf32_frac >= MIN_SHARE_FRAC:
-        sentence += f", {words.percent(bound.tf32_frac)} is TF32 on tensor cores"
-    if bound.unknown_frac >= MIN_SHARE_FRAC:
-        sentence += f", and of {words.percent(bound.unknown_frac)} the kernel name does not show it"
-    if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
-        return (
-            f"{sentence}: 16-bit tensor cores have nothing left to take over. The bound counts all matrix work as free."
-        )
-    if bound.cuda_core_frac >= MIN_SHARE_FRAC:
-        sentence += f". Free of the former, a step would be {words.number(bound.cuda_core_bound)} × as fast"
-    if bound.half_expected and bound.rate_ratio:
-        rates = [f"{words.number(bound.rate_ratio)} × that of FP32"] if bound.cuda_core_frac >= MIN_SHARE_FRAC else []
-        if bound.tf32_frac >= MIN_SHARE_FRAC and bound.tf32_ratio:
-            rates.append(f"{words.number(bound.tf32_ratio)} × that of TF32")
-        sentence += f". All in 16 bits, whose dense rate here is {' and '.join(rates)} by the data sheet, it would be "
-        sentence += f"{words.number(bound.half_expected)} ×"
-    if cost.us("tensor") - cost.tf32_us > cost.us("matrix"):
-        return f"{sentence}."
-    return f"{sentence}. 16-bit values also halve the bytes of memory-bound kernels, so a little more may come of them."
-
-
-def show_cards(cost: StepCost, bound: Amdahl) -> None:
-    """Step time, matrix share, idle device, launches."""
-    left, right = cards.pairs()
-    with left:
-        cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
-        on = words.percent(cost.us("tensor") / cost.step_us)
-        beside = "of the step" if cost.on_cpu else f"{on} surely on tensor cores"
-        cards.card("Matrix work", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
-    with right:
-        data = cost.us("data")
-        if cost.on_cpu:
-            waiting = f"and {words.percent(data / cost.step_us)} for data" if data == data else "data is not marked"
-            share = words.percent(cost.us("gaps") / cost.step_us)
-            cards.card("Python and waiting", share, waiting, help_=GAPS)
-        else:
-            waiting = f"{words.percent(data / cost.step_us)} for data" if data == data else "data is not marked"
-            share = words.percent(cost.us("data", "gaps") / cost.step_us)
-            cards.card("Device idle", share, waiting, help_=glossary.tip("launch-bound"))
-        if cost.on_cpu:
-            casts = words.percent(cost.us("cast") / cost.step_us)
-            cards.card("Casts", casts, "between formats", help_=glossary.tip("cast"))
-        else:
-            whole = cost.syncs is not None and cost.syncs == round(cost.syncs)
-            several = words.count(cost.syncs) if whole else words.number(cost.syncs)
-            syncs = "syncs not recorded" if cost.syncs is None else f"{several} host syncs"
-            cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs, help_=SYNC)
-
-
-def per(cost: StepCost) -> str:
-    """Over what the figures are averaged."""
-    if not cost.steps:
-        return "no steps are marked in it"
-    what = "profiled step" if cost.source == "profile" else "step"
-    return f"mean of {words.plural(cost.steps, what)}"
-
-
-def show_parts(parts: pd.DataFrame) -> None:
-    """The parts as a table."""
-    shown = parts[~(parts["us"].abs() < MIN_US)].assign(ms=parts["us"] / 1e3)
-    alt = "Parts of a step with their share and time."
-    tables.show(shown, column_config=COLUMNS, column_order=list(COLUMNS), hide_index=True, height="content", alt=alt)
-
+from pages.parts.hardware import profiled, step_cost_text
 
 head.title("Step cost")
 run = head.run(table="windows")
@@ -113,13 +16,14 @@ if cost.source == "nothing":
     empty.nothing(f"This run recorded neither times of its steps nor a profiled window. {profiled.HOW}", sample=True)
 
 bound = amdahl(cost)
-head.headline(headline(cost, bound))
+head.headline(step_cost_text.headline(cost, bound))
 if bound is None:
     st.info(f"No profiled window: these are the recorded phases of the steps. {profiled.HOW}", icon=":material/info:")
 else:
-    show_cards(cost, bound)
+    step_cost_text.show_cards(cost, bound)
 charts.view(STEP_COST, run, "step_cost.parts", step=step)
 if bound is not None:
-    st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook(cost, bound), *cost.notes])))
-show_parts(cost.parts)
+    outlook = step_cost_text.outlook(cost, bound)
+    st.caption(words.unbroken(" ".join([profiled.coverage(run, step), outlook, *cost.notes])))
+step_cost_text.show_parts(cost.parts)
 beside.show(run)

@@ -17,22 +17,22 @@ def headline(use: TensorCoreUse, stake: pd.DataFrame) -> str:
     if use.on_cpu:
         return (
             "This run was profiled on a CPU, which has no tensor cores: what follows are its operators. "
-            f"{words.percent(use.matrix_frac)} of their time is matrix work, the kind that tensor cores are for."
+            f"{words.percent(use.matrix_frac)} of their time is GEMM/conv, the kind that tensor cores are for."
         )
     if use.has_tensor_cores is False:
-        return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All matrix work runs on CUDA cores."
+        return f"{words.escape(Gpu(use.device_name, use.capability).in_words())} All GEMM/conv runs on CUDA cores."
     if not use.matrix_us:
         return "No kernel of this window multiplies matrices: there is nothing that tensor cores could do."
     share, unknown = use.matrix_tensor_frac or 0.0, use.matrix_unknown_frac or 0.0
     unnamed = f"; of {words.percent(use.unknown_frac)} the name does not show it" if use.unknown_frac else ""
-    lead = "Tensor cores do the matrix work" if share >= 0.9 else "Tensor cores do part of the matrix work"
+    lead = "Tensor cores do GEMM/conv" if share >= 0.9 else "Tensor cores do part of GEMM/conv"
     text = (
         f"{lead}: {words.percent(share)} of its time, and {words.percent(use.tensor_frac)} of all kernel time, is in "
         f"kernels that use them{unnamed}."
     )
     if share < 0.01:
         lead = "Tensor cores stand idle" if unknown < 0.5 else "Kernel names do not show whether tensor cores are used"
-        text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while matrix work takes "
+        text = f"{lead}: {'hardly any' if share else 'no'} kernel time is known to use them, while GEMM/conv takes "
         text += f"{words.percent(use.matrix_frac)}{unnamed}."
     if stake["time_frac"].sum() >= MIN_STAKE_FRAC:
         first = stake.iloc[0]

@@ -25,7 +25,6 @@ from amp_core.tune.max_batch import (
     Trial,
     check,
     effective_limit,
-    in_bytes,
     largest_batch,
 )
 
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     most: int = MAX_BATCH_SIZE if arguments.most is None else arguments.most
     timeout_s: float = TIMEOUT_S if arguments.timeout is None else arguments.timeout
     check(config, limit_bytes=limit, most=most, timeout_s=timeout_s)
-    bound = f"up to {in_bytes(limit)}" if limit is not None else "up to what the device has"
+    bound = f"up to {formatting.size(limit)}" if limit is not None else "up to what the device has"
     size = config.resolved().size or ""
     print_progress(f"batch sizes of {config.workload} {size} in {config.precision} on {config.device}, {bound}:")
     before = signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C: ends the running trial too
@@ -105,7 +104,7 @@ def in_words(trial: Trial) -> str:
     """One trial as a line."""
     if not trial.fits:
         return f"  {trial.batch_size:>7,}  does not fit: {trial.why}"
-    parts = [in_bytes(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
+    parts = [formatting.size(trial.peak_bytes) if trial.peak_bytes is not None else "memory unknown"]
     if trial.step_ms is not None and trial.samples_per_s is not None:
         parts += [
             f"{formatting.number(trial.step_ms)} ms a step",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from amp_core.figures.colours import SHARES
 from amp_core.formats import Format
 
 
@@ -35,9 +36,9 @@ def format_limits(form: Format) -> list[tuple[float, str]]:
     ]
 
 
-def log2_axis(low: float, high: float, max_ticks: int = 9) -> dict[str, object]:
-    """A logarithmic axis from 2^`low` to 2^`high` with about `max_ticks` ticks at most, at powers of two."""
-    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (high - low) / s <= max_ticks or s == 512)
+def log2_axis(low: float, high: float) -> dict[str, object]:
+    """A logarithmic axis from 2^`low` to 2^`high` with about nine ticks at most, at powers of two."""
+    stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (high - low) / s <= 9 or s == 512)
     ticks = range(math.ceil(low / stride) * stride, math.floor(high) + 1, stride)
     return {
         "type": "log",
@@ -64,6 +65,24 @@ def exponent_axis(title: str, low: float, high: float) -> dict[str, Any]:
 
 COLORBAR_PX = 56
 """Height of `colorbar_below`: add it to a figure's height and bottom margin."""
+
+
+MIN_DECADES = -5
+"""log10 of the share that has the palest colour of a heatmap, as all below it."""
+
+
+def share_cells(grid: np.ndarray, dark: bool) -> dict[str, Any]:
+    """Values, colours and colour bar of a heatmap of shares (0–1) of nonzero values; cells of 0 stay empty."""
+    with np.errstate(divide="ignore"):
+        decades = np.maximum(np.log10(grid), MIN_DECADES)
+    ticks = list(range(MIN_DECADES, 1))
+    return {
+        "z": np.where(grid > 0, decades, np.nan).astype(np.float32),
+        "zmin": MIN_DECADES,
+        "zmax": 0,
+        "colorscale": [list(stop) for stop in SHARES[dark]],
+        "colorbar": colorbar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+    }
 
 
 def colorbar_below(title: str, ticks: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:

@@ -13,18 +13,18 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import percent, share_axis, tick_names
 from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import ORNAMENT
 from amp_core.figures.style import empty_figure, finish, set_layout
 
 MAX_BARS = 30
 
-_CLASSES = (
-    ("zero", "exactly zero", "zero", ""),
-    ("normal", "normal", "healthy", ""),
-    ("subnormal", "subnormal", "underflow", "/"),
-    ("inf", "infinite", "overflow", "x"),
-    ("nan", "NaN", "nan", "."),
-)
+CLASSES = {
+    "zero": ("exactly zero", "zero", ""),
+    "normal": ("normal", "healthy", ""),
+    "subnormal": ("subnormal", "underflow", "/"),
+    "inf": ("infinite", "overflow", "x"),
+    "nan": ("NaN", "nan", "."),
+}
+"""Words, meaning and hatching of each class of values."""
 
 
 def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes of values") -> go.Figure:
@@ -41,33 +41,23 @@ def class_bars(shares: pd.DataFrame, dark: bool = False, title: str = "Classes o
         title = f"{title}: the {MAX_BARS} of {total:,} tensors with the most infinite, NaN or subnormal ones"
     names = shares["name"].tolist()
     figure = FigureSpec()
-    for column, label, meaning, hatch in _CLASSES:
+    for column, (label, meaning, hatch) in CLASSES.items():
         if not (shares[f"{column}_frac"] > 0).any():
             continue
         hue = colour(meaning, dark)
         figure.add_bar(
             x=_lengths(shares[f"{column}_frac"]),
             y=names,
-            orientation="h",
             name=label,
             marker=bar_marker(hue, hatch, dark),
             customdata=100.0 * _lengths(shares[f"{column}_frac"]),
             hovertemplate=f"%{{y}}: %{{customdata:.3~r}} % {label}<extra></extra>",
         )
-    figure.add_scatter(
-        x=np.ones(len(names), dtype=np.float32),
-        y=names,
-        mode="text",
-        text=[_remark(row) for row in shares.to_dict("records")],
-        textposition="middle right",
-        textfont={"size": 11},
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-        meta=ORNAMENT,
+    figure.add_labels(
+        np.ones(len(names)), names, [_remark(row) for row in shares.to_dict("records")], textfont={"size": 11}
     )
     set_layout(figure, xaxis=share_axis("share of all elements"))
-    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)
+    figure.categories(names, tick_names(names))
     worst = int((shares[["inf_frac", "nan_frac"]].sum(axis=1) > 0).sum())
     alt = f"Bars of {len(names):,} tensors by class of value; {worst:,} of them hold infinite or NaN values."
     height = min(1400, max(240, 150 + 24 * len(names)))

@@ -138,9 +138,9 @@ def bar_marker(hue: str, hatch: str, dark: bool, size: int = 5, opacity: float |
     return {"color": hue, "line": {"width": 0}, "pattern": pattern(hatch, dark, size, opacity)}
 
 
-def hatching(name: str, dark: bool, opacity: float = 0.45) -> dict[str, Any]:
+def hatching(name: str, dark: bool) -> dict[str, Any]:
     """The hatching of a phase or a category of memory, for `marker.pattern` or `fillpattern`; none for most."""
-    return pattern(HATCHES.get(name, ""), dark, 6, opacity)
+    return pattern(HATCHES.get(name, ""), dark, 6, 0.45)
 
 
 def with_opacity(hex_colour: str, opacity: float) -> str:

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import percent
 from amp_core.figures.colours import COUNTERS
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import compact_array
 from amp_core.figures.style import empty_figure, finish
 
 NAMES = {
@@ -31,12 +30,10 @@ def device_figure(samples: pd.DataFrame, dark: bool = False, title: str = "Share
     figure = FigureSpec()
     for column in known:
         hue = COUNTERS[column][dark]
-        figure.add_scatter(
-            x=compact_array(samples["time_s"]),
-            y=compact_array(100 * samples[column]),
-            mode="lines+markers" if len(samples) < 3 else "lines",
-            line={"color": hue, "width": 2, "dash": _DASHES[column]},
-            marker={"color": hue, "size": 7},
+        figure.add_line(
+            samples["time_s"],
+            100 * samples[column],
+            {"color": hue, "width": 2, "dash": _DASHES[column]},
             name=NAMES[column],
             hovertemplate="%{y:.3g} % of the time",
         )

@@ -9,10 +9,16 @@ plotly's classes validate each value, which takes ten times as long as everythin
 else about a figure. So the data is converted at once without validation; the tests validate every figure.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+
+from amp_core.figures.colours import with_opacity
+from amp_core.figures.shapes import ORNAMENT, compact_array
+
+Values: TypeAlias = "pd.Series[Any] | np.ndarray"
 
 
 class FigureSpec:
@@ -34,9 +40,27 @@ class FigureSpec:
         """Add a scatter trace; values of None are left to plotly."""
         self._add("scatter", trace)
 
+    def add_line(self, x: Values, y: Values, line: dict[str, Any], **trace: Any) -> None:
+        """Add a line, with points where it has fewer than three."""
+        mode = "lines+markers" if len(x) < 3 else "lines"
+        marker = {"color": line["color"], "size": 7}
+        self.add_scatter(x=compact_array(x), y=compact_array(y), mode=mode, line=line, marker=marker, **trace)
+
+    def add_area(self, x: Values, y: Values, hue: str, stack: str, **trace: Any) -> None:
+        """Add an area on top of the earlier ones of the same `stack`."""
+        look = {"fillcolor": with_opacity(hue, 0.85), "stackgroup": stack}
+        self.add_line(x, y, {"color": hue, "width": 0.8}, **look, **trace)
+
     def add_bar(self, **trace: Any) -> None:
-        """Add a bar trace."""
-        self._add("bar", trace)
+        """Add horizontal bars."""
+        self._add("bar", {"orientation": "h"} | trace)
+
+    def add_labels(self, x: Values, y: list[str], text: list[str], **trace: Any) -> None:
+        """Add a text at the right of each point, which is no data by itself."""
+        self.add_scatter(
+            x=np.asarray(x, dtype=np.float32), y=y, mode="text", text=text, textposition="middle right",
+            cliponaxis=False, **{"showlegend": False, "hoverinfo": "skip", "meta": ORNAMENT} | trace,
+        )  # fmt: skip
 
     def add_heatmap(self, **trace: Any) -> None:
         """Add a heatmap trace."""
@@ -57,6 +81,11 @@ class FigureSpec:
     def yaxis(self, **axis: Any) -> None:
         """Set these properties of the y axis."""
         self.layout["yaxis"] = self.layout.get("yaxis", {}) | axis
+
+    def categories(self, names: list[str], labels: list[str] | None = None, **axis: Any) -> None:
+        """Make the y axis one of names, the first on top; `labels` replace the names on the page."""
+        given = {"tickvals": names} | ({} if labels is None else {"ticktext": labels})
+        self.yaxis(**{"autorange": "reversed", "type": "category", "showgrid": False} | given | axis)
 
     def axes(self) -> list[tuple[str, dict[str, Any]]]:
         """Name and settings of each axis."""

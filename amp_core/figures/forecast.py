@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from amp_core.figures.colours import RECIPES, colour, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import compact_array, horizontal_line
+from amp_core.figures.shapes import compact_array, error_bars, horizontal_line
 from amp_core.figures.style import empty_figure, finish
 from amp_core.schema import RunError
 
@@ -49,15 +49,7 @@ def forecast_figure(table: pd.DataFrame, column: str = "speedup", dark: bool = F
             offsetgroup=recipe,
             name=recipe.upper(),
             marker={"color": hue, "size": 11, "symbol": _SYMBOLS[list(RECIPES).index(recipe)]},
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": compact_array(high - value),
-                "arrayminus": compact_array(value - low),
-                "color": hue,
-                "thickness": 2,
-                "width": 6,
-            },
+            error_y=error_bars(value, low, high, hue, 2, 6),
             hovertext=[f"{v:.3g} {unit}, likely {a:.3g} to {b:.3g}" for v, a, b in zip(value, low, high, strict=True)],
             hovertemplate=f"%{{x}}, %{{fullData.name}}: {what.lower()} %{{hovertext}}, forecast<extra></extra>",
         )

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import power_html
 from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.shapes import compact_array, vertical_line
 from amp_core.figures.style import empty_figure, finish
 
 
@@ -41,25 +41,14 @@ def format_range_figure(
             x=compact_array(ranges[last] - ranges[first]),
             base=compact_array(ranges[first]),
             y=names,
-            orientation="h",
             name=label,
             marker=bar_marker(colour(meaning, dark), hatch, dark),
             customdata=np.stack([ranges[first], ranges[last]], axis=1).astype(np.float32),
             hovertemplate=f"%{{y}}, {label}<br>from 2<sup>%{{customdata[0]:.0f}}</sup> to "
             "2<sup>%{customdata[1]:.0f}</sup><extra></extra>",
         )
-    figure.add_scatter(
-        x=np.full(len(names), high - 0.5, dtype=np.float32),
-        y=names,
-        mode="text",
-        text=[f"  {r.powers} powers of two, {r.precision_bits} bits" for r in ranges.itertuples()],
-        textposition="middle right",
-        textfont={"size": 11},
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-        meta=ORNAMENT,
-    )
+    bits = [f"  {r.powers} powers of two, {r.precision_bits} bits" for r in ranges.itertuples()]
+    figure.add_labels(np.full(len(names), high - 0.5), names, bits, textfont={"size": 11})
     for row, (label, at) in enumerate(marks):
         inside = min(max(at, low), high)
         suffix = " (beyond the axis)" if inside != at else ""
@@ -73,7 +62,7 @@ def format_range_figure(
     figure.xaxis(
         title="magnitude", range=[low, high], tickvals=ticks, ticktext=[power_html(k) for k in ticks], zeroline=False
     )
-    figure.yaxis(autorange="reversed", type="category", tickvals=names, showgrid=False)
+    figure.categories(names)
     summary = "; ".join(
         f"{r.label} from 2^{r.subnormal_low:.0f} (normal from 2^{r.normal_low:.0f}) to 2^{r.top:.0f}"
         for r in ranges.itertuples()

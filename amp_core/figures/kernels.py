@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 from amp_core.figures.axes import percent, share_axis, shorten
 from amp_core.figures.colours import bar_marker, colour
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import ORNAMENT
 from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.text.formatting import number
 
@@ -26,9 +25,9 @@ MAX_BARS = 15
 _ANSWERS = {  # answer: words, meaning, hatching
     "yes": ("on tensor cores", "tensor_yes", ""),
     "unknown": ("unknown by name", "tensor_unknown", "/"),
-    "no": ("matrix work not on tensor cores", "tensor_no", "x"),
-    "none": ("no matrix work", "no_matrix", ""),
-    "matrix": ("matrix work", "tensor_yes", ""),
+    "no": ("GEMM/conv not on tensor cores", "tensor_no", "x"),
+    "none": ("no GEMM/conv", "no_matrix", ""),
+    "matrix": ("GEMM/conv", "tensor_yes", ""),
 }
 """Operators of a CPU are `matrix` or `none`."""
 
@@ -50,7 +49,6 @@ def tensor_core_figure(shares: pd.DataFrame, dark: bool = False, title: str = "T
         figure.add_bar(
             x=part.to_numpy(dtype=np.float32),
             y=names,
-            orientation="h",
             name=words,
             marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
             text=[percent(share) if share >= 0.055 else "" for share in part],
@@ -88,7 +86,6 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
         figure.add_bar(
             x=share[chosen].astype(np.float32),
             y=[row for row, drawn in zip(rows, chosen, strict=True) if drawn],
-            orientation="h",
             name=words,
             marker=bar_marker(colour(meaning, dark), hatch, dark, 6, 0.5),
             customdata=np.stack(
@@ -101,16 +98,10 @@ def kernel_figure(table: pd.DataFrame, dark: bool = False, title: str = "Where k
             ),
             hovertemplate="%{customdata[0]}<br>%{customdata[1]} of the time, %{customdata[2]} calls<extra></extra>",
         )
-    figure.add_scatter(
-        x=share.astype(np.float32),
-        y=rows,
-        mode="text",
-        text=[f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(share, shown["total_us"], strict=True)],
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-        meta=ORNAMENT,
+    figure.add_labels(
+        share,
+        rows,
+        [f"  {percent(s)} · {number(us / 1e3, 'ms')}" for s, us in zip(share, shown["total_us"], strict=True)],
     )
     padding = 1.7 * float(share.max())  # for the numbers beside the bars
     set_layout(figure, xaxis=share_axis("share of their time", min(1.0, padding), padding))

@@ -15,32 +15,26 @@ import plotly.graph_objects as go
 
 from amp_core.figures.axes import (
     COLORBAR_PX,
-    colorbar_below,
     exponent_axis,
     format_limits,
     log2_axis,
     log2_range,
     share_axis,
+    share_cells,
 )
-from amp_core.figures.colours import PAGE, SHARES, colour, limit_line, with_opacity
+from amp_core.figures.classes import CLASSES
+from amp_core.figures.colours import PAGE, colour, limit_line, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import cell_edges
 from amp_core.figures.shapes import NO_Y, compact_array, horizontal_line
 from amp_core.figures.style import empty_figure, finish, set_layout
 from amp_core.formats import FORMATS, Format
 
-_MIN_DECADES = -5
 _LEFT_MARGIN_PX = 86
 """Left margin of each of the three figures, so that their steps align."""
 
-_CLASSES = (
-    ("normal_frac", "normal", "healthy", ""),
-    ("zero_frac", "exactly zero", "zero", ""),
-    ("subnormal_frac", "subnormal", "underflow", "/"),
-    ("nan_frac", "NaN", "nan", "."),
-    ("inf_frac", "infinite", "overflow", "x"),
-)
-"""Column, words, meaning and hatching."""
+_STACK = ("normal", "zero", "subnormal", "nan", "inf")
+"""Classes from the axis upwards."""
 
 
 def exponents_over_time(
@@ -70,18 +64,11 @@ def exponents_over_time(
     for fmt in limits:
         if fmt.powers_of_two < 64:
             low, high = min(low, fmt.min_subnormal_exponent - 3), max(high, fmt.max_exponent + 3)
-    with np.errstate(divide="ignore"):
-        decades = np.log10(grid)
-    ticks = list(range(_MIN_DECADES, 1))
     figure = FigureSpec()
     figure.add_heatmap(
         x=compact_array(steps),
         y=np.arange(lowest, lowest + grid.shape[0], dtype=np.float32) + 0.5,
-        z=np.where(grid > 0, np.maximum(decades, _MIN_DECADES), np.nan).astype(np.float32),
-        zmin=_MIN_DECADES,
-        zmax=0,
-        colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar=colorbar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+        **share_cells(grid, dark),
         customdata=(100.0 * grid).astype(np.float32),
         hovertemplate="step %{x:,}, around 2<sup>%{y}</sup>: %{customdata:.3~r} % of the nonzero values<extra></extra>",
     )
@@ -109,37 +96,25 @@ def classes_over_time(trace: pd.DataFrame, dark: bool = False, title: str = "Cla
     if not len(trace):
         return empty_figure(title, "This tensor was not sampled yet.")
     figure = FigureSpec()
-    for column, label, meaning, hatch in _CLASSES:
-        if column != "normal_frac" and not (trace[column] > 0).any():
+    for name in _STACK:
+        label, meaning, hatch = CLASSES[name]
+        share = trace[f"{name}_frac"].fillna(0.0)
+        if name != "normal" and not (share > 0).any():
             continue  # a line of zero thickness would only look like a border
-        hue = colour(meaning, dark)
-        figure.add_scatter(
-            x=compact_array(trace["step"]),
-            y=compact_array(trace[column].fillna(0.0)),
-            mode="lines+markers" if len(trace) < 3 else "lines",
-            line={"color": hue, "width": 0.8},
-            marker={"color": hue, "size": 7},
-            fillcolor=with_opacity(hue, 0.85),
+        figure.add_area(
+            trace["step"],
+            share,
+            colour(meaning, dark),
+            "classes",
             fillpattern={"shape": hatch, "size": 6, "fgcolor": PAGE[dark], "fillmode": "overlay"},
-            stackgroup="classes",
             name=label,
-            customdata=compact_array(100.0 * trace[column].fillna(0.0)),
+            customdata=compact_array(100.0 * share),
             hovertemplate="%{customdata:.3~r} % of its elements",
         )
-    bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
-    if len(bad):
-        figure.add_scatter(
-            x=compact_array(bad["step"]),
-            y=np.full(len(bad), 1.04, dtype=np.float32),
-            mode="markers",
-            marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
-            name="∞ or NaN",
-            meta=NO_Y,
-            hoverinfo="skip",
-        )
+    bad = _add_nonfinite(figure, trace, 1.04, dark)
     set_layout(figure, xaxis={"title": "step", "range": cell_edges(trace["step"].to_numpy())})
     set_layout(figure, yaxis=share_axis("share of all elements", 1.0, 1.08))
-    alt = f"Classes of values {_steps_in_words(trace)}; {len(bad):,} of them with infinities or not-a-number."
+    alt = f"Classes of values {_steps_in_words(trace)}; {bad:,} of them with infinities or not-a-number."
     return finish(
         figure,
         title,
@@ -173,27 +148,15 @@ def magnitude_figure(
         ("absmax", "largest magnitude", {"color": hue, "width": 2}),
         ("rms", "root mean square", {"color": hue, "width": 1.6, "dash": "dot"}),
     ):
-        figure.add_scatter(
-            x=compact_array(trace["step"]),
-            y=compact_array(trace[column].where(trace[column] > 0)),
-            mode="lines+markers" if len(trace) < 3 else "lines",
-            line=line,
-            marker={"color": hue, "size": 7},
+        figure.add_line(
+            trace["step"],
+            trace[column].where(trace[column] > 0),
+            line,
             name=name,
             hovertemplate="%{y:.3g} = 2<sup>%{customdata:.1f}</sup>",
             customdata=_log2(trace[column]),
         )
-    bad = trace[trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
-    if len(bad):
-        figure.add_scatter(
-            x=compact_array(bad["step"]),
-            y=np.full(len(bad), 2.0 ** (high + padding), dtype=np.float32),
-            mode="markers",
-            marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
-            name="∞ or NaN",
-            meta=NO_Y,
-            hoverinfo="skip",
-        )
+    _add_nonfinite(figure, trace, 2.0 ** (high + padding), dark)
     lines, labels = [], []
     for row, fmt in enumerate(FORMATS[f] for f in formats):
         for value, label in ((fmt.max_value, f"max. {fmt.max_value:.5g}"), (fmt.min_normal, "min. normal")):
@@ -205,6 +168,22 @@ def magnitude_figure(
     set_layout(figure, yaxis={"title": f"magnitude ({values})", **log2_axis(low - padding, high + 2 * padding)})
     alt = f"Magnitudes {_steps_in_words(trace)}, from 2^{limits[0]:.0f} to 2^{limits[1]:.0f}."
     return finish(figure, title, alt, 340, margin={"l": _LEFT_MARGIN_PX}, hovermode="x unified")
+
+
+def _add_nonfinite(figure: FigureSpec, trace: pd.DataFrame, at: float, dark: bool) -> int:
+    """A cross at the height `at` for each step with infinite or NaN values; returns their number."""
+    bad = trace["step"][trace["inf_frac"].fillna(0.0) + trace["nan_frac"].fillna(0.0) > 0]
+    if len(bad):
+        figure.add_scatter(
+            x=compact_array(bad),
+            y=np.full(len(bad), at, dtype=np.float32),
+            mode="markers",
+            marker={"symbol": "x", "size": 8, "color": colour("overflow", dark)},
+            name="∞ or NaN",
+            meta=NO_Y,
+            hoverinfo="skip",
+        )
+    return len(bad)
 
 
 def _steps_in_words(trace: pd.DataFrame) -> str:

@@ -63,12 +63,10 @@ def loss_figure(
         dash = DASHES[used.get(recipe, 0) % len(DASHES)]
         used[recipe] = used.get(recipe, 0) + 1
         name = shorten(run)
-        figure.add_scatter(
-            x=compact_array(curve[x]),
-            y=compact_array(curve["smooth"]),
-            mode="lines+markers" if len(curve) < 3 else "lines",
-            line={"color": hue, "width": 2.2, "dash": dash},
-            marker={"color": hue, "size": 7},
+        figure.add_line(
+            curve[x],
+            curve["smooth"],
+            {"color": hue, "width": 2.2, "dash": dash},
             name=name,
             legendgroup=run,
             customdata=compact_array(curve["loss"]),
@@ -113,12 +111,10 @@ def grad_norm_figure(trace: pd.DataFrame, dark: bool = False, title: str = "Grad
     padding = max(1.0, 0.06 * (high - low))
     figure = FigureSpec()
     steps, norm = bridge_gaps(trace["step"], trace["grad_norm"].where(np.isfinite(trace["grad_norm"])))
-    figure.add_scatter(
-        x=compact_array(steps),
-        y=compact_array(norm),
-        mode="lines+markers" if len(trace) < 3 else "lines",
-        line={"color": colour("norm", dark), "width": 1.6},
-        marker={"color": colour("norm", dark), "size": 7},
+    figure.add_line(
+        steps,
+        norm,
+        {"color": colour("norm", dark), "width": 1.6},
         name="gradient norm",
         hovertemplate="step %{x:,}: length of the whole gradient %{y:.3g}<extra></extra>",
     )
@@ -146,12 +142,10 @@ def memory_figure(
         ("allocated_bytes", "at the step", {"color": hue, "width": 2}, "tozeroy"),
     )
     for column, name, line, fill in shapes:
-        figure.add_scatter(
-            x=compact_array(trace["step"]),
-            y=compact_array(trace[column] / size),
-            mode="lines+markers" if len(trace) < 3 else "lines",
-            line=line,
-            marker={"color": hue, "size": 7},
+        figure.add_line(
+            trace["step"],
+            trace[column] / size,
+            line,
             fill=fill,
             fillcolor=with_opacity(hue, 0.12),
             name=name,

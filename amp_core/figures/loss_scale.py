@@ -42,12 +42,10 @@ def scale_figure(
     hue = colour("scale", dark)
     scale = trace["loss_scale"].where(trace["loss_scale"] > 0)
     powers, template = _as_powers(trace["loss_scale"])
-    figure.add_scatter(
-        x=compact_array(trace["step"]),
-        y=compact_array(scale),
-        mode="lines+markers" if len(trace) < 3 else "lines",
-        line={"color": hue, "width": 2, "shape": "hv"},
-        marker={"color": hue, "size": 7},
+    figure.add_line(
+        trace["step"],
+        scale,
+        {"color": hue, "width": 2, "shape": "hv"},
         name="loss scale",
         customdata=powers,
         hovertemplate=f"step %{{x:,}}: the loss is multiplied by {template} (%{{y:,}})<extra></extra>",

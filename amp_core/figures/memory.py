@@ -37,14 +37,12 @@ def memory_parts_figure(parts: pd.DataFrame, dark: bool = False, title: str = "M
         figure.add_bar(
             x=compact_array(rows.reindex(runs).clip(lower=0) / size),
             y=runs,
-            orientation="h",
             name=label,
             marker={"color": MEMORY[category][dark], "line": {"width": 0}, "pattern": hatching(category, dark)},
             hovertemplate=f"%{{y}}: %{{x:.3g}} {unit} of {label}<extra></extra>",
         )
     figure.xaxis(title=f"memory ({unit})", rangemode="tozero")
-    ticks = [shorten(str(run), 24) for run in runs]
-    figure.yaxis(autorange="reversed", type="category", tickvals=runs, ticktext=ticks, showgrid=False)
+    figure.categories(runs, [shorten(str(run), 24) for run in runs])
     summary = "; ".join(
         f"{run}: "
         + ", ".join(
@@ -76,14 +74,12 @@ def memory_moments_figure(
     x = compact_array(moments["number"])
     for category in shown:
         hue = MEMORY[category][dark]
-        figure.add_scatter(
-            x=x,
-            y=compact_array(stack[category] / size),
-            mode="lines",
-            line={"color": hue, "width": 0.8},
-            fillcolor=with_opacity(hue, 0.85),
+        figure.add_area(
+            x,
+            stack[category] / size,
+            hue,
+            "memory",
             fillpattern=hatching(category, dark),
-            stackgroup="memory",
             name=CATEGORIES[category],
             hovertemplate=f"%{{y:.3g}} {unit} held",
         )

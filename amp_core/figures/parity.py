@@ -14,7 +14,7 @@ from amp_core.analysis.comparison.parity import NOISE_STDS
 from amp_core.figures.axes import shorten, tick_names
 from amp_core.figures.colours import colour, recipe_colour, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
-from amp_core.figures.shapes import compact_array, vertical_line
+from amp_core.figures.shapes import compact_array, error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "cross", "star")
@@ -50,23 +50,14 @@ def deviation_figure(
         y=names,
         mode="markers",
         marker={"size": 11, "color": [recipe_colour(p, dark) for p in known["precision"]]},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": np.nan_to_num(high - value).astype(np.float32),
-            "arrayminus": np.nan_to_num(value - low).astype(np.float32),
-            "color": colour("limit", dark),
-            "thickness": 1.4,
-            "width": 5,
-        },
+        error_x=error_bars(value, low, high, colour("limit", dark)),
         hovertemplate="%{y}: final loss off by %{x:+.3g} %<extra></extra>",
         showlegend=False,
     )
     figure.add_shape(vertical_line(0, line={"color": colour("limit", dark), "width": 1.2, "dash": "dot"}))
     side = 1.15 * max(float(reach), 0.01)
     figure.xaxis(title=f"% of the final loss of {shorten(first, 20)}; right is worse", range=[-side, side])
-    ticks = [shorten(n, 20) for n in names]
-    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=ticks, showgrid=False)
+    figure.categories(names, [shorten(n, 20) for n in names])
     summary = "; ".join(f"{n} {v:+.2g} %" for n, v in zip(names, value, strict=True))
     noise_summary = f" The noise from seed to seed is ±{NOISE_STDS * noise.max():.2g} %." if len(noise) else ""
     return finish(figure, title, f"{title} against {first}: {summary}.{noise_summary}", 170 + 48 * len(names))
@@ -102,8 +93,8 @@ def agreement_figure(
             # plotly's own ticks at 2 and 5 do not fit
             "dtick": max(1, -(-(high - low) // 8)), "exponentformat": "power",
         },
-        yaxis={"autorange": "reversed", "type": "category", "tickvals": names, "ticktext": tick_names(names)},
     )  # fmt: skip
+    figure.categories(names, tick_names(names), showgrid=True)
     worst = known.iloc[int(known["rel_error"].to_numpy(dtype=np.float64).argmax())]
     alt = f"{title}: {len(names)} tensors; the largest error is {worst['rel_error']:.2g}, of {worst['name']}."
     return finish(figure, title, alt, 170 + 22 * len(names))

@@ -71,14 +71,7 @@ def precision_figure(cells: pd.DataFrame, dark: bool = False, title: str = "Prec
         title="operator", type="category", side="top", tickangle=-50, showgrid=False,
         tickvals=ops, ticktext=[shorten(op, 22) for op in ops],
     )  # fmt: skip
-    figure.yaxis(
-        title="module",
-        autorange="reversed",
-        type="category",
-        tickvals=modules[::every],
-        ticktext=tick_names(names, 44)[::every],
-        showgrid=False,
-    )
+    figure.categories(modules[::every], tick_names(names, 44)[::every], title="module")
     parts = ", ".join(f"{(cells['ran'] == name).sum()} in {_format_label(name)}" for name in formats)
     alt = (
         f"{title}: {len(modules):,} modules by {len(ops):,} operators; of {len(cells):,} cells {parts}; "

@@ -16,14 +16,14 @@ import plotly.graph_objects as go
 
 from amp_core.figures.axes import (
     COLORBAR_PX,
-    colorbar_below,
     exponent_axis,
     format_limits,
     percent,
     power_html,
+    share_cells,
     tick_names,
 )
-from amp_core.figures.colours import SHARES, colour, limit_line, with_opacity
+from amp_core.figures.colours import colour, limit_line, with_opacity
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.shapes import INVISIBLE_MARKER, NO_X, vertical_line
 from amp_core.figures.style import empty_figure, finish, set_layout
@@ -34,7 +34,6 @@ MAX_CELLS = 400_000
 MAX_CLICKABLE_CELLS = 3000
 """With fewer cells each carries an invisible marker, since a heatmap's own cells report no clicks."""
 
-_MIN_DECADES = -5  # shares below 0.001 % have the palest colour
 _LABEL_PX = 15
 """Height of a line of labels in pixels."""
 
@@ -73,17 +72,10 @@ def exponent_heatmap(
     clickable = clickable and grid.size < MAX_CLICKABLE_CELLS
     low, high = exponents or _extent(lowest, lowest + grid.shape[1], limits)
     figure = FigureSpec()
-    with np.errstate(divide="ignore"):
-        decades = np.log10(grid)
-    ticks = list(range(_MIN_DECADES, 1))
     figure.add_heatmap(
         x=np.arange(lowest, lowest + grid.shape[1], dtype=np.float32) + 0.5,
         y=names,
-        z=np.where(grid > 0, np.maximum(decades, _MIN_DECADES), np.nan).astype(np.float32),
-        zmin=_MIN_DECADES,
-        zmax=0,
-        colorscale=[list(stop) for stop in SHARES[dark]],
-        colorbar=colorbar_below("of nonzero<br>values", ticks, [f"{100 * 10.0**k:g} %" for k in ticks]),
+        **share_cells(grid, dark),
         xgap=1 if grid.shape[1] < 80 else 0,
         ygap=2 if len(names) < 60 else 0,
         customdata=(100.0 * grid).astype(np.float32) if not clickable else None,
@@ -105,8 +97,7 @@ def exponent_heatmap(
         padding = _show_nonfinite(figure, classes, high, dark)
     every = max(1, math.ceil(len(names) / 45))
     set_layout(figure, xaxis=exponent_axis(f"magnitude ({values})", low, high))
-    shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
-    set_layout(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
+    figure.categories(names[::every], tick_names(names)[::every])
     height = min(900, max(280, 150 + 26 * len(names))) + 2 * _LABEL_PX * len(limits)
     pooled = f" (in {len(names):,} rows)" if len(names) < rows else ""
     alt = (
@@ -179,17 +170,14 @@ def _show_nonfinite(figure: FigureSpec, classes: pd.DataFrame, high: int, dark: 
     nonfinite = classes[share > 0]
     if not len(nonfinite):
         return 24
-    figure.add_scatter(
-        x=np.full(len(nonfinite), high, dtype=np.float32),
-        y=nonfinite["name"].tolist(),
-        mode="text",
-        text=[f" ∞ {percent(s)}" for s in share[share > 0]],
-        textposition="middle right",
-        cliponaxis=False,
+    figure.add_labels(
+        np.full(len(nonfinite), high),
+        nonfinite["name"].tolist(),
+        [f" ∞ {percent(s)}" for s in share[share > 0]],
         textfont={"size": 11, "color": colour("overflow", dark)},
         customdata=100.0 * nonfinite[["inf_frac", "nan_frac"]].to_numpy(dtype=np.float32),
         hovertemplate="%{y}: %{customdata[0]:.3~r} % infinite, %{customdata[1]:.3~r} % NaN<extra></extra>",
-        showlegend=False,
+        hoverinfo=None,
         name="not finite",
         meta=NO_X,
     )

@@ -39,7 +39,6 @@ def rank_figure(ranks: pd.DataFrame, dark: bool = False) -> go.Figure:
         figure.add_bar(
             x=known[f"{phase}_ms"].to_numpy(dtype=np.float32),
             y=names,
-            orientation="h",
             name=PHASE_NAMES[f"{phase}_ms"],
             marker={
                 "color": PHASES[phase][dark],

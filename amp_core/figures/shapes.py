@@ -43,6 +43,15 @@ def bridge_gaps(x: "pd.Series[Any]", y: "pd.Series[Any]") -> tuple["pd.Series[An
     return x[kept], y[kept]
 
 
+def error_bars(
+    value: np.ndarray, low: np.ndarray, high: np.ndarray, hue: str, thickness: float = 1.4, width: int = 5
+) -> dict[str, Any]:
+    """Bars from `low` to `high` around values, for `error_x` or `error_y`; none where an end is not known."""
+    above, below = (np.nan_to_num(part).astype(np.float32) for part in (high - value, value - low))
+    look = {"color": hue, "thickness": thickness, "width": width}
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below} | look
+
+
 def vertical_line(x0: float, x1: float | None = None, **look: Any) -> dict[str, Any]:
     """A vertical line across the plot, or with `x1` a band, for `layout.shapes`."""
     kind = "line" if x1 is None else "rect"

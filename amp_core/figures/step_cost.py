@@ -42,7 +42,6 @@ def step_cost_figure(
         figure.add_bar(
             x=(us / 1e3).astype(np.float32),
             y=runs,
-            orientation="h",
             name=label,
             marker={
                 "color": night if dark else light,
@@ -60,10 +59,7 @@ def step_cost_figure(
         )
     per = str(parts["per"].iloc[0]) if "per" in parts else "step"
     figure.xaxis(title=f"time of a {per} (ms)", rangemode="tozero")
-    figure.yaxis(
-        type="category", autorange="reversed", showgrid=False, tickvals=runs,
-        ticktext=[shorten(run, 24) for run in runs],
-    )  # fmt: skip
+    figure.categories(runs, [shorten(run, 24) for run in runs])
     summary = "; ".join(f"{run}{': ' if run else ''}{_in_words(parts[owner == run])}" for run in runs)
     return finish(
         figure,

@@ -11,10 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from amp_core.figures.axes import log2_axis, log2_range, shorten
-from amp_core.figures.colours import colour, hatching, recipe_colour, with_opacity
+from amp_core.figures.colours import colour, hatching, recipe_colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import step_range
-from amp_core.figures.shapes import ORNAMENT, compact_array, vertical_line
+from amp_core.figures.shapes import error_bars, vertical_line
 from amp_core.figures.style import empty_figure, finish
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
@@ -37,15 +37,12 @@ def phase_figure(times: pd.DataFrame, dark: bool = False, title: str = "Time of 
     figure = FigureSpec()
     for column in known:
         hue = colour(column.removesuffix("_ms"), dark)
-        figure.add_scatter(
-            x=compact_array(times["step"]),
-            y=compact_array(times[column].fillna(0.0)),
-            mode="lines+markers" if len(times) < 3 else "lines",
-            line={"color": hue, "width": 0.8},
-            marker={"color": hue, "size": 7},
-            fillcolor=with_opacity(hue, 0.85),
+        figure.add_area(
+            times["step"],
+            times[column].fillna(0.0),
+            hue,
+            "phases",
             fillpattern=hatching(column.removesuffix("_ms"), dark),
-            stackgroup="phases",
             name=PHASE_NAMES[column],
             hovertemplate="%{y:.3g} ms of the step",
         )
@@ -116,40 +113,24 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     hues = [recipe_colour(p, dark) for p in known["precision"]]
     names = known["run"].astype(str).tolist()
     words = [_words(bar, v, a, b) for v, a, b in zip(value, low, high, strict=True)]
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": (high - value).astype(np.float32),
-        "arrayminus": (value - low).astype(np.float32),
-        "color": colour("limit", dark),
-        "thickness": 1.4,
-        "width": 5,
-    }
     axis = bar.axis.format(first=shorten(str(table["run"].iloc[0]), 20))
     figure = FigureSpec()
     figure.add_bar(
         x=value.astype(np.float32),
         y=names,
-        orientation="h",
         name=title,
         marker={"color": hues, "line": {"width": 0}},
-        error_x=error if spread else None,
+        error_x=error_bars(value, low, high, colour("limit", dark)) if spread else None,
         text=words,
         textposition="none",
         hovertemplate=f"%{{y}}, {title.lower()}: %{{text}}, {axis}<extra></extra>",
         showlegend=False,
     )
     under = bar.baseline is not None and (0.5 * bar.baseline < high) & (high < bar.baseline)
-    figure.add_scatter(
-        x=np.where(under, bar.baseline or 0.0, high).astype(np.float32),  # no number below the baseline's line
-        y=names,
-        mode="text",
-        text=[f"  {bar.text.format(_formatted(bar, v))}" for v in value],  # the spread is in the hover text
-        textposition="middle right",
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-        meta=ORNAMENT,
+    figure.add_labels(
+        np.where(under, bar.baseline or 0.0, high),  # no number below the baseline's line
+        names,
+        [f"  {bar.text.format(_formatted(bar, v))}" for v in value],  # the spread is in the hover text
     )
     if bar.baseline is not None:
         figure.add_shape(
@@ -161,13 +142,7 @@ def compare_bars(table: pd.DataFrame, column: str, dark: bool = False, title: st
     else:
         figure.xaxis(range=[0, 1.02 * max(float(high.max()), bar.baseline or 0.0, 1e-12)])
     figure.xaxis(title=axis, nticks=4, tickangle=0)
-    figure.yaxis(
-        autorange="reversed",
-        type="category",
-        tickvals=names,
-        ticktext=[shorten(n, 20) for n in names],
-        showgrid=False,
-    )
+    figure.categories(names, [shorten(n, 20) for n in names])
     summary = "; ".join(f"{n} {w}" for n, w in zip(names, words, strict=True))
     return finish(
         figure, title, f"{title}: {summary}.", 120 + 44 * len(names), bargap=0.35,

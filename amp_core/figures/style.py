@@ -54,10 +54,10 @@ def finish(figure: FigureSpec, title: str, alt: str, height: int = 360, **layout
     return figure.to_figure()
 
 
-def empty_figure(title: str, sentence: str, height: int = 150) -> go.Figure:
+def empty_figure(title: str, sentence: str) -> go.Figure:
     """A figure without data, with a sentence that says why."""
     figure = FigureSpec()
     figure.add_annotation(text=sentence, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14})
     figure.xaxis(visible=False)
     figure.yaxis(visible=False)
-    return finish(figure, title, f"{title}: {sentence}", height)
+    return finish(figure, title, f"{title}: {sentence}", 150)

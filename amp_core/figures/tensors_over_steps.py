@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from amp_core.figures.axes import COLORBAR_PX, colorbar_below, percent, power_html, tick_names
+from amp_core.figures.axes import COLORBAR_PX, MIN_DECADES, colorbar_below, percent, power_html, tick_names
 from amp_core.figures.colours import SHARES, colour
 from amp_core.figures.figure_spec import FigureSpec
 from amp_core.figures.lines import cell_edges
@@ -20,7 +20,6 @@ from amp_core.schema import RunError
 MAX_CLICKABLE_CELLS = 600
 """Up to so many cells have an invisible marker, since a heatmap's own cells report no clicks; merge steps to stay
 below. A browser takes about 0.1 ms for each marker, and cells of a few pixels are hard to hit."""
-_MIN_DECADES = -5  # shares below 0.001 % have the palest colour
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def step_heatmap(
         z=grid,
         colorscale=[list(stop) for stop in SHARES[dark]],
         colorbar=colorbar_below(_COLUMNS[column].bar, *_bar_ticks(grid, column)),
-        **({} if column == "absmax" else {"zmin": _MIN_DECADES, "zmax": 0}),
+        **({} if column == "absmax" else {"zmin": MIN_DECADES, "zmax": 0}),
         ygap=2 if len(names) < 60 else 0,
         hoverinfo="skip",
     )
@@ -96,8 +95,7 @@ def step_heatmap(
         )
     every = max(1, -(-len(names) // 45))
     set_layout(figure, xaxis={"title": "step", "zeroline": False, "showgrid": False, "range": cell_edges(steps)})
-    shown = {"tickvals": names[::every], "ticktext": tick_names(names)[::every]}
-    set_layout(figure, yaxis={"autorange": "reversed", "type": "category", "showgrid": False} | shown)
+    figure.categories(names[::every], tick_names(names)[::every])
     what = _COLUMNS[column].about
     alt = (
         f"{title}: {len(names):,} tensors at {len(steps):,} sampled steps, {what}; "
@@ -115,13 +113,13 @@ def _colour_values(values: np.ndarray, column: str) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         if column == "absmax":
             return np.where(values > 0, np.log2(values), np.nan)
-        return np.where(values > 0, np.maximum(np.log10(values), _MIN_DECADES), np.nan)
+        return np.where(values > 0, np.maximum(np.log10(values), MIN_DECADES), np.nan)
 
 
 def _bar_ticks(grid: np.ndarray, column: str) -> tuple[list[int], list[str]]:
     """The ticks of the colour bar and their labels, in the column's unit."""
     if column != "absmax":
-        ticks = list(range(_MIN_DECADES, 1))
+        ticks = list(range(MIN_DECADES, 1))
         return ticks, [f"{100 * 10.0**k:g} %" for k in ticks]
     known = grid[np.isfinite(grid)]
     if not len(known):

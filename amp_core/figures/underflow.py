@@ -49,7 +49,6 @@ def underflow_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "
         figure.add_bar(
             x=np.where(shares > MIN_SHOWN_FRAC, shares, np.nan).astype(np.float32),
             y=names,
-            orientation="h",
             name=label,
             marker=bar_marker(colour(meaning, dark), hatch, dark),
             customdata=[percent(s) if s > 0 else "0 %" for s in shares],
@@ -60,7 +59,7 @@ def underflow_figure(predicted: pd.DataFrame, dark: bool = False, title: str = "
         title="share that would be lost", type="log", range=[-6, 0], tickvals=ticks, fixedrange=True,
         ticktext=[f"{100 * t:g} %" for t in ticks],
     )  # fmt: skip
-    figure.yaxis(autorange="reversed", type="category", tickvals=names, ticktext=tick_names(names), showgrid=False)
+    figure.categories(names, tick_names(names))
     figure.yaxis(range=[len(names) - 0.5, -0.5], autorange=False)  # tensors without a bar keep their row
     alt = f"Bars of predicted losses: of {total:,} tensors {under:,} would underflow in part and {over:,} overflow."
     height = min(1500, max(260, 150 + 30 * len(names)))

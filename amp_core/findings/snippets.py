@@ -24,3 +24,5 @@ class InFloat32(torch.nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return self.module(x.float())"""
 """A module that runs in float32 inside of autocast."""
+TORCH_EXAMPLES = "torch.amp, Automatic Mixed Precision examples"
+"""The source of several thresholds."""

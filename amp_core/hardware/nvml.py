@@ -8,6 +8,7 @@ Only this module and `gpu_state` call NVML, and all calls go through the `librar
 so that tests can stand in for any generation of GPU.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -117,6 +118,12 @@ class Nvml:
         """The newest CUDA that the driver can run, e.g. `13.0`."""
         version = self.query("nvmlSystemGetCudaDriverVersion_v2")
         return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def visible_gpus() -> list[GpuFacts]:
+    """The GPUs that torch would see in this process, `cuda:0` first. Raises `NvmlError` as `Nvml` does."""
+    with Nvml() as nvml:
+        return visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(gpus: Sequence[GpuFacts], visible_devices: str | None) -> list[GpuFacts]:

@@ -37,7 +37,7 @@ import psutil
 from amp_core.hardware.child_environment import python_path
 from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
-from amp_core.hardware.nvml import Nvml, NvmlError, visible
+from amp_core.hardware.nvml import NvmlError, visible_gpus
 from amp_core.jobs import job_file, reaper
 from amp_core.library import permissions
 from amp_core.schema import RunError
@@ -289,7 +289,7 @@ def _await_process(folder: Path) -> None:
 
 def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
     given = folder_name(name) if name is not None else ""
-    base = given or folder_name(_default_name(config))
+    base = given or folder_name(f"{config.task}-{config.precision}")
     numbers = itertools.count(2 if given else 1)
     folder = runs_dir / (given or f"{base}-{next(numbers)}")
     try:
@@ -304,19 +304,11 @@ def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
         raise RunError(f"runs_dir={str(runs_dir)!r} cannot be written: {error.strerror or error}") from error
 
 
-def _default_name(config: TrainConfig) -> str:
-    """A folder name from the main settings, e.g. `text-gpt-tiny-fp16`."""
-    own = config.own
-    what = f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.resolved().size}"
-    return f"{what}-{config.precision}"
-
-
 def _has_cuda() -> bool:
     """Whether torch will find a CUDA device, judging by the driver and torch's build, without importing torch."""
     try:
         if "+cpu" in metadata.version("torch"):
             return False
-        with Nvml() as nvml:
-            return bool(visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+        return bool(visible_gpus())
     except (metadata.PackageNotFoundError, NvmlError):  # no torch; no package, no driver
         return False

@@ -23,7 +23,7 @@ METAVARS = {
     "names": "A,B,…",  # a tuple of names
     "window": "FIRST:STOP",  # two whole numbers
     "text": "TEXT",  # checked by `TrainConfig` itself
-    "scale": "X",  # a number or a word, checked by `TrainConfig` itself
+    "scale": "X",  # a number above 0, or `dynamic`
 }
 """Kinds of settings, and the metavar of their values."""
 
@@ -91,8 +91,10 @@ class Setting:
             return None
         if self.kind == "whole":
             check_whole(name, value, self.least, self.most)
-        elif self.kind == "positive":
+        elif self.kind == "positive" or (self.kind == "scale" and not isinstance(value, str)):
             return positive(name, value)
+        elif self.kind == "scale" and value != "dynamic":
+            raise RunError(f"{name}={value!r} is unknown; give dynamic or a positive number such as 128")
         elif self.kind == "names":
             return _names(name, value)
         elif self.kind == "window":

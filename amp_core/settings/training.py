@@ -11,33 +11,28 @@ same sentence. The choices themselves are in `catalog.py`.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amp_core.hardware.device_types import ACCELERATORS, type_of
-from amp_core.hardware.gpus import join_words
 from amp_core.schema import RunError
 from amp_core.settings.catalog import RECIPES, WORKLOADS, Recipe, Size, WorkloadSpec
-from amp_core.settings.setting import FRONT, RECORDED, SCALE, SWITCHES, Form, check_choice, positive, setting, unknown
+from amp_core.settings.combinations import DEVICES, OWN, check_combination, check_workload
+from amp_core.settings.setting import FRONT, RECORDED, SCALE, SWITCHES, Form, setting, unknown
 
 __all__ = ["OPTIMIZERS", "RECIPES", "WORKLOADS", "Recipe", "Size", "TrainConfig", "WorkloadSpec", "unknown"]
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 """What `optimizer` may be. `sgd` runs with momentum 0.9."""
 
-_OWN = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)\Z", re.DOTALL)
-_DEVICE = re.compile(rf"auto|cpu|(?:{'|'.join(ACCELERATORS)})(?::\d+)?")
-_DEVICES = join_words(["auto", "cpu", *(name for kind in ACCELERATORS for name in (kind, f"{kind}:N"))], "or")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Every setting of a training run, checked on creation. Raises `RunError` with the argument and its value.
 
-    To add a setting, add a field: its flag, help, check and field on the form are made from it (see `setting.py`).
+    To add a setting, add a field: its flag, help, check and field on the form are made from it (see `setting.py`). A
+    docstring stands below a field where its help does not say it all; None is off, or the size's or recipe's own value.
     """
 
     workload: str = setting("text-gpt", "text", f"{', '.join(WORKLOADS)}, or FILE.py:FUNCTION", "NAME")
@@ -47,7 +42,6 @@ class TrainConfig:
     )
     """A size of the workload; None is its smallest. A user's workload has no sizes."""
     precision: str = setting("fp16", "choice", choices=tuple(RECIPES), shared=False)
-    """A name from `RECIPES`."""
     steps: int = setting(
         200,
         "whole",
@@ -55,7 +49,6 @@ class TrainConfig:
         form=Form("Steps", "Optimizer steps to attempt, skipped ones included.", FRONT, options=(("step", 50),)),
         may_change=True,
     )
-    """Optimizer steps to attempt, skipped ones included."""
     batch_size: int | None = setting(
         None,
         "whole",
@@ -73,7 +66,6 @@ class TrainConfig:
             place=2,
         ),
     )
-    """Micro-batches whose gradients add up to one optimizer step."""
     lr: float | None = setting(
         None,
         "positive",
@@ -87,7 +79,6 @@ class TrainConfig:
     )
     """Learning rate; None is the size's own, or 1e-3 for a user's workload."""
     optimizer: str = setting("adamw", "choice", choices=OPTIMIZERS, form=Form("Optimizer", place=1))
-    """A name from `OPTIMIZERS`."""
     clip_norm: float | None = setting(
         None,
         "positive",
@@ -99,11 +90,9 @@ class TrainConfig:
             options=(("placeholder", "off"),),
         ),
     )
-    """Clip the unscaled gradients to this 2-norm; None does not clip."""
     loss_scale: float | str = setting("dynamic", "scale", "dynamic, or a fixed number such as 128", "dynamic|X")
     """`dynamic`, or a fixed positive number. Only recipes with a scaler take a number."""
     init_scale: float = setting(65536.0, "positive", "loss scale that the dynamic one begins with")
-    """Initial value of a dynamic loss scale."""
     growth_interval: int = setting(
         2000,
         "whole",
@@ -112,7 +101,6 @@ class TrainConfig:
             "Growth interval", "Clean steps before a dynamic loss scale grows.", SCALE, unit="steps", needs="scaler"
         ),
     )
-    """Clean steps in a row after which a dynamic loss scale grows."""
     growth_factor: float = setting(
         2.0,
         "positive",
@@ -125,7 +113,6 @@ class TrainConfig:
             options=(("format", "%.4g"),),
         ),
     )
-    """Factor of that growth."""
     backoff_factor: float = setting(
         0.5,
         "positive",
@@ -138,8 +125,7 @@ class TrainConfig:
             options=(("format", "%.4g"),),
         ),
     )
-    """Factor of a dynamic loss scale after a skipped step."""
-    device: str = setting("auto", "text", _DEVICES, "DEVICE", form=Form("Device", group=FRONT), may_change=True)
+    device: str = setting("auto", "text", DEVICES, "DEVICE", form=Form("Device", group=FRONT), may_change=True)
     """`auto` (an accelerator where there is one), `cpu`, or a type of accelerator, with a number or without: `cuda`."""
     seed: int = setting(
         0,
@@ -151,7 +137,6 @@ class TrainConfig:
             "Seed", "Decides initial weights, data order and dropout: runs of one seed see the same numbers.", FRONT
         ),
     )
-    """Determines initial weights, data order and dropout, independently of the precision."""
     every: int = setting(
         10,
         "whole",
@@ -159,7 +144,6 @@ class TrainConfig:
         form=Form("Ranges every", "Number ranges are recorded every so many steps.", RECORDED, unit="steps"),
         may_change=True,
     )
-    """Interval of sampled steps."""
     audit_every: int | None = setting(
         None,
         "whole",
@@ -173,12 +157,9 @@ class TrainConfig:
         ),
         may_change=True,
     )
-    """Interval, in steps, of audits, which replay a batch in FP32 and in the recipe and record underflow; None:
-    never."""
     checkpoint_every: int | None = setting(
         None, "whole", "save the training's state every N steps and at the end, for --resume", may_change=True
     )
-    """Interval, in steps, of checkpoints, with one more at the end; None: never."""
     profile: tuple[int, int] | None = setting(
         None,
         "window",
@@ -193,11 +174,8 @@ class TrainConfig:
         ),
         may_change=True,
     )
-    """Profile the steps from the first number up to, not including, the second; None profiles none."""
     islands: tuple[str, ...] = setting((), "names", "modules that compute in FP32 inside autocast", "A,B,…")
-    """Modules, by name, that compute in FP32 inside autocast."""
     pad_to: int | None = setting(None, "whole", "multiply linear layers with sizes rounded up to a multiple of N")
-    """Multiply linear layers with their sizes rounded up to a multiple of this; None leaves them as they are."""
     trace_ops: int | None = setting(
         None,
         "whole",
@@ -213,7 +191,6 @@ class TrainConfig:
         ),
         may_change=True,
     )
-    """Trace every operator of this step; None traces none."""
     nproc: int = setting(
         1,
         "whole",
@@ -227,23 +204,19 @@ class TrainConfig:
             options=(("step", 1),),
         ),
     )
-    """Processes that train together, with gradients averaged over all (DDP); each takes batches of its own."""
     fused: bool = setting(
         False,
         "switch",
         "use the optimizer's fused kernel",
         form=Form("Fused optimizer", "One kernel updates all weights.", SWITCHES, place=2),
     )
-    """Use the optimizer's fused kernel, which lets the scaler skip a step on the device."""
     channels_last: bool = setting(
         False,
         "switch",
         "lay images and the weights of convolutions out with the channels last",
         form=Form("Channels last", "For convolutions, which tensor cores read so.", SWITCHES, place=2),
     )
-    """Store images and convolution weights in channels-last layout, which tensor cores read."""
     fp8: bool = setting(False, "switch", "multiply linear layers in FP8 inside BF16 autocast, with torchao")
-    """Multiply linear layers in FP8 inside BF16 autocast, with torchao."""
     compile: bool = setting(
         False,
         "switch",
@@ -257,13 +230,11 @@ class TrainConfig:
         ),
         may_change=True,
     )
-    """Run the model through torch.compile."""
     tf32: bool | None = setting(
         None, "switch", "TF32 inside CUDA's matrix units, whatever the recipe says", unset="the recipe's own"
     )
     """TF32 inside CUDA's matrix units; None is what the recipe says."""
     cudnn_benchmark: bool = setting(False, "switch", "let cuDNN try its algorithms and keep the fastest")
-    """Let cuDNN try its algorithms and keep the fastest; which one that is can differ between runs."""
     deterministic: bool = setting(
         False,
         "switch",
@@ -275,67 +246,15 @@ class TrainConfig:
             place=1,
         ),
     )
-    """Ask torch for deterministic algorithms only."""
     evaluate: bool = setting(True, "switch", "measure loss on held-out data at the end", may_change=True)
-    """Measure loss and accuracy on held-out data at the end."""
 
     def __post_init__(self) -> None:
-        self._check_workload()
+        check_workload(self)
         for field in dataclasses.fields(self):
             one = field.metadata["setting"]
             value = one.checked(field.name, getattr(self, field.name), optional=field.default is None)
             object.__setattr__(self, field.name, value)
-        if self.islands and self.recipe.autocast is None:
-            raise RunError(
-                f"islands has no effect with precision={self.precision!r}, which has no autocast; leave it out"
-            )
-        if self.growth_factor <= 1:
-            raise RunError(f"growth_factor={self.growth_factor!r} would not grow the loss scale; give more than 1")
-        if self.backoff_factor >= 1:
-            raise RunError(f"backoff_factor={self.backoff_factor!r} would not lower the loss scale; give less than 1")
-        self._check_loss_scale()
-        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            raise RunError(f"device={self.device!r} is unknown; choose {_DEVICES}")
-        if self.nproc > 1 and ":" in self.device:
-            each = f"nproc={self.nproc} needs one each; choose {type_of(self.device)}"
-            raise RunError(f"device={self.device!r} is one GPU, and {each}")
-        if self.fp8 and self.precision != "bf16":
-            raise RunError(f"fp8=True goes with precision='bf16', not {self.precision!r}")
-        if self.deterministic and self.cudnn_benchmark:
-            raise RunError(
-                "cudnn_benchmark=True lets cuDNN change its algorithms; leave it off with deterministic=True"
-            )
-
-    def _check_workload(self) -> None:
-        if not isinstance(self.workload, str):
-            raise unknown("workload", self.workload, [*WORKLOADS, "FILE.py:FUNCTION"])
-        if self.workload in WORKLOADS:
-            sizes = WORKLOADS[self.workload].sizes
-            if self.size is not None:
-                check_choice("size", self.size, sizes, f" (sizes of {self.workload})")
-            return
-        if _OWN.fullmatch(self.workload) is None:
-            raise unknown("workload", self.workload, [*WORKLOADS, "FILE.py:FUNCTION"])
-        if self.size is not None:
-            raise RunError(f"size={self.size!r} cannot be set for {self.workload}; one's own workload has no sizes")
-        if self.batch_size is not None:
-            raise RunError(
-                f"batch_size={self.batch_size!r} cannot be set for {self.workload}, which makes its own batches; "
-                "set it in that file"
-            )
-
-    def _check_loss_scale(self) -> None:
-        if self.loss_scale == "dynamic":
-            return
-        if isinstance(self.loss_scale, str):
-            raise RunError(f"loss_scale={self.loss_scale!r} is unknown; give dynamic or a positive number such as 128")
-        object.__setattr__(self, "loss_scale", positive("loss_scale", self.loss_scale))
-        if not self.recipe.scaler:
-            with_scaler = ", ".join(r.name for r in RECIPES.values() if r.scaler)
-            raise RunError(
-                f"loss_scale={self.loss_scale!r} has no effect with precision={self.precision!r}, which has no scaler; "
-                f"choose precision {with_scaler} or leave loss_scale at dynamic"
-            )
+        check_combination(self)
 
     @property
     def recipe(self) -> Recipe:
@@ -345,8 +264,14 @@ class TrainConfig:
     @property
     def own(self) -> tuple[Path, str] | None:
         """File and function of a user's workload; None for a built-in one."""
-        match = None if self.workload in WORKLOADS else _OWN.fullmatch(self.workload)
+        match = None if self.workload in WORKLOADS else OWN.fullmatch(self.workload)
         return None if match is None else (Path(match["file"]), match["function"])
+
+    @property
+    def task(self) -> str:
+        """Workload and size, for names of folders: `text-gpt-tiny`, or `my_task-build` of a user's workload."""
+        own = self.own
+        return f"{own[0].stem}-{own[1]}" if own is not None else f"{self.workload}-{self.resolved().size}"
 
     def check_profile(self) -> None:
         """Raise `RunError` if no step would be profiled. Checked only where a user enters a window: a shorter training

@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from amp_core.hardware.host import this_process
-from amp_core.schema import TABLES, Head, RunError
+from amp_core.schema import Head, RunError
 from amp_core.store import shutdown
 from amp_core.store.atomic import check_outside_runs, create_file, replace_file
+from amp_core.store.claim import refusal, refuse_content, refuse_rows
 from amp_core.store.open_segments import REMOVED, OpenSegments
 from amp_core.store.record_batch import message
 from amp_core.store.resume import Earlier, earlier_part
@@ -46,9 +47,6 @@ SEAL_AGE_S = 600.0
 """A segment older than this is sealed, so that a long run keeps little in the larger stream form."""
 
 log = logging.getLogger("amp_core")
-
-JOB_FILES = frozenset({"console.log", "job.json", "config.json"})
-"""Files that may lie in the folder before the run begins: `jobs` puts them there."""
 
 
 class RunWriter:
@@ -244,12 +242,9 @@ class RunWriter:
             if self.earlier is not None:
                 pass
             elif self.rank == 0:
-                self._refuse_other_files(present)
-            elif any(self.folder.glob(f"*/[0-9]*.r{self.rank}.*")):
-                raise RunError(
-                    f"into={str(self.into)!r} holds rows of rank {self.rank} already; "
-                    "give a folder that does not exist yet"
-                )
+                refuse_content(present, self.into)
+            else:
+                refuse_rows(self.folder, self.rank, self.into)
             shutdown.register(self)  # first, so that every run.json with "running" gets an end
             if self._shipment is not None and self.rank == 0:
                 self._shipment.begin(self.head.to_json().encode())  # now, so that a refusal is raised now
@@ -261,33 +256,14 @@ class RunWriter:
             shutdown.unregister(self)
             if self._shipment is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
-            if isinstance(error, FileExistsError) and self.folder.is_dir():
-                raise self._already_used() from error
-            if isinstance(error, OSError):
-                raise RunError(f"into={str(self.into)!r} cannot be written: {error.strerror or error}") from error
-            if isinstance(error, ValueError) and not isinstance(error, RunError):
-                what = "its name is not in UTF-8" if isinstance(error, UnicodeError) else error
-                raise RunError(f"into={str(self.into)!r} cannot be written: {what}") from error
+            if (refused := refusal(error, self.folder, self.into)) is not None:
+                raise refused from error
             raise
 
     def _earlier(self) -> Earlier | None:
         if self._shipment is not None:
             raise RunError(f"into={str(self.into)!r} is an address, where no run can be resumed; give a folder")
         return earlier_part(self.folder, self.rank)
-
-    def _already_used(self) -> RunError:
-        return RunError(f"into={str(self.into)!r} already holds a run; give a folder that does not exist yet")
-
-    def _refuse_other_files(self, present: set[str]) -> None:
-        if "run.json" in present:
-            raise self._already_used()
-        ours = JOB_FILES | TABLES.keys()  # other ranks may have begun before rank 0
-        # Names with a leading dot do not count as content: temporary files, .DS_Store, .nfs0001.
-        foreign = sorted(n for n in present if n not in ours and not n.startswith("."))
-        if foreign:
-            raise RunError(
-                f"into={str(self.into)!r} holds other files ({foreign[0]!r}); give an empty folder or a new one"
-            )
 
     def _write_head(self) -> None:
         if self.rank == 0:

@@ -133,7 +133,7 @@ TERMS: dict[str, Term] = _terms(
         "FP32 values whose mantissa the tensor cores round to 10 bits before they multiply; sums stay FP32. It takes "
         "up 32 bits, so it saves time and no memory. PyTorch has it on for convolutions and off for other products.",
         "tensor-cores",
-        "which matrix work ran in TF32",
+        "which GEMM/conv ran in TF32",
     ),
     Term(
         "FP8",
@@ -166,9 +166,10 @@ TERMS: dict[str, Term] = _terms(
     Term(
         "Tensor core",
         "A unit of NVIDIA GPUs that multiplies small matrices in one go: in FP16 from compute capability 7.0 on, in "
-        "BF16 and TF32 from 8.0 on, in FP8 from 8.9 on. Only matrix work gains from it, and only in those formats.",
+        "BF16 and TF32 from 8.0 on, in FP8 from 8.9 on. Only GEMM/conv (matrix products and convolutions) gains from "
+        "it, and only in those formats.",
         "tensor-cores",
-        "the share of matrix time that ran on them, and why the rest did not",
+        "the share of GEMM/conv time that ran on them, and why the rest did not",
     ),
 )
 

@@ -27,6 +27,7 @@ import psutil
 from amp_core.hardware.child_environment import python_path
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
+from amp_core.text import formatting
 
 FILE = "max_batch.json"
 """The result, in the folder of the search."""
@@ -79,7 +80,7 @@ class MaxBatch:
         text = f"largest batch that fits: {self.largest:,}"
         if best.peak_bytes is not None:
             what = "resident set of the process" if self.on_cpu else "allocated by torch"
-            text += f", with {in_bytes(best.peak_bytes)} {what}"
+            text += f", with {formatting.size(best.peak_bytes)} {what}"
         if self.next_larger is None:
             return f"{text}; larger ones were not tried"
         first = next(t for t in self.trials if t.batch_size == self.next_larger)
@@ -237,7 +238,7 @@ def _watch_over(
         try:
             if watched is not None and limit_bytes is not None and watched.memory_info().rss > limit_bytes:
                 child.kill()
-                return f"its resident set passed {in_bytes(limit_bytes)}"
+                return f"its resident set passed {formatting.size(limit_bytes)}"
         except psutil.NoSuchProcess:
             continue
         if time.monotonic() > until:
@@ -273,12 +274,3 @@ def free_bytes() -> int:
         except (OSError, ValueError):  # no such file, or `max`: no limit here
             continue
     return max(free, 0)
-
-
-def in_bytes(size: float) -> str:
-    """Bytes with a binary prefix and three digits."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

@@ -1,7 +1,9 @@
 """What a view is: an analysis and its figure under one name."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from amp_core.store.run import Run
@@ -20,6 +22,11 @@ def uncached(function: Callable[..., Any], run: Run | Sequence[Run], *args: Any,
     return function(run, *args, **options)
 
 
+def figures() -> ModuleType:
+    """`amp_core.figures`, imported when something is drawn: names, frames and `missing` need no plotly."""
+    return importlib.import_module("amp_core.figures")
+
+
 @dataclass(frozen=True)
 class View(Generic[F]):
     """One chart: its analyses and its figure.
@@ -35,7 +42,7 @@ class View(Generic[F]):
     analyse: Callable[..., F]
     """`analyse(run, ask, **options)`: the data for `plot`. Calls each analysis through `ask`."""
     plot: Callable[..., "go.Figure"]
-    """`plot(frame, dark, **style)`: the figure of the result of `analyse`. Imports plotly."""
+    """`plot(frame, dark, **style)`: the figure of the result of `analyse`, through `figures()`."""
     absent: Callable[[F], str | None]
     """A sentence that says why there is nothing to draw; None if there is."""
 
@@ -46,9 +53,8 @@ class View(Generic[F]):
     def figure(self, frame: F, dark: bool = False, **style: Any) -> "go.Figure":
         """The figure of a frame, or one that says why there is no data; `style` holds the options of `plot`."""
         if sentence := self.absent(frame):
-            from amp_core.figures.style import empty_figure
-
-            return empty_figure(self.title, sentence)
+            nothing: go.Figure = figures().style.empty_figure(self.title, sentence)
+            return nothing
         return self.plot(frame, dark, **style)
 
     def draw(self, run: Run | Sequence[Run], dark: bool = False, ask: Ask = uncached, **options: Any) -> "go.Figure":

@@ -18,10 +18,10 @@ from amp_core.analysis import (
     tensor_core_use,
 )
 from amp_core.store.run import Run
-from amp_core.views._view import Ask, View
+from amp_core.views._view import Ask, View, figures
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
+    pass
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,6 @@ def _memory_parts(run: Run, ask: Ask, step: int | None = None) -> Titled:
     breakdown = ask(memory_breakdown, run, step) if step is not None else ask(memory_breakdown, run)
     title = "Held in tensors, at most" if breakdown.on_cpu else "Memory at the peak"
     return Titled(memory_parts([breakdown], [run.name]), title)
-
-
-def _memory_parts_figure(frame: Titled, dark: bool) -> "go.Figure":
-    from amp_core.figures import memory_parts_figure
-
-    return memory_parts_figure(frame.table, dark, frame.title)
 
 
 def _no_memory_parts(frame: Titled) -> str | None:
@@ -68,40 +62,16 @@ def _memory_moments(run: Run, ask: Ask, step: int | None = None) -> Moments:
     return Moments(table, title, ask(memory_breakdown, run, step).on_cpu)
 
 
-def _memory_moments_figure(frame: Moments, dark: bool) -> "go.Figure":
-    from amp_core.figures import memory_moments_figure
-
-    return memory_moments_figure(frame.table, dark, frame.title, tensors_only=frame.tensors_only)
-
-
-def _tensor_cores_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import tensor_core_figure
-
-    return tensor_core_figure(frame, dark)
-
-
 def _kernels(run: Run, ask: Ask, step: int | None = None) -> Titled:
     on_cpu = ask(tensor_core_use, run, step).on_cpu
     table = ask(kernel_table, run, "kernel", step)
     return Titled(table, "Where operator time goes" if on_cpu else "Where kernel time goes")
 
 
-def _kernels_figure(frame: Titled, dark: bool) -> "go.Figure":
-    from amp_core.figures import kernel_figure
-
-    return kernel_figure(frame.table, dark, frame.title)
-
-
 def _step_cost(run: Run, ask: Ask, step: int | None = None) -> Titled:
     cost = ask(step_cost, run, step)
     unit = "step" if cost.steps else "window"
     return Titled(cost.parts.assign(per=unit), f"Where the time of a {unit} goes")
-
-
-def _step_cost_figure(frame: Titled, dark: bool) -> "go.Figure":
-    from amp_core.figures import step_cost_figure
-
-    return step_cost_figure(frame.table, dark, frame.title)
 
 
 def _no_step_cost(frame: Titled) -> str | None:
@@ -118,18 +88,12 @@ def _precision(
     return Titled(ask(precision_cells, run, step, phase, folded), title)
 
 
-def _precision_figure(frame: Titled, dark: bool) -> "go.Figure":
-    from amp_core.figures import precision_figure
-
-    return precision_figure(frame.table, dark, frame.title)
-
-
 STEP_COST = View(
     "step_cost",
     "Where the time of a step goes",
     ("steps", "windows", "kernels"),
     _step_cost,
-    _step_cost_figure,
+    lambda frame, dark: figures().step_cost_figure(frame.table, dark, frame.title),
     _no_step_cost,
 )
 MEMORY_PARTS = View(
@@ -137,7 +101,7 @@ MEMORY_PARTS = View(
     "Memory at the peak",
     ("memory",),
     _memory_parts,
-    _memory_parts_figure,
+    lambda frame, dark: figures().memory_parts_figure(frame.table, dark, frame.title),
     _no_memory_parts,
 )
 MEMORY_MOMENTS = View(
@@ -145,7 +109,9 @@ MEMORY_MOMENTS = View(
     "Memory through a step",
     ("memory",),
     _memory_moments,
-    _memory_moments_figure,
+    lambda frame, dark: figures().memory_moments_figure(
+        frame.table, dark, frame.title, tensors_only=frame.tensors_only
+    ),
     lambda frame: None if len(frame.table) else "No step's memory was recorded in this run.",
 )
 TENSOR_CORES = View(
@@ -153,7 +119,7 @@ TENSOR_CORES = View(
     "Time on tensor cores",
     ("kernels",),
     lambda run, ask, step=None: ask(tensor_core_shares, run, step),
-    _tensor_cores_figure,
+    lambda frame, dark: figures().tensor_core_figure(frame, dark),
     lambda frame: None if len(frame) else "No GPU kernels were recorded.",
 )
 KERNELS = View(
@@ -161,7 +127,7 @@ KERNELS = View(
     "Where kernel time goes",
     ("kernels", "windows", "device", "events"),
     _kernels,
-    _kernels_figure,
+    lambda frame, dark: figures().kernel_figure(frame.table, dark, frame.title),
     lambda frame: None if len(frame.table) else "No kernels were recorded.",
 )
 PRECISION_MAP = View(
@@ -169,6 +135,6 @@ PRECISION_MAP = View(
     "Modules by operators",
     ("ops", "events"),
     _precision,
-    _precision_figure,
+    lambda frame, dark: figures().precision_figure(frame.table, dark, frame.title),
     lambda frame: None if len(frame.table) else "No operators of this kind were traced.",
 )

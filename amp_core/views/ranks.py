@@ -1,22 +1,11 @@
 """Views of distributed training: how long each rank takes, and where ranks disagree."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis import rank_scales, rank_table
-from amp_core.views._view import View
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
-
-
-def _times_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import rank_figure
-
-    return rank_figure(frame, dark=dark)
+from amp_core.views._view import View, figures
 
 
 def _no_times(frame: pd.DataFrame) -> str | None:
@@ -24,12 +13,6 @@ def _no_times(frame: pd.DataFrame) -> str | None:
         return "This run has one process."
     known = frame[list(phases.COLUMNS)].notna().any(axis=None)
     return None if known else "The times of the ranks were not recorded."
-
-
-def _scales_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import rank_scale_figure
-
-    return rank_scale_figure(frame, dark)
 
 
 def _no_scales(frame: pd.DataFrame) -> str | None:
@@ -43,7 +26,7 @@ RANKS = View(
     "Where each rank's step goes",
     ("steps", "events"),
     lambda run, ask: ask(rank_table, run),
-    _times_figure,
+    lambda frame, dark: figures().rank_figure(frame, dark),
     _no_times,
 )
 RANK_SCALES = View(
@@ -51,6 +34,6 @@ RANK_SCALES = View(
     "Where ranks disagree",
     ("steps",),
     lambda run, ask: ask(rank_scales, run),
-    _scales_figure,
+    lambda frame, dark: figures().rank_scale_figure(frame, dark),
     _no_scales,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 
@@ -18,10 +18,7 @@ from amp_core.analysis import (
 )
 from amp_core.analysis.downsample import MAX_POINTS
 from amp_core.store.run import Run
-from amp_core.views._view import Ask, View
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
+from amp_core.views._view import Ask, View, figures
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,11 @@ def _losses(runs: Sequence[Run], ask: Ask, x: str = "step", points: int = MAX_PO
     return Losses(ask(loss_curves, runs, x, max_points=points), ask(noise_band, runs, x), marks, x)
 
 
-def _losses_figure(frame: Losses, dark: bool, log: bool = False) -> "go.Figure":
-    from amp_core.figures import loss_figure, recipe_colour
-    from amp_core.figures.marks import with_rows
-
-    figure = loss_figure(frame.curves, dark=dark, log=log, band=frame.band)
+def _losses_figure(frame: Losses, dark: bool, log: bool = False) -> Any:
+    figure = figures().loss_figure(frame.curves, dark=dark, log=log, band=frame.band)
     recipes = dict(zip(frame.curves["run"], frame.curves["precision"], strict=True))
-    rows = [(name, marks, recipe_colour(recipes.get(name), dark)) for name, marks in frame.marks]
-    return with_rows(figure, rows, frame.x, dark)
+    rows = [(name, marks, figures().recipe_colour(recipes.get(name), dark)) for name, marks in frame.marks]
+    return figures().marks.with_rows(figure, rows, frame.x, dark)
 
 
 def _memory_comparison(runs: Sequence[Run], ask: Ask) -> pd.DataFrame:
@@ -57,24 +51,6 @@ def _memory_comparison(runs: Sequence[Run], ask: Ask) -> pd.DataFrame:
         (name, one) for name, one in zip(unique_labels(runs), breakdowns, strict=True) if one.total_bytes is not None
     ]
     return memory_parts([one for _, one in known], [name for name, _ in known])
-
-
-def _memory_comparison_figure(frame: pd.DataFrame, dark: bool, title: str = "Memory at the peak") -> "go.Figure":
-    from amp_core.figures import memory_parts_figure
-
-    return memory_parts_figure(frame, dark, title)
-
-
-def _step_costs_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import step_cost_figure
-
-    return step_cost_figure(frame, dark, f"Time of a {frame['per'].iloc[0]}")
-
-
-def _agreement_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import agreement_figure
-
-    return agreement_figure(frame, dark)
 
 
 LOSSES = View(
@@ -90,7 +66,7 @@ MEMORY_COMPARISON = View(
     "Memory at the peak",
     ("memory",),
     _memory_comparison,
-    _memory_comparison_figure,
+    lambda frame, dark, title="Memory at the peak": figures().memory_parts_figure(frame, dark, title),
     lambda frame: None if (frame["bytes"] > 0).any() else "No step's memory was recorded in these runs.",
 )
 STEP_COSTS = View(
@@ -98,7 +74,7 @@ STEP_COSTS = View(
     "Time of a step",
     ("steps", "windows", "kernels"),
     lambda runs, ask: ask(compare_step_cost, runs),
-    _step_costs_figure,
+    lambda frame, dark: figures().step_cost_figure(frame, dark, f"Time of a {frame['per'].iloc[0]}"),
     lambda frame: None if (frame["us"] > 0).any() else "None of these runs has timed steps.",
 )
 AGREEMENT = View(
@@ -106,6 +82,6 @@ AGREEMENT = View(
     "Gradients against their FP32 replay",
     ("audits",),
     lambda runs, ask: ask(gradient_agreement, runs),
-    _agreement_figure,
+    lambda frame, dark: figures().agreement_figure(frame, dark),
     lambda frame: None if len(frame) else "None of these runs was audited.",
 )

@@ -1,7 +1,7 @@
 """Views over the steps of a run: loss, loss scale, gradient norm, step times, memory, device."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from amp_core.analysis.downsample import MAX_POINTS
 from amp_core.phases import LABELS
 from amp_core.schema import RunError
 from amp_core.store.run import Run
-from amp_core.views._view import Ask, View
+from amp_core.views._view import Ask, View, figures
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go  # noqa: TID251 - for type annotations
@@ -65,20 +65,12 @@ def _changes(run: Run, ask: Ask) -> pd.DataFrame:
     return marks[marks["kind"] == "change"]
 
 
-def _marked(figure: "go.Figure", marks: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures.marks import with_marks
-
-    return with_marks(figure, marks, dark=dark)
+def _marked(figure: "go.Figure", marks: pd.DataFrame, dark: bool) -> Any:
+    return figures().marks.with_marks(figure, marks, dark=dark)
 
 
 def _loss(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
     return Marked(ask(loss_curves, [run], "step", max_points=points), ask(step_marks, run))
-
-
-def _loss_figure(frame: Marked, dark: bool) -> "go.Figure":
-    from amp_core.figures import loss_figure
-
-    return _marked(loss_figure(frame.table, dark=dark), frame.marks, dark)
 
 
 def _loss_scale(run: Run, ask: Ask, points: int = MAX_POINTS, band: bool = True) -> LossScale:
@@ -110,10 +102,8 @@ def _certain_window(run: Run, ask: Ask) -> pd.DataFrame | None:
     return window
 
 
-def _loss_scale_figure(frame: LossScale, dark: bool) -> "go.Figure":
-    from amp_core.figures import scale_figure
-
-    figure = scale_figure(frame.trace, frame.episodes, dark, window=frame.window)
+def _loss_scale_figure(frame: LossScale, dark: bool) -> Any:
+    figure = figures().scale_figure(frame.trace, frame.episodes, dark, window=frame.window)
     return _marked(figure, frame.changes, dark)
 
 
@@ -127,12 +117,6 @@ def _grad_norm(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:
     return Marked(trace, _changes(run, ask))  # crosses on the upper edge mark the skipped steps
 
 
-def _grad_norm_figure(frame: Marked, dark: bool) -> "go.Figure":
-    from amp_core.figures import grad_norm_figure
-
-    return _marked(grad_norm_figure(frame.table, dark=dark), frame.marks, dark)
-
-
 def _no_grad_norm(frame: Marked) -> str | None:
     norm = frame.table["grad_norm"].to_numpy(dtype=np.float64)
     skipped = frame.table["skipped"].to_numpy(dtype=bool)
@@ -142,12 +126,6 @@ def _no_grad_norm(frame: Marked) -> str | None:
 
 def _phases(run: Run, ask: Ask) -> Marked:
     return Marked(ask(phase_times, run), ask(step_marks, run))
-
-
-def _phases_figure(frame: Marked, dark: bool) -> "go.Figure":
-    from amp_core.figures import phase_figure
-
-    return _marked(phase_figure(frame.table, dark=dark), frame.marks, dark)
 
 
 def _no_phases(frame: Marked) -> str | None:
@@ -163,20 +141,8 @@ def _memory_points(run: Run, points: int) -> pd.DataFrame:
     return downsample(memory_trace(run), "step", "allocated_bytes", points)
 
 
-def _memory_figure(frame: Marked, dark: bool) -> "go.Figure":
-    from amp_core.figures import memory_figure
-
-    return _marked(memory_figure(frame.table, dark=dark, what=frame.what), frame.marks, dark)
-
-
 def _device(run: Run, ask: Ask) -> pd.DataFrame:
     return downsample(ask(device_samples, run), "time_s", "gpu_util_frac")
-
-
-def _device_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import device_figure
-
-    return device_figure(frame, dark=dark)
 
 
 def _no_device(frame: pd.DataFrame) -> str | None:
@@ -189,7 +155,7 @@ LOSS = View(
     "Loss",
     ("steps", "events", "audits", "windows"),
     _loss,
-    _loss_figure,
+    lambda frame, dark: _marked(figures().loss_figure(frame.table, dark=dark), frame.marks, dark),
     lambda frame: None if len(frame.table) else "No loss was recorded.",
 )
 LOSS_SCALE = View(
@@ -205,7 +171,7 @@ GRAD_NORM = View(
     "Gradient norm",
     ("steps", "events", "audits", "windows"),
     _grad_norm,
-    _grad_norm_figure,
+    lambda frame, dark: _marked(figures().grad_norm_figure(frame.table, dark=dark), frame.marks, dark),
     _no_grad_norm,
 )
 PHASES = View(
@@ -213,7 +179,7 @@ PHASES = View(
     "Time of a step",
     ("steps", "events", "audits", "windows"),
     _phases,
-    _phases_figure,
+    lambda frame, dark: _marked(figures().phase_figure(frame.table, dark=dark), frame.marks, dark),
     _no_phases,
 )
 MEMORY = View(
@@ -221,7 +187,14 @@ MEMORY = View(
     "Memory",
     ("steps", "events", "audits", "windows"),
     _memory,
-    _memory_figure,
+    lambda frame, dark: _marked(figures().memory_figure(frame.table, dark=dark, what=frame.what), frame.marks, dark),
     lambda frame: None if len(frame.table) else "No memory was recorded.",
 )
-DEVICE = View("device", "Share of time on the device", ("device",), _device, _device_figure, _no_device)
+DEVICE = View(
+    "device",
+    "Share of time on the device",
+    ("device",),
+    _device,
+    lambda frame, dark: figures().device_figure(frame, dark=dark),
+    _no_device,
+)

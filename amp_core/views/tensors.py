@@ -1,7 +1,7 @@
 """Views of the sampled tensors of a run: their values by exponent and by class."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -9,12 +9,10 @@ from amp_core.analysis import class_shares, exponent_shares, kinds_present
 from amp_core.analysis.numerics.module_tree import fold_classes, fold_shares, readable_depth
 from amp_core.store.run import Run
 from amp_core.text.formatting import KIND_LABELS
-from amp_core.views._view import Ask, View
+from amp_core.views._view import Ask, View, figures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    import plotly.graph_objects as go  # noqa: TID251 - for type annotations
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,8 @@ def _ranges(
     )
 
 
-def _ranges_figure(
-    frame: Ranges, dark: bool, formats: "Sequence[str]" = ("fp16",), clickable: bool = True
-) -> "go.Figure":
-    from amp_core.figures import exponent_heatmap
-
-    return exponent_heatmap(
+def _ranges_figure(frame: Ranges, dark: bool, formats: "Sequence[str]" = ("fp16",), clickable: bool = True) -> Any:
+    return figures().exponent_heatmap(
         frame.shares,
         formats,
         dark,
@@ -87,12 +81,6 @@ def _ranges_figure(
         classes=frame.classes,
         clickable=clickable,
     )
-
-
-def _classes_figure(frame: pd.DataFrame, dark: bool) -> "go.Figure":
-    from amp_core.figures import class_bars
-
-    return class_bars(frame, dark=dark)
 
 
 RANGES = View(
@@ -108,6 +96,6 @@ CLASSES = View(
     "Classes of values",
     ("tensors",),
     _classes,
-    _classes_figure,
+    lambda frame, dark: figures().class_bars(frame, dark=dark),
     lambda frame: None if len(frame) else "No tensor was sampled.",
 )

@@ -7,12 +7,14 @@ address.keep("format", "ranges.formats", ",".join(formats))
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import streamlit as st
 
 from pages.parts import words
+
+T = TypeVar("T")
 
 AGAIN_S = 3.0
 """For this long after a field was set, the browser may not have drawn it."""
@@ -61,6 +63,14 @@ def keep(name: str, key: str, text: str) -> None:
     elif name in st.query_params:
         del st.query_params[name]
     st.session_state[f"address.{key}"] = st.session_state[f"address.wrote.{name}"] = text or None
+
+
+def choose(name: str, label: str, options: Sequence[T], default: T, key: str, **look: Any) -> T:
+    """A segmented control whose choice is kept as `name`; `look` holds more of its arguments."""
+    take(name, key, lambda text: next((option for option in options if str(option) == text), None), default)
+    chosen: T = st.segmented_control(label, options, required=True, key=key, **look)
+    keep(name, key, str(chosen) if chosen != default else "")
+    return chosen
 
 
 def refuse(name: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """Tables and charts on the pages, each to be had as a file.
 
-    tables.show(frame, column_config=COLUMNS, hide_index=True, alt="Memory by category.")
+    tables.show(frame, column_config=COLUMNS,  alt="Memory by category.")
 
 `show` is `st.dataframe` and remembers what it showed, as `charts.show` does of charts; at the end of a page `offer`
 puts one button below it: each table as CSV and Parquet, the numbers of each chart as CSV, and what kind of picture a
@@ -99,10 +99,10 @@ def remember(frame: pd.DataFrame, alt: str) -> pd.DataFrame:
 
 
 def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
-    """Show `frame` and remember it; `options` and the result are those of `st.dataframe`."""
+    """Show `frame` without its index and remember it; `options` and the result are those of `st.dataframe`."""
     remember(frame, alt)
     shown = _as_written(frame, options.get("column_config") or {})
-    return st.dataframe(shown, alt=alt, **({"placeholder": NONE} | options))
+    return st.dataframe(shown, alt=alt, **({"placeholder": NONE, "hide_index": True} | options))
 
 
 def offer() -> None:

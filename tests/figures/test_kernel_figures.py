@@ -22,7 +22,7 @@ def test_answers_fill_the_whole_bar_and_differ_in_hatching(runs: dict[str, Run])
     shares = tensor_core_shares(runs["profiled"])
     figure = tensor_core_figure(shares)
     assert [trace.name for trace in figure.data] == [
-        "on tensor cores", "unknown by name", "matrix work not on tensor cores", "no matrix work",
+        "on tensor cores", "unknown by name", "GEMM/conv not on tensor cores", "no GEMM/conv",
     ]  # fmt: skip
     assert np.sum([trace.x for trace in figure.data], axis=0) == pytest.approx([1.0, 1.0], rel=1e-6)
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in figure.data}) == 4
@@ -46,12 +46,12 @@ def test_kernels_are_drawn_longest_first_with_their_answer(runs: dict[str, Run])
     at = {trace.name: set(trace.y) for trace in figure.data if trace.type == "bar"}
     for name, answer in (("on tensor cores", "yes"), ("unknown by name", "unknown")):
         assert at[name] == {str(i) for i in table.index[table["tensor_core"] == answer]}
-    assert at["matrix work not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
+    assert at["GEMM/conv not on tensor cores"] == {str(table.index[table["name"].str.contains("simt")][0])}
 
 
 def test_a_cpu_has_matrix_work_and_other_work(runs: dict[str, Run]) -> None:
     figure = kernel_figure(kernel_table(runs["profiled-cpu"]))
-    assert {trace.name for trace in figure.data if trace.type == "bar"} == {"matrix work", "no matrix work"}
+    assert {trace.name for trace in figure.data if trace.type == "bar"} == {"GEMM/conv", "no GEMM/conv"}
 
 
 def test_of_many_kernels_the_longest_are_drawn(runs: dict[str, Run]) -> None:
@@ -87,7 +87,7 @@ def test_parts_of_a_step_stack_to_its_time(runs: dict[str, Run]) -> None:
 
 def test_only_long_parts_have_a_label(runs: dict[str, Run]) -> None:
     figure = step_cost_figure(step_cost(runs["profiled"]).parts)
-    assert bar(figure, "matrix, on tensor cores").text[0] == "matrix, on tensor cores<br>48.8 %"
+    assert bar(figure, "GEMM/conv, on tensor cores").text[0] == "GEMM/conv, on tensor cores<br>48.8 %"
     assert bar(figure, "waiting for data").text[0] == "6 %"
     assert bar(figure, "copies and fills").text[0] == ""
 

@@ -28,7 +28,7 @@ def traced(place: Place, run: Path, recipe: str) -> Row:
     }
     found = {name: count for name, count in wrong.items() if count}
     shares = ", ".join(f"{share:.1%} {name}" for name, share in view.matrix_frac.items())
-    said = f"{view.calls:,} operators, matrix work {shares}, {int(view.casts['count'].sum()):,} casts"
+    said = f"{view.calls:,} operators, GEMM/conv {shares}, {int(view.casts['count'].sum()):,} casts"
     return Row(
         f"operators of a traced step, {recipe}",
         "dtypes, modules and policies as the device has them",

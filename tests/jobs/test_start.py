@@ -47,7 +47,7 @@ def test_names_are_readable_unique_and_never_paths(runs: Path, stand_in: Callabl
     long = queue.folder_name("n" * 500)
     assert len(long) == 60
     own = dataclasses.replace(CPU, workload="some where/my file.py:make", precision="bf16")
-    assert queue.folder_name(queue._default_name(own)) == "my-file-make-bf16"
+    assert queue.folder_name(f"{own.task}-{own.precision}") == "my-file-make-bf16"
 
 
 def test_listing_is_newest_first_and_empty_without_a_folder(runs: Path, stand_in: Callable[[str], list[str]]) -> None:

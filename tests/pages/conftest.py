@@ -94,6 +94,11 @@ def words(app: AppTest) -> str:
     return "\n".join(page_text).replace("\\", "").replace("\u00a0", " ")
 
 
+def files_below(folder: Path) -> list[str]:
+    """Paths of everything below a folder, which need not exist."""
+    return sorted(str(f.relative_to(folder)) for f in folder.rglob("*")) if folder.exists() else []
+
+
 def metric(app: AppTest, label: str) -> Any:
     """The metric card of that label."""
     return next(card for card in app.metric if card.label == label)

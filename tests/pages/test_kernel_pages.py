@@ -27,7 +27,7 @@ def test_the_answer_has_both_shares_and_the_unknown_beside_them(home, open_app):
     app = open_app(TENSOR_CORES, run="run/a")
     use = tensor_core_use(load_run(home.runs / "a"))
     assert not app.exception
-    assert f"Tensor cores do the matrix work: {percent(use.matrix_tensor_frac)} of its time" in words(app)
+    assert f"Tensor cores do GEMM/conv: {percent(use.matrix_tensor_frac)} of its time" in words(app)
     assert f"; of {percent(use.unknown_frac)} the name does not show it" in words(app)
     assert metric(app, "Of all kernel time").value == percent(use.tensor_frac)
     assert metric(app, "Unknown by name").value == percent(use.unknown_frac)
@@ -140,7 +140,7 @@ def test_step_cost_names_the_parts_and_the_bound(home, open_app):
     assert titles(app) == ["Where the time of a step goes"]
     table = app.dataframe[0].value
     assert table["ms"].sum() == pytest.approx(cost.step_us / 1e3, rel=0.005)
-    assert metric(app, "Matrix work").value == percent(bound.matrix_frac)
+    assert metric(app, "GEMM/conv").value == percent(bound.matrix_frac)
 
 
 def test_without_a_window_step_cost_shows_the_phases_and_says_so(home, open_app):
@@ -162,7 +162,7 @@ def test_step_cost_is_compared_with_another_run(home, open_app):
     app = open_app(STEP_COST, run="run/a")
     beside(app).set_value("run/b").run()
     assert not app.exception and titles(app)[-1] == "Time of a step"
-    assert "Shrank: matrix, on CUDA cores" in words(app) and "Grew: matrix, on tensor cores" in words(app)
+    assert "Shrank: GEMM/conv, on CUDA cores" in words(app) and "Grew: GEMM/conv, on tensor cores" in words(app)
     table = compare_step_cost([load_run(home.runs / "b"), load_run(home.runs / "a")])
     own = table[table["run"] == table["run"].iloc[-1]]
     assert app.dataframe[-1].value["verdict"].tolist() == own["verdict"].tolist()

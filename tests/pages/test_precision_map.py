@@ -19,10 +19,10 @@ def test_the_headline_counts_gemms_and_operators_left_in_fp32(home, open_app):
     app = open_app(PAGE, run="run/a")
     assert not app.exception
     share = f"{100 * view.matrix_frac['fp16']:.1f} %"
-    assert f"{share} of the matrix work ran in FP16 on a GPU; 3 operators (bmm, mm) stayed in FP32" in words(app)
+    assert f"{share} of GEMM/conv ran in FP16 on a GPU; 3 operators (bmm, mm) stayed in FP32" in words(app)
     assert metric(app, "Autocast").value == "FP16" and metric(app, "Autocast").delta == "CUDA lists"
     assert metric(app, "Casts by autocast").value == "4"
-    assert metric(app, "Matrix work").delta == "33.3 % FP32, by operations"
+    assert metric(app, "GEMM/conv").delta == "33.3 % FP32, by operations"
     assert titles(app) == ["Modules by operators, forward"]
     stayed = app.dataframe[0].value.set_index("module")
     assert stayed.loc["head", "why"] == "inside autocast(enabled=False)"
@@ -51,11 +51,9 @@ def test_a_profiler_trace_is_shown_as_far_as_it_was_recorded(home, open_app):
     app = open_app(PAGE, run="run/a")
     assert not app.exception
     page_text = words(app)
-    assert (
-        "of the matrix work ran in FP16 on a GPU; 3 operators (bmm, mm) ran in FP32, which autocast would" in page_text
-    )
+    assert "of GEMM/conv ran in FP16 on a GPU; 3 operators (bmm, mm) ran in FP32, which autocast would" in page_text
     assert "This trace was written by a profiler" in page_text and "trace_ops=2" in page_text
-    assert "Casts" not in page_text.splitlines() and [m.label for m in app.metric] == ["Autocast", "Matrix work"]
+    assert "Casts" not in page_text.splitlines() and [m.label for m in app.metric] == ["Autocast", "GEMM/conv"]
     assert all("policy" not in names or frame.value["policy"].isna().all() for names, frame in zip(
         tables(app), app.dataframe, strict=True
     ))  # fmt: skip

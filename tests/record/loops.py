@@ -28,6 +28,16 @@ def small_model() -> nn.Module:
     )
 
 
+def optimizer_step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+    """The end of an iteration: a step, through the scaler if there is one, and fresh gradients."""
+    if scaler is not None:
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
 def train(
     into: Path | None,
     dtype: torch.dtype | None = None,

@@ -6,8 +6,6 @@ same. An act may put copies or new objects in the place of what `training` uses.
 
 import copy
 import inspect
-import io
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.hooks import RemovableHandle
 
-from tests.record.random_census import archive, module_hooks, owned, parameter_hooks, refused_globals
+from tests.record.random_copies import COPIES
 from tests.record.random_hooks import put_hooks_on
 from tests.record.random_models import WIDTH
 
@@ -28,164 +26,10 @@ def _first(t: Any) -> nn.Module:
     return next(iter(t.model.pieces.values()))
 
 
-def _unpickled(thing: Any) -> Any:
-    return pickle.loads(pickle.dumps(thing))
-
-
-def _saved(thing: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 def _number_handles(t: Any) -> None:
     """Hooks are numbered through the whole process, and the numbers are pickled with a module: begin at a known one."""
     t.numbered += 10**6
     RemovableHandle.next_id = t.numbered
-
-
-# another object in the place of one that is watched
-
-
-def new_optimizer(t: Any) -> None:
-    t.optimizers[0] = t.make_optimizer(t.optimizers[0].param_groups[0]["params"])
-
-
-def new_scaler(t: Any) -> None:
-    t.scalers = [t.make_scaler(i) for i in range(len(t.scalers))]
-
-
-def load_optimizer(t: Any) -> None:
-    t.optimizers[0].load_state_dict(copy.deepcopy(t.optimizers[0].state_dict()))
-
-
-def load_scaler(t: Any) -> None:
-    for scaler in t.scalers:
-        scaler.load_state_dict(scaler.state_dict())
-
-
-def load_model(t: Any) -> None:
-    t.model.load_state_dict(copy.deepcopy(t.model.state_dict()))
-
-
-def assign_model(t: Any) -> None:
-    t.model.load_state_dict(copy.deepcopy(t.model.state_dict()), assign=True)
-
-
-def _take(t: Any, duplicate: Callable[[Any], Any]) -> None:
-    copies = t.tried("copies", lambda: duplicate((t.model, t.optimizers, t.scalers)))
-    if copies is not None:
-        t.model, t.optimizers, t.scalers = copies
-
-
-def go_on_with_copies(t: Any) -> None:
-    _take(t, copy.deepcopy)
-
-
-def go_on_with_pickled(t: Any) -> None:
-    _take(t, _unpickled)
-
-
-def go_on_with_saved(t: Any) -> None:
-    _take(t, _saved)
-
-
-# copies beside what is watched
-
-
-def _scaler_copies(t: Any, duplicate: Callable[[Any], Any]) -> None:
-    for scaler in t.scalers:
-        twin = t.tried("copy of the scaler", lambda scaler=scaler: duplicate(scaler))
-        if twin is None:
-            continue
-        t.note("copy of the scaler", owned(twin))
-        twin.scale(torch.ones(1))
-        t.tried("update of the copy", lambda twin=twin: twin.update(new_scale=4.0))
-        t.note("scale of the copy and of the scaler", (twin.get_scale(), scaler.get_scale()))
-        t.note("state of the copy", twin.state_dict())
-
-
-def copy_scaler(t: Any) -> None:
-    _scaler_copies(t, copy.deepcopy)
-
-
-def shallow_copy_scaler(t: Any) -> None:
-    _scaler_copies(t, copy.copy)
-
-
-def pickle_scaler(t: Any) -> None:
-    _scaler_copies(t, _unpickled)
-
-
-def _optimizer_copies(t: Any, duplicate: Callable[[Any], Any]) -> None:
-    for optimizer in t.optimizers:
-        twin = t.tried("copy of the optimizer", lambda optimizer=optimizer: duplicate(optimizer))
-        if twin is None:
-            continue
-        t.note("copy of the optimizer", owned(twin))
-        t.tried("step of the copy", lambda twin=twin: twin.step(lambda: torch.zeros(())))
-        t.tried("zero_grad of the copy", twin.zero_grad)
-        t.note("state of the copy", twin.state_dict())
-
-
-def copy_optimizer(t: Any) -> None:
-    _optimizer_copies(t, copy.deepcopy)
-
-
-def pickle_optimizer(t: Any) -> None:
-    _optimizer_copies(t, _unpickled)
-
-
-def shallow_copy_optimizer(t: Any) -> None:
-    _optimizer_copies(t, copy.copy)
-
-
-def _model_copies(t: Any, duplicate: Callable[[Any], nn.Module]) -> None:
-    twin = t.tried("copy of the model", lambda: duplicate(t.model))
-    if twin is None:
-        return
-    t.note("hooks on the copy", module_hooks(twin) | parameter_hooks(twin))
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    for _ in range(2):
-        t.tried("training of the copy", lambda: t.loss_of(twin, *t.fixed).backward())
-        t.tried("step of the copy", optimizer.step)
-        optimizer.zero_grad()
-    t.note("copy after its training", twin.state_dict())
-
-
-def copy_model(t: Any) -> None:
-    _model_copies(t, copy.deepcopy)
-
-
-def pickle_model(t: Any) -> None:
-    _model_copies(t, _unpickled)
-
-
-def save_model(t: Any) -> None:
-    _model_copies(t, _saved)
-
-
-def shallow_copy_model(t: Any) -> None:
-    twin = copy.copy(t.model)
-    t.tried("loss of the shallow copy", lambda: t.loss_of(twin, *t.fixed).item())
-
-
-def average(t: Any) -> None:
-    if not hasattr(t, "averaged"):
-        t.averaged = t.tried("average", lambda: torch.optim.swa_utils.AveragedModel(t.model))
-    if t.averaged is not None:
-        t.tried("averaging", lambda: t.averaged.update_parameters(t.model))
-        t.tried("loss of the average", lambda: t.loss_of(t.averaged, *t.fixed).item())
-        t.note("average", t.averaged.state_dict())
-
-
-def serialise(t: Any) -> None:
-    """Bytes as they are, and what a strict loader is asked to trust."""
-    for name, thing in (("model", t.model), ("optimizer", t.optimizers[0]), ("scalers", t.scalers)):
-        t.tried(f"archive of the {name}", lambda thing=thing: archive(thing))
-        t.tried(f"globals of the {name}", lambda thing=thing: refused_globals(thing))
-    t.tried("state dict", lambda: archive(t.model.state_dict()))
 
 
 # other programs that look at the model
@@ -364,30 +208,9 @@ def watch_again(t: Any) -> None:
         t.begin_watching()
 
 
-ACTS: dict[str, Act] = {
+ACTS: dict[str, Act] = COPIES | {
     act.__name__: act
     for act in (
-        new_optimizer,
-        new_scaler,
-        load_optimizer,
-        load_scaler,
-        load_model,
-        assign_model,
-        go_on_with_copies,
-        go_on_with_pickled,
-        go_on_with_saved,
-        copy_scaler,
-        shallow_copy_scaler,
-        pickle_scaler,
-        copy_optimizer,
-        pickle_optimizer,
-        shallow_copy_optimizer,
-        copy_model,
-        pickle_model,
-        save_model,
-        shallow_copy_model,
-        average,
-        serialise,
         script,
         trace,
         symbolic_trace,

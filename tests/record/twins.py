@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from amp_core.record import watch
+from tests.record.loops import optimizer_step
 
 
 def saved(thing: Any) -> dict[str, bytes]:
@@ -47,12 +48,7 @@ def trained(
         parts = output if isinstance(output, tuple) else (output,)
         loss = torch.stack([part.float().square().mean() for part in parts]).sum()
         (scaler.scale(loss) if scaler is not None else loss).backward()
-        if scaler is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
+        optimizer_step(optimizer, scaler)
         losses.append(loss.item())
         seen.append(each(model, optimizer, scaler))
     if recorder is not None:

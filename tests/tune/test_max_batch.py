@@ -17,7 +17,7 @@ from amp_core.cli.tune import parse_size
 from amp_core.train import TrainConfig
 from amp_core.tune import max_batch
 from amp_core.tune.batch_trial import out_of_memory, run_trial
-from amp_core.tune.max_batch import MaxBatch, Trial, free_bytes, in_bytes, largest_batch
+from amp_core.tune.max_batch import MaxBatch, Trial, free_bytes, largest_batch
 
 MIB = 2**20
 CONFIG = TrainConfig(workload="digits-cnn", precision="fp32", device="cuda")
@@ -319,8 +319,7 @@ def test_what_is_no_size_is_refused(text):
         parse_size(text)
 
 
-def test_sizes_have_three_digits():
-    assert (in_bytes(700), in_bytes(3 * MIB), in_bytes(5.5 * 2**30)) == ("700 bytes", "3 MiB", "5.50 GiB")
+def test_the_answer_ends_with_the_reason():
     assert MaxBatch(None, 1, None, True, (Trial(1, False, "x", None, None, None, 0.0),)).in_words().endswith("x")
 
 

@@ -2,7 +2,7 @@
 
 >>> changes = compare_step_cost([run_fp32, run_fp16])
 >>> changes.loc[changes["verdict"] == "new", "label"].tolist()
-['matrix, on tensor cores', 'casts']
+['GEMM/conv, on tensor cores', 'casts']
 """
 
 from collections.abc import Sequence

@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.numerics.ranges import EXPONENT_REACH, coded_names, float_column, rows_of_kind
+from amp_core.analysis.numerics.ranges import EXPONENT_REACH, coded_names, filled_bins, float_column, rows_of_kind
 from amp_core.formats import FORMATS
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
 _MAX_EXPONENT = 1000  # leaves room for sums of many values in float64; only float64 gradients exceed it
-_CHUNK_ROWS = 50_000  # rows expanded at once; bounds the memory
 _BLOCK_ROWS = 4_000  # rows of `blocks_of_steps`: the 129 loss scales of each take some tens of MB
 
 
@@ -135,18 +134,9 @@ class _Bins:
     @classmethod
     def read(cls, table: pa.Table, which: str, shift: np.ndarray, below: np.ndarray) -> "_Bins":
         """The histogram columns `exp` or `capped`, by true exponent."""
-        column = table.column(f"{which}_counts")
-        bins = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
         first = pc.fill_null(table.column(f"{which}_min"), 0).to_numpy().astype(np.int64) - shift
         parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
-        for start in range(0, table.num_rows, _CHUNK_ROWS):
-            chunk_bins = bins[start : start + _CHUNK_ROWS]
-            row = np.repeat(np.arange(len(chunk_bins)), chunk_bins)
-            place = np.arange(len(row)) - np.repeat(np.cumsum(chunk_bins) - chunk_bins, chunk_bins)
-            values = pc.list_flatten(column.slice(start, _CHUNK_ROWS).combine_chunks())
-            count = pc.fill_null(values, 0).to_numpy(zero_copy_only=False).astype(float)
-            nonzero = np.flatnonzero(count)
-            row, place, count = row[nonzero] + start, place[nonzero], count[nonzero]
+        for row, place, count in filled_bins(table, which):
             exponent, share = first[row] + place, below[row]
             parts.append((row, exponent, count * (1 - share)))
             split = np.flatnonzero(share)

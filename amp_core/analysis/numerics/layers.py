@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from amp_core.analysis.downsample import downsample
-from amp_core.analysis.numerics.ranges import CLASSES, float_column, histogram_bounds, is_of_kind
+from amp_core.analysis.numerics.ranges import CLASSES, filled_bins, float_column, histogram_bounds, is_of_kind
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 
@@ -126,20 +126,15 @@ def layer_exponents(
     table = _of_tensor(run, kind, name)
     if within is not None:
         table = table.filter((pc.field("step") >= within[0]) & (pc.field("step") <= within[1]))
-    first, bins = histogram_bounds(table, true_exponents)
+    first, _ = histogram_bounds(table, true_exponents)
     steps, code = np.unique(float_column(table, "step").astype(np.int64), return_inverse=True)
     steps_per_column = max(1, -(-len(steps) // max_steps))
-    column = np.repeat(code // steps_per_column, bins)
-    place = np.arange(bins.sum()) - np.repeat(np.cumsum(bins) - bins, bins)
-    counts = pc.fill_null(pc.list_flatten(table.column("exp_counts").combine_chunks()), 0)
-    frame = pd.DataFrame(
-        {
-            "step": steps[::steps_per_column][column],
-            "exponent": np.repeat(first, bins) + place,
-            "count": counts.to_numpy(zero_copy_only=False).astype(np.int64),
-        }
-    )
-    summed: pd.DataFrame = frame[frame["count"] > 0].groupby(["step", "exponent"])[["count"]].sum().reset_index()
+    column = steps[::steps_per_column][code // steps_per_column]
+    parts = [
+        pd.DataFrame({"step": column[row], "exponent": first[row] + place, "count": count.astype(np.int64)})
+        for row, place, count in filled_bins(table)
+    ]
+    summed: pd.DataFrame = pd.concat(parts).groupby(["step", "exponent"])[["count"]].sum().reset_index()
     summed["share"] = summed["count"] / summed.groupby("step")["count"].transform("sum")
     return summed[["step", "exponent", "share", "count"]]
 

@@ -106,7 +106,7 @@ MYTHS = (
         "speed",
         "Training becomes 1.5 to 5.5 times as fast, about half the time across the board; BERT-large near 6 times",
         "imprecise",
-        "Only matrix work on tensor cores becomes that much faster, so 1 / (1 − its share of the step) is the most "
+        "Only GEMM/conv on tensor cores becomes that much faster, so 1 / (1 − its share of the step) is the most "
         "that can come of it. NVIDIA's own examples (DeepLearningExamples, 2024) gain 1.3 to 5.5 times over FP32 on a "
         "V100, BERT-large 3.9 to 4.5, and 0.8 to 2.6 times over TF32 on an A100: hold it against FP32 with TF32 on, "
         "too.",
@@ -139,7 +139,7 @@ MYTHS = (
         "always",
         "On such GPUs automatic mixed precision should always be used",
         "imprecise",
-        "It does not pay where the GPU waits for Python, where little of a step is matrix work, or where casts cost "
+        "It does not pay where the GPU waits for Python, where little of a step is GEMM/conv, or where casts cost "
         "more than faster products save.",
         "step-cost",
     ),

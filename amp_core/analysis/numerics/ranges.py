@@ -8,6 +8,8 @@ Exponent e covers magnitudes from 2^e to below 2^(e+1). Values are as stored, th
 their step. Zero is a class of its own and not underflow: only a nonzero value can underflow.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -53,13 +55,8 @@ def exponent_shares(run: Run, kind: str, step: int | None = None, true_exponents
     low = int(first[nonempty].min()) if nonempty.any() else 0
     high = int((first + bins)[nonempty].max()) if nonempty.any() else 1
     counts = np.zeros((len(names), high - low))
-    for start in range(0, table.num_rows, _CHUNK_ROWS):
-        chunk = slice(start, start + _CHUNK_ROWS)
-        row = np.repeat(np.arange(len(bins[chunk])), bins[chunk])
-        place = np.arange(len(row)) - np.repeat(np.cumsum(bins[chunk]) - bins[chunk], bins[chunk])
-        count = pc.list_flatten(table.slice(start, _CHUNK_ROWS).column("exp_counts").combine_chunks())
-        count = pc.fill_null(count, 0).to_numpy(zero_copy_only=False)
-        cell = codes[chunk][row] * counts.shape[1] + first[chunk][row] + place - low
+    for row, place, count in filled_bins(table):
+        cell = codes[row] * counts.shape[1] + first[row] + place - low
         counts += np.bincount(cell, weights=count, minlength=counts.size).reshape(counts.shape)
     name, column = np.nonzero(counts)
     values = counts[name, column]
@@ -142,7 +139,7 @@ def coded_names(table: pa.Table) -> tuple[list[str], np.ndarray]:
 
 def histogram_bounds(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray, np.ndarray]:
     """The first exponent of each row's histogram, and its number of bins."""
-    bins = pc.fill_null(pc.list_value_length(table.column("exp_counts")), 0).to_numpy().astype(np.int64)
+    bins = _bin_counts(table.column("exp_counts"))
     first = pc.fill_null(table.column("exp_min"), 0).to_numpy().astype(np.int64)
     if true_exponents:
         scale = float_column(table, "loss_scale")
@@ -154,6 +151,27 @@ def histogram_bounds(table: pa.Table, true_exponents: bool) -> tuple[np.ndarray,
             f"tensors has exp_min={first[beyond][0]}; exponents run from {-EXPONENT_REACH} to {EXPONENT_REACH}"
         )
     return first, bins
+
+
+def filled_bins(table: pa.Table, which: str = "exp") -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The bins of the histograms `exp` or `capped` that hold values, some rows at a time: [B] row in the table, [B]
+    index in the row's histogram, [B] number of values as float64."""
+    column = table.column(f"{which}_counts")
+    bins = _bin_counts(column)
+    for start in range(0, max(1, table.num_rows), _CHUNK_ROWS):
+        length = bins[start : start + _CHUNK_ROWS]
+        row = np.repeat(np.arange(start, start + len(length)), length)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+        count = pc.fill_null(pc.list_flatten(column.slice(start, _CHUNK_ROWS).combine_chunks()), 0)
+        count = count.to_numpy(zero_copy_only=False).astype(float)
+        filled = np.flatnonzero(count)
+        yield row[filled], place[filled], count[filled]
+
+
+def _bin_counts(histograms: pa.ChunkedArray) -> np.ndarray:
+    """The number of bins of each row's histogram; 0 where it has none."""
+    counts: np.ndarray = pc.fill_null(pc.list_value_length(histograms), 0).to_numpy().astype(np.int64)
+    return counts
 
 
 def float_column(table: pa.Table, column: str) -> np.ndarray:

@@ -23,9 +23,9 @@ from amp_core.store.run import Run
 PARTS = {
     "data": "waiting for data",
     "gaps": "idle between kernels",
-    "tensor": "matrix, on tensor cores",
-    "matrix_unknown": "matrix, unknown by name",
-    "matrix": "matrix, on CUDA cores",
+    "tensor": "GEMM/conv, on tensor cores",
+    "matrix_unknown": "GEMM/conv, unknown by name",
+    "matrix": "GEMM/conv, on CUDA cores",
     "memory_bound": "memory-bound",
     "cast": "casts",
     "layout": "layout changes",
@@ -36,7 +36,7 @@ PARTS = {
     "watch": "watching",
 }
 """Labels of the parts of a profiled step, in the order of charts."""
-CPU_LABELS = {"gaps": "Python and waiting", "matrix": "matrix work", "other": "other operators"}
+CPU_LABELS = {"gaps": "Python and waiting", "matrix": "GEMM/conv", "other": "other operators"}
 """Labels that differ on a CPU, where the device is the host."""
 PHASE_LABELS = phases.LABELS
 """Labels of the parts of a step without a profiled window."""

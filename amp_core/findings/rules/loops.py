@@ -1,9 +1,4 @@
-"""Rules on the order of a loop's calls: clip, unscale, step, update, schedule, and the context of backward."""
-
-import math
-
-import numpy as np
-import pandas as pd
+"""Rules on the order of a loop's calls: clip, unscale, step, update."""
 
 from amp_core.analysis import scale_summary, scale_trace
 from amp_core.analysis.steps import scaler_enabled
@@ -19,14 +14,8 @@ from amp_core.findings.signals import (
     split_call,
     step_range,
 )
-from amp_core.findings.snippets import LOOP
+from amp_core.findings.snippets import LOOP, TORCH_EXAMPLES
 from amp_core.store.run import Run
-
-_DOCS = "torch.amp, Automatic Mixed Precision examples"
-FOLLOWS_BITS = 0.25
-"""A norm moves with the loss scale if their changes agree within so many powers of two."""
-MIN_SCALE_CHANGES = 4
-"""Fewest changes of the scale for a statement that a norm follows them."""
 
 
 @rule(
@@ -38,7 +27,7 @@ MIN_SCALE_CHANGES = 4
         what="Gradients are clipped while they are still multiplied by the loss scale, so the threshold is divided by "
         "it.",
         signal="The order of calls: a clip between backward and `unscale_`.",
-        threshold=f"One such clip in a step ({_DOCS}: unscale_ before clipping).",
+        threshold=f"One such clip in a step ({TORCH_EXAMPLES}: unscale_ before clipping).",
         advice="The threshold meets gradients that are thousands of times too large, so nearly every step is shrunk "
         "to almost nothing. Call `scaler.unscale_(optimizer)` before clipping.",
         snippet="scaler.scale(loss).backward()\n"
@@ -96,8 +85,8 @@ def _clips_scaled(calls: list[str]) -> bool:
         "it.",
         signal="The order of calls: `scale` after `unscale_`, or several `unscale_` or `update`, before one step. And "
         "gradients that are still as the optimizer's step left them when backward adds to them.",
-        threshold=f"One such step ({_DOCS}: unscale, step and update once per effective batch). Gradients that were "
-        "kept in each of the first five steps.",
+        threshold=f"One such step ({TORCH_EXAMPLES}: unscale, step and update once per effective batch). Gradients "
+        "that were kept in each of the first five steps.",
         advice="What is added after `unscale_` is thousands of times larger than what was there, so the update is "
         "wrong. Call `unscale_`, `step` and `update` only after the last micro-batch.",
         snippet="for i, (x, y) in enumerate(batches):\n"
@@ -237,7 +226,7 @@ def missing_scaler_update(run: Run) -> list[Finding]:
         what="`optimizer.step()` is called beside or in place of `scaler.step(optimizer)`: it uses gradients that are "
         "still scaled, or steps although they are not finite.",
         signal="Optimizer steps outside of `scaler.step` in an iteration in which the loss was scaled.",
-        threshold=f"One such step ({_DOCS}: scaler.step in place of optimizer.step).",
+        threshold=f"One such step ({TORCH_EXAMPLES}: scaler.step in place of optimizer.step).",
         advice="The update uses gradients multiplied by the loss scale, and nothing protects the weights from "
         "infinities. Step only through `scaler.step(optimizer)`.",
         snippet=LOOP,
@@ -271,134 +260,5 @@ def optimizer_step_bypasses_scaler(run: Run) -> list[Finding]:
             value=float(sum(last - first + 1 for first, last in bad)),
             limit=0.0,
             unit="steps",
-        )
-    ]
-
-
-@rule(
-    Entry(
-        code="logged-scaled-values",
-        severity="warning",
-        family=TRAINING_LOOP,
-        order=410,
-        what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
-        signal="Logged values compared with measured ones, and jumps of the logged norm at changes of the scale.",
-        threshold="Logged over true within 1 % of the scale; without a measurement, four of five changes of the scale "
-        "followed by the norm within a factor of 2^0.25.",
-        advice="The curve shows the loss scale, not the model: it doubles at each growth. Log the loss before "
-        "`scaler.scale` and norms after `scaler.unscale_`.",
-        snippet="scaler.scale(loss).backward()\n"
-        "scaler.unscale_(optimizer)\n"
-        "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
-        "rec.log(loss=loss, grad_norm=norm)",
-    )
-)
-def logged_scaled_values(run: Run) -> list[Finding]:
-    """`logged-scaled-values`: a logged value is the true one times the loss scale, or a logged norm moves with it."""
-    frame = signals(run, "logged scaled")
-    if len(frame):
-        names = sorted(set(frame["name"]))
-        return [
-            _logged(names[0], frame["step"], float(frame["value"].iloc[0]), f"{' and '.join(names)} is logged scaled")
-        ]
-    trace = scale_trace(run)
-    good = trace[~trace["skipped"]]
-    if len(good) < 2 or not scaler_enabled(run):
-        return []
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scale, norm = (np.log2(good[c].to_numpy(dtype=float)) for c in ("loss_scale", "grad_norm"))
-        change, moved = np.diff(scale), np.diff(norm)
-    at = np.flatnonzero((change != 0) & np.isfinite(moved) & np.isfinite(change))
-    follows = np.abs(moved[at] - change[at]) <= FOLLOWS_BITS
-    if len(at) < MIN_SCALE_CHANGES or follows.mean() < 0.8:
-        return []
-    return [_logged("grad_norm", good["step"].iloc[at + 1], math.nan, "grad_norm jumps with the loss scale")]
-
-
-def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Finding:
-    return make_finding(
-        "logged-scaled-values",
-        title[0].upper() + title[1:],
-        where,
-        steps=(int(steps.min()), int(steps.max())),
-        value=value if math.isfinite(value) else None,
-        limit=1.0,
-        unit="times the true value",
-    )
-
-
-@rule(
-    Entry(
-        code="anomaly-mode-with-scaler",
-        severity="warning",
-        family=TRAINING_LOOP,
-        order=420,
-        what="Anomaly mode is on with a scaler: overflow that the scaler would have skipped ends the run, and every "
-        "step is slow.",
-        signal="Anomaly mode at backward; the error that it raised.",
-        threshold="Both at once. An error where it ended the run.",
-        advice="Scaled gradients overflow now and then by design, and anomaly mode treats that as an error. Turn it "
-        "off, or use it only for a few steps, once the scale has settled.",
-        snippet="torch.autograd.set_detect_anomaly(False)",
-        frameworks={"Lightning": "trainer = Trainer(detect_anomaly=False)"},
-    )
-)
-def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
-    """`anomaly-mode-with-scaler`: backward in anomaly mode with an active scaler."""
-    frame = signals(run, "anomaly mode")
-    if frame.empty or not scaler_enabled(run):
-        return []
-    raised = "returned nan values in its" in ending_error(run)
-    at = int(frame["step"].iloc[0])
-    return [
-        make_finding(
-            "anomaly-mode-with-scaler",
-            "Anomaly mode is on with a GradScaler" + (", and ended the run" if raised else ""),
-            "torch.autograd.set_detect_anomaly",
-            severity="error" if raised else None,
-            steps=(at, at),
-            value=1.0,
-            limit=0.0,
-            unit="backward passes",
-        )
-    ]
-
-
-@rule(
-    Entry(
-        code="scaled-gradient-penalty",
-        severity="warning",
-        family=TRAINING_LOOP,
-        order=250,
-        what="A gradient penalty is computed from gradients that are still multiplied by the loss scale.",
-        signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
-        "after it.",
-        threshold=f"`get_scale` was not called before backward ({_DOCS}, gradient penalty).",
-        advice="The penalty is too large by the loss scale, or by its square. Divide the gradients by "
-        "`scaler.get_scale()` before taking their norm.",
-        snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
-        "grads = [g / scaler.get_scale() for g in scaled]\n"
-        "with torch.autocast(device_type, dtype=torch.float16):\n"
-        "    loss = loss + sum(g.pow(2).sum() for g in grads).sqrt()\n"
-        "scaler.scale(loss).backward()",
-    )
-)
-def scaled_gradient_penalty(run: Run) -> list[Finding]:
-    """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again without dividing by the
-    scale."""
-    frame = signals(run, "create_graph")
-    frame = frame[frame["value"] == 1.0]
-    if frame.empty:
-        return []
-    at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
-    return [
-        make_finding(
-            "scaled-gradient-penalty",
-            "A gradient penalty uses gradients that are still multiplied by the loss scale",
-            str(frame["name"].iloc[0]),
-            steps=(at, at),
-            value=scale,
-            limit=1.0,
-            unit="loss scale",
         )
     ]

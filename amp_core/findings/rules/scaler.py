@@ -1,9 +1,11 @@
-"""Rules on the setup of the scaler: whether there is one, whether there should be, and its state when resumed."""
+"""Rules on the setup of the scaler: whether there is one, whether there should be, its state when resumed, and anomaly
+mode beside it."""
 
 from amp_core.analysis import scale_summary, skip_episodes
+from amp_core.analysis.steps import scaler_enabled
 from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.signals import facts, last_step, signals
+from amp_core.findings.signals import ending_error, facts, last_step, signals
 from amp_core.findings.snippets import BF16, LOOP
 from amp_core.store.run import Run
 
@@ -176,5 +178,42 @@ def scaler_state_not_restored(run: Run) -> list[Finding]:
             steps=(first, min(first + CALIBRATION_STEPS, last_step(run) or 0)),
             value=float(scale) if isinstance(scale, int | float) else None,
             unit="loss scale",
+        )
+    ]
+
+
+@rule(
+    Entry(
+        code="anomaly-mode-with-scaler",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=420,
+        what="Anomaly mode is on with a scaler: overflow that the scaler would have skipped ends the run, and every "
+        "step is slow.",
+        signal="Anomaly mode at backward; the error that it raised.",
+        threshold="Both at once. An error where it ended the run.",
+        advice="Scaled gradients overflow now and then by design, and anomaly mode treats that as an error. Turn it "
+        "off, or use it only for a few steps, once the scale has settled.",
+        snippet="torch.autograd.set_detect_anomaly(False)",
+        frameworks={"Lightning": "trainer = Trainer(detect_anomaly=False)"},
+    )
+)
+def anomaly_mode_with_scaler(run: Run) -> list[Finding]:
+    """`anomaly-mode-with-scaler`: backward in anomaly mode with an active scaler."""
+    frame = signals(run, "anomaly mode")
+    if frame.empty or not scaler_enabled(run):
+        return []
+    raised = "returned nan values in its" in ending_error(run)
+    at = int(frame["step"].iloc[0])
+    return [
+        make_finding(
+            "anomaly-mode-with-scaler",
+            "Anomaly mode is on with a GradScaler" + (", and ended the run" if raised else ""),
+            "torch.autograd.set_detect_anomaly",
+            severity="error" if raised else None,
+            steps=(at, at),
+            value=1.0,
+            limit=0.0,
+            unit="backward passes",
         )
     ]

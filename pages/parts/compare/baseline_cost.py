@@ -4,7 +4,8 @@ import streamlit as st
 
 from amp_core import Run
 from amp_core.views import STEP_COSTS
-from pages.parts import charts, empty, loaders, picker, tables, words
+from pages.parts import charts, empty, loaders, tables, words
+from pages.parts.compare import baseline
 
 CHANGES = {
     "label": st.column_config.TextColumn("Part", pinned=True),
@@ -18,21 +19,9 @@ CHANGES = {
 
 def show(run: Run) -> None:
     """A picker for the other run and, once it is picked, both costs as bars and a table of differences."""
-    entries = {
-        key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
-    }
-    st.header("Beside another run", anchor=False)
-    key = st.selectbox(
-        "Baseline of this run",
-        list(entries),
-        index=None,
-        format_func=lambda key: picker.label(entries[key]),
-        placeholder="FP32 beside AMP, for one",
-        key=f"step_cost.beside.{st.session_state['run']}",
-    )
-    if key is None:
+    other = baseline.pick(run, f"step_cost.beside.{st.session_state['run']}")
+    if other is None:
         return
-    other = loaders.open_run(entries[key])
     changes = STEP_COSTS.frame([other, run], loaders.analysed)
     if STEP_COSTS.absent(changes):
         empty.nothing("Neither run has timed steps.")
@@ -47,4 +36,4 @@ def show(run: Run) -> None:
     st.markdown(f"{times}. {'. '.join(lines) or 'No part changed by more than 2 % of the step'}.{kernels}")
     shown = own.assign(ms=own["us"] / 1e3, first_ms=own["first_us"] / 1e3, change_ms=own["change_us"] / 1e3)
     alt = "What each part takes in both runs, and the change."
-    tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=CHANGES, column_order=list(CHANGES), height="content", alt=alt)

@@ -83,7 +83,7 @@ def settings(comparison: Comparison) -> None:
         return
     few = len(comparison.differences) <= 5
     with st.expander(f"What differs: {some(comparison.differences['setting'])}", expanded=few):
-        show_table(comparison.differences.rename(columns={"setting": "Setting"}), hide_index=True, alt="Settings.")
+        show_table(comparison.differences.rename(columns={"setting": "Setting"}), alt="Settings.")
 
 
 def tables(comparison: Comparison) -> None:
@@ -91,13 +91,13 @@ def tables(comparison: Comparison) -> None:
     shown = recipes(comparison.recipes)
     alt = "One row per recipe, beside the first."
     config = NUMBERS | {RECIPES["recipe"]: _pinned(shown[RECIPES["recipe"]])}
-    show_table(shown, column_config=config, hide_index=True, alt=alt)
+    show_table(shown, column_config=config, alt=alt)
     with st.expander("Copy as Markdown, and every run"):
         st.code(markdown(shown), language="markdown")
         each = runs(comparison.table)
         config = NUMBERS | {RUNS["run"]: _pinned(each[RUNS["run"]])}
         alt = "One row per run, beside the first."
-        show_table(each, column_config=config, hide_index=True, alt=alt)
+        show_table(each, column_config=config, alt=alt)
     if comparison.notes:
         st.caption(" ".join(words.escape(note) for note in comparison.notes))
 

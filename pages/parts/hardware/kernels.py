@@ -15,7 +15,7 @@ SORTS = {
     "time_frac": tables.share("Share of time"),
     "total_ms": profiled.TIME_MS,
     "count": profiled.COUNT,
-    "matrix_frac": tables.share("Matrix work", help_="Of its own time"),
+    "matrix_frac": tables.share("GEMM/conv", help_="Of its own time"),
     "tensor_frac": tables.share("On tensor cores", help_="Of its own time"),
     "unknown_frac": tables.share("Unknown by name", help_="Of its own time"),
 }
@@ -38,7 +38,7 @@ OPS = {
     "precision": st.column_config.TextColumn("Precision"),
     "sizes": st.column_config.TextColumn("Sizes", help="Of one product, M × K by K × N; channels of a convolution"),
     "padded": st.column_config.TextColumn("Padded", help="The next sizes that 16 bytes divide"),
-    "tflops": st.column_config.NumberColumn("TFLOP/s", format="%.3g", help="Achieved in its matrix kernels"),
+    "tflops": st.column_config.NumberColumn("TFLOP/s", format="%.3g", help="Achieved in its GEMM/conv kernels"),
     "of_peak_frac": tables.percent("Of data sheet", help_="Of the dense peak rate"),
     "kernel": st.column_config.TextColumn("Kernel of most time", width="large"),
 }
@@ -82,13 +82,13 @@ def shares(use: TensorCoreUse) -> None:
     """Tensor-core shares of GEMM/conv time and of kernel time, the unknown share, and the counter."""
     left, right = cards.pairs()
     with left:
-        beside = f"matrix work: {words.percent(use.matrix_frac)}"
+        beside = f"GEMM/conv: {words.percent(use.matrix_frac)}"
         on = words.percent(use.matrix_tensor_frac)
-        cards.card("Of matrix time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
+        cards.card("Of GEMM/conv time on tensor cores", on, beside, help_=glossary.tip("tensor core"))
         whole = f"{words.number(use.kernel_us / 1e3, 'ms')} in all"
         cards.card("Of all kernel time", words.percent(use.tensor_frac), whole)
     with right:
-        beside = f"{words.percent(use.matrix_unknown_frac)} of matrix time"
+        beside = f"{words.percent(use.matrix_unknown_frac)} of GEMM/conv time"
         cards.card("Unknown by name", words.percent(use.unknown_frac), beside, help_=UNKNOWN)
         beside = "not recorded" if use.counter_frac is None else "of wall time"
         cards.card("Tensor pipe busy, by counter", words.percent(use.counter_frac), beside, help_=PIPE)
@@ -99,9 +99,9 @@ def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
     shown = profiled.milliseconds(ops.assign(tflops=ops["flops_per_s"] / 1e12))
     off = shown[shown["tensor_core"] != "yes"]
     if cpu:
-        _ops("Matrix work", off, ("time_frac", "total_ms", "sizes", "tflops"))
+        _ops("GEMM/conv", off, ("time_frac", "total_ms", "sizes", "tflops"))
     elif len(off):
-        title = "Matrix work that is not on tensor cores, and why"
+        title = "GEMM/conv that is not on tensor cores, and why"
         _ops(title, off, ("time_frac", "why", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
     odd = shown[shown["padded"] != words.NONE]
     if len(odd):
@@ -113,7 +113,7 @@ def matrix_work(ops: pd.DataFrame, cpu: bool) -> None:
         _ops("Sizes that padding would help", odd, columns, caption)
     on = shown[shown["tensor_core"] == "yes"]
     if len(on):
-        with st.expander(f"Matrix work on tensor cores ({words.plural(len(on), 'operator')})"):
+        with st.expander(f"GEMM/conv on tensor cores ({words.plural(len(on), 'operator')})"):
             _ops("", on, ("time_frac", "precision", "sizes", "total_ms", "tflops", "of_peak_frac", "kernel"))
 
 
@@ -123,8 +123,8 @@ def _ops(title: str, ops: pd.DataFrame, columns: tuple[str, ...], caption: str =
     if caption:
         st.caption(caption)
     shown = tables.known(ops, {name: OPS[name] for name in ("op", "module", "phase", *columns)})
-    alt = f"{title or 'Matrix work on tensor cores'}, by operator, module and phase."
-    tables.show(ops, column_config=shown, column_order=list(shown), hide_index=True, alt=alt)
+    alt = f"{title or 'GEMM/conv on tensor cores'}, by operator, module and phase."
+    tables.show(ops, column_config=shown, column_order=list(shown), alt=alt)
 
 
 def added_up(run: Run, step: int | None, cpu: bool) -> None:
@@ -132,13 +132,11 @@ def added_up(run: Run, step: int | None, cpu: bool) -> None:
     st.header("All operators" if cpu else "All kernels", anchor=False)
     names = {k: "Operator" if cpu and k == "kernel" else name for k, name in BY.items() if not (cpu and k == "op")}
     key = f"tensor_cores.by.{cpu}"
-    address.take("by", key, address.choice(list(names)), "kernel")
-    by = st.segmented_control("Added up by", list(names), required=True, format_func=names.get, key=key)
-    address.keep("by", key, by if by != "kernel" else "")
+    by = address.choose("by", "Added up by", list(names), "kernel", key, format_func=names.get)
     table = profiled.milliseconds(loaders.analysed(kernel_table, run, by, step))
     columns = {n: c for n, c in (KERNELS if by == "kernel" else SORTS).items() if not (cpu and n in ON_CPU)}
     if cpu:
         columns["count"] = tables.count("Calls")
     columns = tables.known(table, columns)
     alt = f"Time by {names[by].lower()}."
-    tables.show(table, column_config=columns, column_order=list(columns), hide_index=True, alt=alt)
+    tables.show(table, column_config=columns, column_order=list(columns), alt=alt)

@@ -1,4 +1,4 @@
-"""Tables and the second run of the Memory page."""
+"""Tables of the Memory page."""
 
 import pandas as pd
 import streamlit as st
@@ -13,7 +13,7 @@ from amp_core.analysis import (
     not_recorded_reasons,
 )
 from amp_core.settings.training import WORKLOADS
-from pages.parts import loaders, picker, tables, words
+from pages.parts import loaders, tables, words
 
 RESERVED = (
     "Allocated by torch, at most. Reserved is what its allocator held of the device at that moment, in use or not: the "
@@ -33,8 +33,9 @@ TABLE = {
     "What it is": st.column_config.TextColumn(width="large"),
 }
 CHANGES = {
+    "Run": st.column_config.TextColumn(),
     "Part": st.column_config.TextColumn(pinned=True, width=PART),
-    "Other run": st.column_config.TextColumn(),
+    "Baseline": st.column_config.TextColumn(),
     "This run": st.column_config.TextColumn(),
     "Difference": st.column_config.TextColumn(),
     "Why": st.column_config.TextColumn(width="large"),
@@ -73,11 +74,12 @@ def table(breakdown: MemoryBreakdown) -> pd.DataFrame:
 
 
 def changes(frame: pd.DataFrame) -> pd.DataFrame:
-    """`memory_difference` as text."""
+    """`memory_difference` as text, with one row per run and category that either run held."""
     rows = [
         {
+            "Run": part.run,
             "Part": part.label,
-            "Other run": words.size(part.first_bytes),
+            "Baseline": words.size(part.first_bytes),
             "This run": words.size(part.bytes),
             "Difference": signed(part.difference_bytes),
             "Why": part.why,
@@ -103,26 +105,3 @@ def signed(bytes_: float) -> str:
     if bytes_ != bytes_ or bytes_ == 0:
         return words.size(bytes_)
     return f"{'+' if bytes_ > 0 else '−'}{words.size(abs(bytes_))}"
-
-
-def pick_other(run: Run) -> Run | None:
-    """A picker for a run to compare with, FP32 of the same workload first; None if none is chosen."""
-    entries = {
-        key: e for key, e in st.session_state["entries"].items() if e.readable and key != st.session_state["run"]
-    }
-    st.header("Beside another run", anchor=False)
-    task = [run.head.config.get(name) for name in ("workload", "size", "device")]
-
-    def nearness(key: str) -> tuple[bool, bool]:
-        config = entries[key].config or {}
-        return [config.get(n) for n in ("workload", "size", "device")] != task, config.get("precision") != "fp32"
-
-    key = st.selectbox(
-        "Baseline of this run",
-        sorted(entries, key=nearness),
-        index=None,
-        format_func=lambda key: picker.label(entries[key]),
-        placeholder="FP32 beside AMP, for one",
-        key="memory.beside.run",
-    )
-    return loaders.open_run(entries[key]) if key is not None else None

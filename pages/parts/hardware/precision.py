@@ -55,19 +55,9 @@ def pick_cells(view: PrecisionMap) -> tuple[str, bool | None]:
     """The phase to show, and whether modules that differ only in a number are folded (None: if there are many)."""
     phases = [p for p in ("forward", "backward", "optimizer") if (view.ops["phase"] == p).any()] or ["forward"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        key = f"precision.phase.{phases[0]}"
-        address.take("phase", key, address.choice(phases), phases[0])
-        phase = st.segmented_control("Phase", phases, required=True, key=key)
-        address.keep("phase", key, phase if phase != phases[0] else "")
-        address.take("modules", "precision.together", address.choice(TOGETHER), TOGETHER[0])
-        shown = st.segmented_control(
-            "Modules",
-            TOGETHER,
-            required=True,
-            key="precision.together",
-            help="`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on.",
-        )
-        address.keep("modules", "precision.together", shown if shown != TOGETHER[0] else "")
+        phase = address.choose("phase", "Phase", phases, phases[0], f"precision.phase.{phases[0]}")
+        help_ = "`h.*.attn` stands for `h.0.attn`, `h.1.attn` and so on."
+        shown = address.choose("modules", "Modules", TOGETHER, TOGETHER[0], "precision.together", help=help_)
     return phase, {"alike as one": True, "each": False}.get(shown)
 
 
@@ -75,7 +65,7 @@ def headline(view: PrecisionMap) -> str:
     """The page's answer."""
     if not view.matrix_frac and view.unknown_calls:
         return (
-            f"This trace does not record in which dtype its {words.count(view.unknown_calls)} operators of matrix work "
+            f"This trace does not record in which dtype its {words.count(view.unknown_calls)} GEMM/conv operators "
             "ran: it was recorded without shapes."
         )
     if not view.matrix_frac:
@@ -86,9 +76,9 @@ def headline(view: PrecisionMap) -> str:
     if view.has_policies and view.autocast is None:
         if narrow:
             return f"There was no autocast in this step: the model itself is in {_formats(narrow)}, {share} of its "\
-                   f"matrix work ran in it{where}."  # fmt: skip
-        return f"There was no autocast in this step: all matrix work ran in {_formats(view.matrix_frac)}{where}."
-    text = f"{share} of the matrix work ran in {_formats(narrow) or '16 bits'}{where}"
+                   f"GEMM/conv ran in it{where}."  # fmt: skip
+        return f"There was no autocast in this step: all GEMM/conv ran in {_formats(view.matrix_frac)}{where}."
+    text = f"{share} of GEMM/conv ran in {_formats(narrow) or '16 bits'}{where}"
     count = int(view.stayed["modules"].sum())
     if not count:
         return f"{text}; no operator that autocast has in 16 bits stayed in FP32."
@@ -113,7 +103,7 @@ def cards(view: PrecisionMap) -> None:
         card_parts.card("Autocast", region, lists, help_=f"The lists of {READ_AT}; those of CPU and CUDA differ.")
         shares = [f"{words.percent(share)} {label(name)}" for name, share in view.matrix_frac.items()]
         card_parts.card(
-            "Matrix work",
+            "GEMM/conv",
             shares[0] if shares else words.NONE,
             ", ".join([*shares[1:3], f"by {view.weighed_by}"]),
             help_="Products of matrices, convolutions, attention, recurrent layers; forward and backward.",
@@ -146,7 +136,7 @@ def about_map(view: PrecisionMap, cells: pd.DataFrame) -> str:
     ops = cells["op"].nunique()
     return (
         f"{traced}{words.count(view.calls)} operators in all. Shown are {words.plural(ops, 'kind')} of operator: those "
-        f"with matrix work, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
+        f"with GEMM/conv, those that autocast lists, the most called.{folded} A cell's format is that of its factors "
         "for matrix products, of its result for others. FP32 does not show whether TF32 was allowed inside."
     )
 
@@ -231,7 +221,7 @@ def details(view: PrecisionMap) -> None:
         tree, indent = view.modules[view.modules["depth"] <= depth], "\u2003"
         names = [indent * (d - 1) + name for name, d in zip(tree["module"], tree["depth"], strict=True)]
         table = _measured(tree).assign(module=names)
-        show(table, MODULES, "The tree of modules with their matrix work and casts.")
+        show(table, MODULES, "The tree of modules with their GEMM/conv operations and casts.")
 
 
 def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
@@ -239,7 +229,7 @@ def show(table: pd.DataFrame, columns: dict[str, Any], alt: str) -> None:
     known = tables.known(table, columns)
     texts = [name for name in known if not pd.api.types.is_numeric_dtype(table[name])]
     table = table.assign(**{name: table[name].fillna(words.NONE).replace("", words.NONE) for name in texts})
-    tables.show(table, column_config=known, column_order=list(known), hide_index=True, alt=alt)
+    tables.show(table, column_config=known, column_order=list(known), alt=alt)
 
 
 def label(name: object) -> str:

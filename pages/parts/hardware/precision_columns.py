@@ -14,7 +14,7 @@ STAYED = {
     "op": st.column_config.TextColumn("Operator"),
     "why": st.column_config.TextColumn("Why", width="large"),
     "count": CALLS,
-    "flops_frac": tables.share("Of matrix work", help_="Of all operations of the step"),
+    "flops_frac": tables.share("Of GEMM/conv", help_="Of all operations of the step"),
 }
 ELSEWHERE = {
     "op": st.column_config.TextColumn("Operator", pinned=True),
@@ -58,7 +58,7 @@ OPS = {
 MODULES = {
     "module": st.column_config.TextColumn("Module", pinned=True, width="medium"),
     "layer_class": st.column_config.TextColumn("Class"),
-    "narrow_frac": tables.share("Matrix work in 16 bits", width=150),
+    "narrow_frac": tables.share("GEMM/conv in 16 bits", width=150),
     "mflop": MFLOP,
     "count": CALLS,
     "casts": tables.count("Casts for it"),

@@ -1,7 +1,6 @@
 """What the pages on profiled windows share: choosing a window, recording one, kernel names in tables."""
 
 import pandas as pd
-import streamlit as st
 
 from amp_core import Run
 from amp_core.analysis import profiled_windows, step_cost
@@ -28,17 +27,9 @@ def pick(run: Run) -> int | None:
     known = windows.dropna(subset=["step"])
     if len(windows) < 2 or known.empty:
         return None
-    labels = {int(w.step): span(w.step, w.steps) for w in known.itertuples()}
-    key = f"profiled.window.{len(labels)}"
-    address.take("window", key, lambda text: int(text) if text.isdecimal() and int(text) in labels else None, -1)
-    choice = st.segmented_control(
-        "Profiled steps",
-        [-1, *labels],
-        required=True,
-        format_func=lambda step: "all windows" if step < 0 else labels[step],
-        key=key,
-    )
-    address.keep("window", key, str(choice) if choice >= 0 else "")
+    labels = {-1: "all windows"} | {int(w.step): span(w.step, w.steps) for w in known.itertuples()}
+    key = f"profiled.window.{len(labels) - 1}"
+    choice = address.choose("window", "Profiled steps", list(labels), -1, key, format_func=labels.get)
     return None if choice < 0 else choice
 
 

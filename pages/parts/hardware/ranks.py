@@ -50,7 +50,7 @@ def show(run: Run) -> None:
     if not loaders.analysed(scale_summary, run).skips_recorded:
         shown["skipped"] = float("nan")
     alt, columns = "Ranks with their times, skips, memory and ends.", tables.known(shown, COLUMNS)
-    tables.show(shown, column_config=columns, column_order=list(columns), hide_index=True, height="content", alt=alt)
+    tables.show(shown, column_config=columns, column_order=list(columns), height="content", alt=alt)
 
 
 def agreement(run: Run) -> None:
@@ -69,9 +69,7 @@ def agreement(run: Run) -> None:
     )
     charts.view(RANK_SCALES, run, "ranks.scales")
     shown = apart.assign(scale=[words.scale(value) for value in apart["loss_scale"]])
-    tables.show(
-        shown, column_config=APART, column_order=list(APART), hide_index=True, alt="Steps at which ranks disagree."
-    )
+    tables.show(shown, column_config=APART, column_order=list(APART), alt="Steps at which ranks disagree.")
 
 
 def pace(spread: RankSpread | None, timed: list[int]) -> str:

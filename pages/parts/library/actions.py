@@ -8,11 +8,10 @@ from urllib.parse import quote, urljoin
 
 import streamlit as st
 
-from amp_core import RunError
 from amp_core.library.labels import Label, label_of, write_label
 from amp_core.library.permissions import current
 from pages.parts import picker, words
-from pages.parts.library import run_table, trash
+from pages.parts.library import messages, run_table, trash
 from pages.parts.library.run_list import Entry
 from pages.parts.start import again
 
@@ -21,45 +20,37 @@ STAYS = {"sample": "Samples stay.", "elsewhere": "It lies in another place; dele
 
 def delete_run(entry: Entry) -> None:
     """Callback of Delete: move the run to the trash, and offer Undo."""
-    try:
+    with messages.refusals():
         st.session_state["library.undo"] = trash.delete(entry)
         picker.mark_deleted(entry.key)
-    except RunError as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
 
 
 def restore_run(run: trash.DeletedRun) -> None:
     """Callback of Undo and Restore."""
     st.session_state.pop("library.undo", None)
-    try:
+    with messages.refusals():
         picker.choose(trash.restore(run))
         st.toast(f"{words.escape(run.path.name)} is back.", icon=":material/undo:")
-    except RunError as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
 
 
 def empty_trash() -> None:
     """Callback of "Remove all for good"."""
     st.session_state.pop("library.undo", None)
-    try:
+    with messages.refusals():
         trash.empty()
         st.toast("The trash is empty.", icon=":material/delete_forever:")
-    except RunError as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
 
 
 def save_label(entry: Entry) -> None:
     """Callback of the label form."""
     typed = {name: st.session_state[f"library.{name}.{entry.key}"] for name in ("name", "tags", "note")}
-    try:
+    with messages.refusals():
         current().check_change("label a run")
         # The field starts with the run's name: unchanged, it is not a label. Empty restores the recorded name.
         name = label_of(entry.path).name if typed["name"] == entry.name else typed["name"]
         write_label(entry.path, Label(name, tuple(typed["tags"].split(",")), typed["note"]))
         picker.choose(st.session_state["run"])  # otherwise the browser keeps the old name
         st.toast("Saved.", icon=":material/check:")
-    except RunError as error:
-        st.session_state["library.said"] = ("error", words.sentence(error))
 
 
 def show_trash() -> None:

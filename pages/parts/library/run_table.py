@@ -83,15 +83,6 @@ def table(entries: Sequence[Entry]) -> tuple[pd.DataFrame, int]:
     return pd.DataFrame(rows), waiting
 
 
-def chosen(ticked: Sequence[str], before: Sequence[str], current: str) -> str:
-    """The run that a change of ticks chooses: the new one or, if the current run was unticked, another one. The current
-    run is ticked from the start, without a click."""
-    new = [key for key in ticked if key not in before and key != current]
-    if new:
-        return new[-1]
-    return ticked[-1] if ticked and current not in ticked else current
-
-
 def read_waiting(waiting: int) -> None:
     """Run the page again soon if rows are not read yet."""
     if waiting:

@@ -8,8 +8,9 @@ from fractions import Fraction
 import pandas as pd
 import streamlit as st
 
+from amp_core import RunError
 from amp_core.analysis.format_lab.myths import FormatMyth
-from amp_core.analysis.format_lab.rounding import Number, Operation, Scaling
+from amp_core.analysis.format_lab.rounding import Number, Operation, Scaling, parse_number
 from pages.parts import words
 
 KINDS = {
@@ -29,6 +30,16 @@ COLUMNS = {
 NEARLY = "nearly 0"
 """An error below the range of the float64 that holds it."""
 VERDICTS = {"true": ":green-badge[true]", "imprecise": ":orange-badge[imprecise]", "false": ":red-badge[false]"}
+
+
+def typed_number(label: str, text: str) -> Number:
+    """The number that was typed; ends the page with a sentence if the text is not a number."""
+    try:
+        return parse_number(text)
+    except RunError as error:
+        st.error(words.escape(words.sentence(error)))
+        st.caption(f"Nothing is computed until “{label}” is a number again.")
+        st.stop()
 
 
 def headline(typed: str, table: pd.DataFrame) -> str:

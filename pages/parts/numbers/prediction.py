@@ -67,9 +67,7 @@ def show(run: Run, kind: str, form: str, names: Sequence[str]) -> None:
         st.header("Prediction beside measurement", anchor=False)
         st.caption("Measured: the same batch, weights and random numbers replayed in FP32 and in the run's recipe.")
         shown = audits.assign(scale=[words.scale(s) for s in audits["loss_scale"]])
-        tables.show(
-            shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), hide_index=True, alt="Audits."
-        )
+        tables.show(shown, column_config=AUDIT_COLUMNS, column_order=list(AUDIT_COLUMNS), alt="Audits.")
 
 
 def at_all_scales(run: Run, kind: str, form: str) -> pd.DataFrame:

@@ -150,11 +150,7 @@ def over_steps(run: Run, kind: str, names: list[str], depth: int) -> None:
     shares = _over_steps(run, kind, names, depth)
     at_first = "subnormal_frac" if (shares["subnormal_frac"] > 0).any() else "absmax"
     key = f"ranges.over.{at_first}"
-    address.take("over", key, address.choice(list(OVER_STEPS)), at_first)
-    shown = st.segmented_control(
-        "Over the steps", list(OVER_STEPS), required=True, format_func=OVER_STEPS.__getitem__, key=key
-    )
-    address.keep("over", key, shown if shown != at_first else "")
+    shown = address.choose("over", "Over the steps", list(OVER_STEPS), at_first, key, format_func=OVER_STEPS.get)
     dark = charts.dark()
     title = f"{words.KIND_LABELS[kind]} by tensor and step: {OVER_STEPS[shown]}"
     figure = with_marks(step_heatmap(shares, shown, dark, title), loaders.analysed(step_marks, run), dark=dark)
@@ -191,7 +187,6 @@ def table(classes: pd.DataFrame, kind: str) -> list[str]:
         classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
         column_config=CLASS_COLUMNS,
         column_order=[column for column in CLASS_COLUMNS if column != "tensors" or (classes["tensors"] > 1).any()],
-        hide_index=True,
         key=key,
         on_select="rerun",
         selection_mode="single-row",

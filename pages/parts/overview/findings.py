@@ -41,8 +41,12 @@ RECHECK_RATIO = 30
 
 def unmuted_problems(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
     """Errors and warnings that are not muted, the most severe first."""
+    return [f for f in _unmuted(findings, run) if f.severity != "info"]
+
+
+def _unmuted(findings: Sequence[Finding], run: Run | None) -> list[Finding]:
     silent = muted(run.path) if run is not None else frozenset()
-    return [f for f in findings if f.severity != "info" and f.code not in silent]
+    return [f for f in findings if f.code not in silent]
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
@@ -80,9 +84,8 @@ def _headline(grave: Sequence[Finding], summary: str) -> None:
 
 def remarks(findings: Sequence[Finding], run: Run | None = None) -> None:
     """Cards of the benign findings of severity "info", which follow below the numbers."""
-    silent = muted(run.path) if run is not None else frozenset()
-    for finding in findings:
-        if finding.severity == "info" and finding.code not in silent:
+    for finding in _unmuted(findings, run):
+        if finding.severity == "info":
             card(finding, [], run)
 
 

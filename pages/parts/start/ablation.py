@@ -11,9 +11,9 @@ import streamlit as st
 
 from amp_core import RunError, jobs
 from amp_core.settings.training import TrainConfig
-from pages.parts import address, picker, words
+from pages.parts import address, picker
 from pages.parts.library import run_list
-from pages.parts.start import devices
+from pages.parts.start import devices, fields
 
 WORKLOAD, SIZE = "text-lstm", "logistic"
 STEPS = 120
@@ -52,7 +52,7 @@ def begin() -> None:
     """Callback of the button: start the four jobs and choose the first, or keep the refusal."""
     if time.monotonic() < st.session_state.get("ablation.began", -DOUBLE_CLICK_S) + DOUBLE_CLICK_S:
         return
-    st.session_state["start.refused"] = None
+    fields.accept()
     available, _ = devices.available()
     device = st.session_state.get("start.device", available[0][0])
     seed = st.session_state.get("start.seed", TrainConfig().seed)
@@ -62,7 +62,7 @@ def begin() -> None:
             config = TrainConfig(workload=WORKLOAD, size=SIZE, steps=STEPS, seed=seed, device=device, **differs)
             started.append(f"run/{jobs.start(config, run_list.runs_dir(), f'ablation-{name}').name}")
     except RunError as error:
-        st.session_state["start.refused"] = ("", words.sentence(error))
+        fields.refuse(error)
     if started:
         st.session_state["start.followed"] = st.session_state["ablation.started"] = started
         st.session_state["ablation.began"] = time.monotonic()  # after the four have started

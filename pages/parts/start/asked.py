@@ -84,7 +84,7 @@ def commands(state: Mapping[str, Any]) -> str:
     name = jobs.folder_name(state.get("name") or "")
     lines = []
     for config in wanted:
-        base = name or "-".join((config.own[1] if config.own else f"{config.workload}-{config.size}", config.precision))
+        base = name or f"{config.task}-{config.precision}"
         out = Path(run_list.runs_dir(), base if not name or len(wanted) == 1 else f"{name}-{config.precision}")
         lines.append(shlex.join(["ampscope", "train", *flags(config), "--out", str(out)]))
     if len(wanted) > 1 and wanted[0].nproc == 1:
@@ -93,8 +93,7 @@ def commands(state: Mapping[str, Any]) -> str:
         given = flags(shared)
         own = given.index("--precision")
         del given[own : own + 2]
-        what = shared.own[1] if shared.own else f"{shared.workload}-{shared.size}"
-        out = Path(run_list.runs_dir(), name or f"compare-{what}")
+        out = Path(run_list.runs_dir(), name or f"compare-{shared.task}")
         lines += ["# or in turns:", shlex.join(["ampscope", "compare", *which, *given, "--out", str(out)])]
     return "\n".join(lines)
 

@@ -31,8 +31,7 @@ def begin(config: TrainConfig) -> str:
     """Queue the search for the settings of `config`; returns the folder's name. Raises `RunError` as `jobs.start`."""
     if config.own is not None:
         raise RunError(f"workload={config.workload!r} makes its own batches; set their size in that file")
-    resolved_config = config.resolved()
-    name = f"{_PREFIX}{resolved_config.workload}-{resolved_config.size}-{resolved_config.precision}"
+    name = f"{_PREFIX}{config.task}-{config.precision}"
     command = [sys.executable, "-m", "amp_core", "tune", "--max-batch", "--timeout", str(TRIAL_S)]
     job = jobs.start(config, run_list.runs_dir(), name, command=command, makes="runs")
     st.session_state[_STARTED] = job.name

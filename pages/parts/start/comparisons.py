@@ -22,8 +22,7 @@ def begin(configs: Sequence[TrainConfig], name: str | None) -> str:
         raise RunError(f"precision={given!r} alone is no comparison; choose two or more to train in turns")
     common = shared(configs)
     command = [sys.executable, "-m", "amp_core", "compare", "--precisions", ",".join(c.precision for c in configs)]
-    workload = common.own[1] if common.own is not None else f"{common.workload}-{common.resolved().size}"
-    job = jobs.start(common, run_list.runs_dir(), name or f"compare-{workload}", command=command, makes="runs")
+    job = jobs.start(common, run_list.runs_dir(), name or f"compare-{common.task}", command=command, makes="runs")
     return job.name
 
 

@@ -7,7 +7,7 @@ from importlib import metadata
 import psutil
 import streamlit as st
 
-from amp_core.hardware.nvml import GpuFacts, Nvml, NvmlError, visible
+from amp_core.hardware.nvml import NvmlError, visible_gpus
 from pages.parts import words
 
 Device = tuple[str, str]
@@ -24,7 +24,7 @@ def available() -> tuple[list[Device], str | None]:
     except metadata.PackageNotFoundError:
         return [cpu], "torch is not installed here"
     try:
-        names = [gpu.name for gpu in gpus()]
+        names = [gpu.name for gpu in visible_gpus()]
     except NvmlError as error:
         return [cpu], str(error)
     if not names:
@@ -37,12 +37,6 @@ def available() -> tuple[list[Device], str | None]:
     return [*((f"cuda:{i}", f"{name} (cuda:{i})") for i, name in enumerate(names)), cpu], None
 
 
-def gpus() -> list[GpuFacts]:
-    """The GPUs that a training would see, `cuda:0` first. Raises `NvmlError` if the driver does not answer."""
-    with Nvml() as nvml:
-        return visible(nvml.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
 @st.cache_data(ttl=60, show_spinner=False)
 def memory_bytes(device: str) -> int | None:
     """The memory of the device `cpu` or `cuda:N`; None if the driver does not report it."""
@@ -50,7 +44,7 @@ def memory_bytes(device: str) -> int | None:
         return int(psutil.virtual_memory().total)
     number = int(device.removeprefix("cuda:") or 0)
     try:
-        usable = gpus()
+        usable = visible_gpus()
     except NvmlError:  # `available` gives the reason
         return None
     return usable[number].memory_bytes if number < len(usable) else None
@@ -68,7 +62,7 @@ def no_tf32(device: str | None) -> str | None:
     chosen = device or available()[0][0][0]
     if chosen.startswith("cuda"):
         try:
-            usable = gpus()
+            usable = visible_gpus()
         except NvmlError:  # `available` gives the reason
             return None
         capability = next((gpu.capability for gpu in usable[int(chosen.partition(":")[2] or 0) :]), None)

@@ -94,7 +94,7 @@ def evidence(tuned: Tuned) -> None:
         if rows:
             st.header(f"{title[0].upper()}{title[1:]}", anchor=False)
             frame = pd.DataFrame([_shown(row) for row in rows])
-            tables.show(frame, column_config=COLUMNS, hide_index=True, alt=f"Search: {title}.")
+            tables.show(frame, column_config=COLUMNS, alt=f"Search: {title}.")
     if tuned.left_out:
         st.header("Not tried", anchor=False)
         st.markdown("\n".join(f"- **{words.escape(what)}**: {words.escape(why)}" for what, why in tuned.left_out))
@@ -154,13 +154,8 @@ def begin() -> None:
             workload=workload, size=size, precision="fp32", steps=state["tune.steps"], device=state["tune.device"]
         )
         command = [sys.executable, "-m", "amp_core", "tune", "--budget", str(state["tune.budget"])]
-        job = jobs.start(config, run_list.runs_dir(), f"tune-{_short(config)}", command=command, makes="runs")
+        job = jobs.start(config, run_list.runs_dir(), f"tune-{config.task}", command=command, makes="runs")
     except RunError as error:
         state["tune.refused"] = words.sentence(error)
     else:
         state["tune.started"] = job.name
-
-
-def _short(config: TrainConfig) -> str:
-    own = config.own
-    return f"{own[0].stem}-{own[1]}" if own is not None else f"{config.workload}-{config.size}"

@@ -1,4 +1,4 @@
-"""Matrix work that could have run on tensor cores: reasons, sizes, floating-point operations."""
+"""GEMM/conv that could have run on tensor cores: reasons, sizes, floating-point operations."""
 
 import json
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_the_tree_counts_what_is_in_a_module(tmp_path: Path) -> None:
     inside = ["blocks.0.qkv", "blocks.0.attention", "blocks.0.fc"]
     assert tree.loc["blocks.0", "flops"] == tree.loc[inside, "flops"].sum()
     assert tree.loc["head", "narrow_frac"] == 0.0 and tree.loc["blocks.0.fc", "narrow_frac"] == 1.0
-    assert tree.loc["blocks.0.norm", "narrow_frac"] != tree.loc["blocks.0.norm", "narrow_frac"]  # no matrix work
+    assert tree.loc["blocks.0.norm", "narrow_frac"] != tree.loc["blocks.0.norm", "narrow_frac"]  # no GEMM/conv
     assert tree.loc[ROOT, "depth"] == 0 and tree.loc["blocks.1.norm", "depth"] == 3
     assert OUTSIDE not in tree.index
 

@@ -143,7 +143,7 @@ def test_amdahl_bounds_what_matrix_work_can_give(tmp_path: Path) -> None:
     assert bound.matrix_frac == bound.cuda_core_frac == pytest.approx(0.45)
     assert bound.bound == bound.cuda_core_bound == pytest.approx(1 / 0.55)
     assert bound.sentence == (
-        "At most 1.8 × is to be had from faster matrix kernels, because 55 % of the time is not matrix work."
+        "At most 1.8 × is to be had from faster GEMM/conv kernels, as 55 % of the time is not GEMM/conv."
     )
     assert bound.rate_ratio == pytest.approx(16.0)  # 312 over 19.5 TFLOP/s
     assert bound.half_expected == pytest.approx(1 / (0.55 + 0.45 / 16))

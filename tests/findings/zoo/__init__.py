@@ -7,7 +7,7 @@ A case is one function, so that fault and twin differ in nothing but the fault. 
 rows of kernels; all else is a real loop on the CPU.
 """
 
-from tests.findings.zoo import hardware, loops, numbers, programs
+from tests.findings.zoo import autocast, hardware, loops, numbers, programs
 from tests.findings.zoo.case import ZOO, Case
 
-__all__ = ["ZOO", "Case", "hardware", "loops", "numbers", "programs"]
+__all__ = ["ZOO", "Case", "autocast", "hardware", "loops", "numbers", "programs"]

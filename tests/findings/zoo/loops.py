@@ -1,6 +1,7 @@
 """Faults in the order of a loop's calls, in its scaler and in its schedule."""
 
 import contextlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -47,28 +48,25 @@ def tiny_gradients(into: Path, faulty: bool) -> None:
             loop.step()
 
 
-@case("clip-before-unscale", "clip_grad_norm_")
-def clip_scaled(into: Path, faulty: bool) -> None:
+def _clipped(into: Path, faulty: bool, clip: Callable[[Iterable[nn.Parameter], float], object], limit: float) -> None:
     loop = fp16(into)
     with loop.watched():
         for x, y in batches(8):
             loop.backward(loop.loss(x, y))
             if not faulty:
                 loop.scaler.unscale_(loop.optimizer)
-            nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
+            clip(loop.model.parameters(), limit)
             loop.step()
+
+
+@case("clip-before-unscale", "clip_grad_norm_")
+def clip_scaled(into: Path, faulty: bool) -> None:
+    _clipped(into, faulty, nn.utils.clip_grad_norm_, 1.0)
 
 
 @case("clip-before-unscale", "clip_grad_norm_")
 def clip_scaled_by_value(into: Path, faulty: bool) -> None:
-    loop = fp16(into)
-    with loop.watched():
-        for x, y in batches(8):
-            loop.backward(loop.loss(x, y))
-            if not faulty:
-                loop.scaler.unscale_(loop.optimizer)
-            nn.utils.clip_grad_value_(loop.model.parameters(), 0.1)
-            loop.step()
+    _clipped(into, faulty, nn.utils.clip_grad_value_, 0.1)
 
 
 @case("logged-scaled-values", "loss")

@@ -8,7 +8,7 @@ from torch import nn
 from amp_core import diagnose, load_run, watch
 from amp_core.record import watching
 from amp_core.record.observer import Observer
-from tests.record.loops import small_model
+from tests.record.loops import optimizer_step, small_model
 
 EPOCHS, PER_EPOCH = 3, 6
 STEPS = EPOCHS * PER_EPOCH
@@ -53,12 +53,7 @@ def train(into, *, made, each_epoch, scaled=True, clip=False, overflow_at=()):
             losses.append(loss.item())
             scales.append(scaler.get_scale() if scaler else 1.0)
             skipped.append(step in overflow_at)
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+            optimizer_step(optimizer, scaler)
     return load_run(into), losses, scales, skipped
 
 

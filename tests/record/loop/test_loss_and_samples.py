@@ -7,7 +7,7 @@ from torch import nn
 from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.observers.storages import hooks_are_on
-from tests.record.loops import small_model
+from tests.record.loops import optimizer_step, small_model
 
 STEPS = 6
 
@@ -33,12 +33,7 @@ def test_forwards_that_no_backward_comes_through_are_no_samples(tmp_path, micro,
                 (scaler.scale(loss) if scaler else loss).backward()
             if step % 3 == 2:
                 model(torch.randn(100, 24))
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+            optimizer_step(optimizer, scaler)
     assert load_run(tmp_path / "run").steps.samples.tolist() == [8 * micro] * STEPS
 
 

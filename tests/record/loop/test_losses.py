@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from amp_core import load_run, watch
-from tests.record.loops import small_model
+from tests.record.loops import optimizer_step, small_model
 
 STEPS = 8
 
@@ -30,12 +30,7 @@ def go(into, backward, *, scaler=None, model=None):
     with watch(model, optimizer, scaler=scaler, into=into, every=3):
         for _ in range(STEPS):
             losses.append(float(backward(model, scale)))
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+            optimizer_step(optimizer, scaler)
     return load_run(into), losses
 
 
@@ -157,12 +152,7 @@ def test_a_loop_that_goes_over_to_a_part_of_the_model_keeps_its_losses(tmp_path,
             loss = called(torch.randn(4, 24)).square().mean()
             scale(loss).backward()
             losses.append(loss.item())
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+            optimizer_step(optimizer, scaler)
     run = load_run(tmp_path / "run")
     assert run.steps.loss.tolist() == pytest.approx(losses) and told(run).empty
     assert run.steps.forward_ms.isna().sum() <= 2 and run.steps.samples.iloc[-1] == 4

@@ -8,7 +8,7 @@ from amp_core import load_run
 from amp_core.record import watch
 from amp_core.record.step_phases import HostClock
 from amp_core.record.torch_internals import captures
-from tests.record.loops import small_model
+from tests.record.loops import optimizer_step, small_model
 
 
 @pytest.fixture
@@ -29,12 +29,7 @@ def step(model, optimizer, scaler=None):
     if scaler:
         scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    if scaler:
-        scaler.step(optimizer)
-        scaler.update()
-    else:
-        optimizer.step()
-    optimizer.zero_grad()
+    optimizer_step(optimizer, scaler)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

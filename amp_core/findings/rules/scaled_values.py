@@ -1,0 +1,111 @@
+"""Rules on values that are used although still multiplied by the loss scale: logged ones, and a gradient penalty."""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis import scale_summary, scale_trace
+from amp_core.analysis.steps import scaler_enabled
+from amp_core.findings.model import TRAINING_LOOP, Entry, Finding
+from amp_core.findings.registry import make_finding, rule
+from amp_core.findings.signals import signals
+from amp_core.findings.snippets import TORCH_EXAMPLES
+from amp_core.store.run import Run
+
+FOLLOWS_BITS = 0.25
+"""A norm moves with the loss scale if their changes agree within so many powers of two."""
+MIN_SCALE_CHANGES = 4
+"""Fewest changes of the scale for a statement that a norm follows them."""
+
+
+@rule(
+    Entry(
+        code="logged-scaled-values",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=410,
+        what="A logged loss or gradient norm is still multiplied by the loss scale, and jumps with it.",
+        signal="Logged values compared with measured ones, and jumps of the logged norm at changes of the scale.",
+        threshold="Logged over true within 1 % of the scale; without a measurement, four of five changes of the scale "
+        "followed by the norm within a factor of 2^0.25.",
+        advice="The curve shows the loss scale, not the model: it doubles at each growth. Log the loss before "
+        "`scaler.scale` and norms after `scaler.unscale_`.",
+        snippet="scaler.scale(loss).backward()\n"
+        "scaler.unscale_(optimizer)\n"
+        "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)\n"
+        "rec.log(loss=loss, grad_norm=norm)",
+    )
+)
+def logged_scaled_values(run: Run) -> list[Finding]:
+    """`logged-scaled-values`: a logged value is the true one times the loss scale, or a logged norm moves with it."""
+    frame = signals(run, "logged scaled")
+    if len(frame):
+        names = sorted(set(frame["name"]))
+        return [
+            _logged(names[0], frame["step"], float(frame["value"].iloc[0]), f"{' and '.join(names)} is logged scaled")
+        ]
+    trace = scale_trace(run)
+    good = trace[~trace["skipped"]]
+    if len(good) < 2 or not scaler_enabled(run):
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale, norm = (np.log2(good[c].to_numpy(dtype=float)) for c in ("loss_scale", "grad_norm"))
+        change, moved = np.diff(scale), np.diff(norm)
+    at = np.flatnonzero((change != 0) & np.isfinite(moved) & np.isfinite(change))
+    follows = np.abs(moved[at] - change[at]) <= FOLLOWS_BITS
+    if len(at) < MIN_SCALE_CHANGES or follows.mean() < 0.8:
+        return []
+    return [_logged("grad_norm", good["step"].iloc[at + 1], math.nan, "grad_norm jumps with the loss scale")]
+
+
+def _logged(where: str, steps: "pd.Series[int]", value: float, title: str) -> Finding:
+    return make_finding(
+        "logged-scaled-values",
+        title[0].upper() + title[1:],
+        where,
+        steps=(int(steps.min()), int(steps.max())),
+        value=value if math.isfinite(value) else None,
+        limit=1.0,
+        unit="times the true value",
+    )
+
+
+@rule(
+    Entry(
+        code="scaled-gradient-penalty",
+        severity="warning",
+        family=TRAINING_LOOP,
+        order=250,
+        what="A gradient penalty is computed from gradients that are still multiplied by the loss scale.",
+        signal="`torch.autograd.grad(…, create_graph=True)` of a scaled loss, and whether `get_scale` was called "
+        "after it.",
+        threshold=f"`get_scale` was not called before backward ({TORCH_EXAMPLES}, gradient penalty).",
+        advice="The penalty is too large by the loss scale, or by its square. Divide the gradients by "
+        "`scaler.get_scale()` before taking their norm.",
+        snippet="scaled = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)\n"
+        "grads = [g / scaler.get_scale() for g in scaled]\n"
+        "with torch.autocast(device_type, dtype=torch.float16):\n"
+        "    loss = loss + sum(g.pow(2).sum() for g in grads).sqrt()\n"
+        "scaler.scale(loss).backward()",
+    )
+)
+def scaled_gradient_penalty(run: Run) -> list[Finding]:
+    """`scaled-gradient-penalty`: gradients of a scaled loss were differentiated again without dividing by the
+    scale."""
+    frame = signals(run, "create_graph")
+    frame = frame[frame["value"] == 1.0]
+    if frame.empty:
+        return []
+    at, scale = int(frame["step"].iloc[0]), scale_summary(run).first
+    return [
+        make_finding(
+            "scaled-gradient-penalty",
+            "A gradient penalty uses gradients that are still multiplied by the loss scale",
+            str(frame["name"].iloc[0]),
+            steps=(at, at),
+            value=scale,
+            limit=1.0,
+            unit="loss scale",
+        )
+    ]

@@ -1,0 +1,67 @@
+"""What the recipes of a comparison cost and buy: speed, memory, gradients, and findings beside the baseline."""
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from amp_core import Finding, Run, diagnose
+from amp_core.analysis import Comparison, first_runs, memory_difference
+from amp_core.figures import compare_bars
+from amp_core.views import AGREEMENT, MEMORY_COMPARISON, STEP_COSTS
+from pages.parts import charts, loaders, tables, words
+from pages.parts.hardware import memory as memory_tables
+from pages.parts.overview import findings
+
+ALWAYS = ("speed_ratio", "memory_ratio")
+# One figure each; those after the first two only if a run recorded the quantity.
+BARS = (*ALWAYS, "samples_per_s", "energy_j", "tensor_frac", "eval_loss", "skip_frac")
+
+
+def show(runs: list[Run], compared: Comparison) -> None:
+    """Speed, memory, energy and tensor cores per recipe; phases of a step and memory by category."""
+    dark = charts.dark()
+    table = compared.recipes.assign(run=compared.recipes["recipe"])
+    row = st.container(horizontal=True)  # three across beside a scroll bar, two on a narrow page
+    for column in BARS:
+        if column in ALWAYS or (table[column] > 0).any():
+            with row.container(width=286):
+                charts.show(compare_bars(table, column, dark=dark), f"compare.{column}")
+    first = first_runs(runs)
+    if len(first) < len(runs):
+        st.caption("Time of a step and memory are those of the first run of each recipe.")
+    steps = STEP_COSTS.frame(first, loaders.analysed)
+    if not STEP_COSTS.absent(steps):
+        charts.show(STEP_COSTS.figure(steps, dark), "compare.steps")
+        if steps["source"].iloc[0] == "profile":
+            st.caption("Of profiled steps: the profiler makes them longer than those in the table.")
+    memory = MEMORY_COMPARISON.frame(first, loaders.analysed)
+    if not MEMORY_COMPARISON.absent(memory):
+        charts.show(MEMORY_COMPARISON.figure(memory, dark), "compare.memory")
+        changes = loaders.analysed(memory_difference, first)
+        changes = memory_tables.changes(changes[changes["difference_bytes"].abs() > 0])
+        if len(changes):
+            alt = "Memory by category against the first recipe."
+            tables.show(changes, column_config=memory_tables.CHANGES, alt=alt)
+
+
+def gradients(runs: list[Run]) -> None:
+    """How far the gradients of each audited recipe are from their replay in FP32."""
+    agreement = AGREEMENT.frame(first_runs(runs), loaders.analysed)
+    if not AGREEMENT.absent(agreement):
+        charts.show(AGREEMENT.figure(agreement, charts.dark()), "compare.agreement")
+
+
+def relative_findings(runs: list[Run]) -> None:
+    """Findings that only a comparison with the baseline shows."""
+    first = first_runs(runs)
+    for run in first[1:]:
+        alone = {(f.code, f.where) for f in loaders.analysed(diagnose, run)}
+        relative = loaders.analysed(_diagnose_relative, [first[0], run])
+        for finding in [f for f in relative if (f.code, f.where) not in alone]:
+            st.caption(f"{words.escape(run.name)}, beside {words.escape(first[0].name)}:")
+            findings.card(finding)
+
+
+def _diagnose_relative(pair: Sequence[Run]) -> list[Finding]:
+    """What the rules find in the second of two runs with the first as its baseline."""
+    return diagnose(pair[1], pair[0])
