@@ -9,7 +9,8 @@ and Micikevicius et al. 2022, "FP8 formats for deep learning" (e4m3 without infi
 each value against `torch.finfo` for every format that torch has.
 
 Everything that other modules need to know about a format is a property here: how it is scaled, how its dtype is spelt
-elsewhere, what tensor cores call it. To add a format, add an entry to `FORMATS`.
+elsewhere, what tensor cores call it. To add a format, add an entry to `FORMATS`. Formats that exist only inside
+quantized tensors (FP6, FP4, INT8) and the recipes that scale them by block are in `quantization`.
 """
 
 import math
@@ -108,13 +109,14 @@ class Format:
 
     @property
     def bias(self) -> int:
-        """Added to an exponent to store it."""
-        return int(2 ** (self.exponent_bits - 1)) - 1
+        """Added to an exponent to store it; 0 without exponent bits."""
+        return max(int(2 ** (self.exponent_bits - 1)) - 1, 0)
 
     @property
     def min_normal_exponent(self) -> int:
-        """Exponent of the smallest normal value: 2 to this power is `min_normal`."""
-        return 1 - self.bias
+        """Exponent of the smallest normal value: 2 to this power is `min_normal`. The exponent field 0 is that of zero
+        and subnormals, except where there is no mantissa."""
+        return (1 if self.mantissa_bits else 0) - self.bias
 
     @property
     def min_subnormal_exponent(self) -> int:

@@ -11,7 +11,7 @@ import amp_core
 PACKAGE = Path(amp_core.__file__).parent
 LAYERS = (
     "_version", "formats", "phases",
-    "schema", "text", "hardware", "store", "settings", "library", "jobs",
+    "schema", "quantization", "text", "hardware", "store", "settings", "library", "jobs",
     "traces", "interop", "record", "analysis", "findings", "forecast", "train", "tune",
     "figures", "views", "report", "notebook", "cli", "__main__",
 )  # fmt: skip

@@ -14,7 +14,8 @@
 Imports neither plotly nor streamlit, so it runs on a bare training node.
 """
 
+from amp_core.record.fake_quantize import fake_quantize
 from amp_core.record.recorder import Recorder
 from amp_core.record.watching import watch
 
-__all__ = ["Recorder", "watch"]
+__all__ = ["Recorder", "fake_quantize", "watch"]
