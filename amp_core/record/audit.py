@@ -16,7 +16,7 @@ import torch
 from torch.amp.autocast_mode import autocast
 from torch.nn.parallel import DistributedDataParallel
 
-from amp_core.record.backends import BACKENDS, backend_of
+from amp_core.record.backends import BACKENDS, backend_of, fp32_precision_restored
 from amp_core.record.model import own
 from amp_core.record.model.narrow_dtypes import NARROW
 from amp_core.record.model.parameters import local_values
@@ -172,24 +172,14 @@ def _no_autocast(device: torch.device) -> Iterator[None]:
 def _no_tf32() -> Iterator[None]:
     """Matrix products, convolutions and recurrent layers compute in full FP32.
 
-    PyTorch has two sets of switches for it, the older `allow_tf32` and, from 2.9 on, `fp32_precision`; it refuses to
-    read the older ones if the two disagree. Both are set alike and put back, the older ones first.
+    The older switches go first: setting one of them also sets newer ones.
     """
-    older = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
-    newer = [(o, "fp32_precision") for backend in BACKENDS.values() for o in backend.fp32_precision_owners()]
-    try:
-        before = [(owner, name, getattr(owner, name)) for owner, name in older]
-    except RuntimeError:  # the program uses the newer switches
-        before = []
-    off = [(owner, name, False) for owner, name, _ in before] + [(owner, name, "ieee") for owner, name in newer]
-    before += [(owner, name, getattr(owner, name)) for owner, name in newer]
-    try:
-        for owner, name, value in off:
-            setattr(owner, name, value)
+    with fp32_precision_restored() as switches:
+        for owner, name in switches:
+            setattr(owner, name, False)
+        for owner in (o for backend in BACKENDS.values() for o in backend.fp32_precision_owners()):
+            owner.fp32_precision = "ieee"
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 @contextmanager

@@ -56,6 +56,17 @@ def test_backend_flags_are_set_and_put_back(settings, expected, monkeypatch):
     assert flags() == before
 
 
+def test_the_precision_of_matrix_products_is_put_back():
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with backend_flags(TrainConfig(precision="tf32")):
+            pass
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_backend_flags_are_put_back_after_an_exception():
     def fail():
         with backend_flags(TrainConfig(precision="tf32")):

@@ -8,6 +8,11 @@
 backend once. `torch.cuda` is used here and in the Triton kernels alone.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
 
 from amp_core.record.backends.base import Backend
@@ -42,6 +47,38 @@ def backend_named(device: str) -> type[Backend]:
     if device == "auto":
         return next(iter(accelerators()), Cpu)
     return BACKENDS[device.partition(":")[0]]
+
+
+@contextmanager
+def fp32_precision_restored() -> Iterator[list[tuple[Any, str]]]:
+    """The switches that let FP32 products use fewer bits are afterwards as before. Gives `tf32_switches` of all
+    backends but those that the program has superseded with a newer one.
+
+    PyTorch has three sets of them: `allow_tf32`, `set_float32_matmul_precision` and, from 2.9 on, `fp32_precision`.
+    Each sets others too, and the older two cannot be read where the newest one disagrees; so the newest is restored
+    last.
+    """
+    switches = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
+    owners = [owner for backend in BACKENDS.values() for owner in backend.fp32_precision_owners()]
+    older = {switch: value for switch in switches if (value := _or_none(partial(getattr, *switch))) is not None}
+    matmul = _or_none(torch.get_float32_matmul_precision)
+    newest = [(owner, owner.fp32_precision) for owner in owners]
+    try:
+        yield list(older)
+    finally:
+        for (owner, name), value in older.items():
+            setattr(owner, name, value)
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        for owner, value in newest:
+            owner.fp32_precision = value
+
+
+def _or_none(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 def forget_peaks() -> None:

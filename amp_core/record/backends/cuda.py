@@ -14,19 +14,27 @@ from amp_core.record.backends.base import Allocated, Backend, Event, Kernel, Sam
 
 
 class CudaClock:
-    """Marks are CUDA events; `ms` may be asked once the device has passed the later one."""
+    """Marks are events on the current stream of one device, whichever device is the thread's current one."""
 
     adds_up = False
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def mark(self) -> Any:
-        """This moment on the current stream."""
+        """This moment on the device's current stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def ms(self, start: Any, stop: Any) -> float:
         """Milliseconds of device time between two marks."""
-        return float(start.elapsed_time(stop))
+        try:
+            return float(start.elapsed_time(stop))
+        except RuntimeError:  # a mark on a stream that the host transfer does not come after
+            start.synchronize()
+            stop.synchronize()
+            return float(start.elapsed_time(stop))
 
 
 class Cuda(Backend):
@@ -129,20 +137,20 @@ class Cuda(Backend):
         torch.cuda.set_rng_state_all(states)
 
     def clock(self) -> CudaClock:
-        """Events on the current stream, so that phases are times of the device."""
-        return CudaClock()
+        """Events on the device's current stream, so that phases are times of the device."""
+        return CudaClock(self.device)
 
     def selected(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device)
 
     def copy_to_host(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Event | None]:
-        """One copy to pinned memory on the current stream, which nobody waits for."""
+        """One copy to pinned memory on this device's current stream, which nobody waits for."""
         flat = [part.reshape(-1).to(torch.float64) for part in parts]
-        whole = torch.cat([part.to(flat[0].device, non_blocking=True) for part in flat])
-        host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+        whole = torch.cat([part.to(self.device, non_blocking=True) for part in flat])
+        host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
         host.copy_(whole, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return host, event
 
     def fork_random(self) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from amp_core.record.backends import BACKENDS
+from amp_core.record.backends import BACKENDS, fp32_precision_restored
 from amp_core.settings.training import TrainConfig
 
 
@@ -60,23 +60,20 @@ def backend_flags(config: TrainConfig) -> Iterator[None]:
     """
     cudnn = torch.backends.cudnn
     tf32 = config.recipe.tf32 if config.tf32 is None else config.tf32
-    switches = [switch for backend in BACKENDS.values() for switch in backend.tf32_switches()]
-    tf32_before = [(owner, name, getattr(owner, name)) for owner, name in switches]
     before = (cudnn.benchmark, cudnn.deterministic)
     deterministic_before = torch.are_deterministic_algorithms_enabled()
     warn_only_before = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        for owner, name in switches:
-            setattr(owner, name, tf32)
-        cudnn.benchmark = config.cudnn_benchmark
-        if config.deterministic:
-            # cuBLAS reads it when its first handle is created; without it torch raises an error for matrix products
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            cudnn.deterministic = True
-            torch.use_deterministic_algorithms(True)
-        yield
+        with fp32_precision_restored():
+            for owner, name in (switch for backend in BACKENDS.values() for switch in backend.tf32_switches()):
+                setattr(owner, name, tf32)
+            cudnn.benchmark = config.cudnn_benchmark
+            if config.deterministic:
+                # cuBLAS reads it when its first handle is created; without it torch raises an error for matrix products
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                cudnn.deterministic = True
+                torch.use_deterministic_algorithms(True)
+            yield
     finally:
-        for owner, name, value in tf32_before:
-            setattr(owner, name, value)
         cudnn.benchmark, cudnn.deterministic = before
         torch.use_deterministic_algorithms(deterministic_before, warn_only=warn_only_before)

@@ -268,8 +268,10 @@ def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.O
     """The optimizer that `config` names, over all trainable parameters."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     assert config.lr is not None  # resolved
+    # With fused=False torch would also leave its `foreach` kernels, and launch a dozen operators for every tensor.
+    fused = config.fused or None
     if config.optimizer == "sgd":
-        optimizer = torch.optim.SGD(parameters, lr=config.lr, momentum=0.9, fused=config.fused)
+        optimizer = torch.optim.SGD(parameters, lr=config.lr, momentum=0.9, fused=fused)
         if config.fused:
             # torch's fused SGD allocates its momentum uninitialised and relies on the first step to fill it, which a
             # scaler may skip. Starting from zeros gives the same updates (torch/optim/sgd.py, _fused_sgd).
@@ -277,7 +279,7 @@ def make_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.O
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=config.lr, fused=config.fused)
+    return kind(parameters, lr=config.lr, fused=fused)
 
 
 def endless(

@@ -1,0 +1,52 @@
+"""Recording on CUDA devices, on a machine without any: `tests.fake_cuda.plugin` makes a process see two of them.
+
+In processes of their own, for torch cannot be rid of a device type. The `cases_…` files are about CUDA alone; the other
+files are those of the CPU, whose tests hold there too.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_cuda import machine
+
+pytestmark = pytest.mark.skipif(machine.WHY_NOT is not None, reason=str(machine.WHY_NOT))
+
+ROOT = Path(__file__).parents[2]
+CASES = sorted(path.relative_to(ROOT).as_posix() for path in Path(__file__).parent.glob("cases_*.py"))
+LAYERS_OF_THE_CPU = "made before the fake machine is there"
+RECORDING: dict[str, dict[str, str]] = {
+    "tests/record/test_watch.py": {"test_memory_of_a_cpu_run_is_the_resident_set": "about the CPU"},
+    "tests/record/test_watch_skips.py": {},
+    "tests/record/loop/test_losses.py": {},
+    "tests/record/loop/test_loss_and_samples.py": {},
+    "tests/record/stats/test_module_outputs.py": {
+        "test_an_lstm_with_its_tuple_of_states": "CUDA's LSTM has no kernel on a CPU",
+        "test_a_compiled_graph_says_once_what_it_hides": "the fake tensors are not compiled",
+        "test_a_weight_gradient_is_capped_by_its_channels_output_gradients": LAYERS_OF_THE_CPU,
+        "test_a_sampled_step_makes_few_objects_for_each_output": "counts objects, of which the fake makes many",
+    },
+}
+"""Files of tests that a device must not change, and the tests in them that cannot run there, with the reason."""
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled machine."""
+    into = tmp_path_factory.mktemp("fake-cuda") / "machine.so"
+    machine.build(into)
+    return into
+
+
+@pytest.mark.parametrize("file", [*CASES, *RECORDING])
+def test_recording_on_cuda(file: str, built: Path) -> None:
+    left_out = [f"--deselect={file}::{name}" for name in RECORDING.get(file, {})]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.fake_cuda.plugin", "-p", "no:cacheprovider", "-q", file]
+    environment = os.environ | {"AMPSCOPE_FAKE_CUDA": str(built), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *left_out], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
