@@ -67,8 +67,10 @@ def patched_in_torch() -> list[str]:
         (clip_grad, "_clip_grads_with_norm_"),
         (clip_grad, "_group_tensors_by_device_and_dtype"),
     ]
+    from amp_core.record.torch_internals.module_calls import _patched
+
     states = {
-        "calls of modules": vars(torch.nn.Module)["_compiled_call_impl"] is not None,
+        "calls of modules": bool(_patched) or vars(torch.nn.Module)["_compiled_call_impl"] is not None,
         "optimizer steps": bool(optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks),
         "operators": bool(_get_current_dispatch_mode_stack()),
     }

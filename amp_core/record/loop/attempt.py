@@ -25,7 +25,7 @@ class Attempt:
     transfer: HostTransfer = field(default_factory=HostTransfer)
     gradients: list[str] = field(default_factory=list)
     """Names of the optimizer's gradients, in the model's order."""
-    norm_order: list[int] = field(default_factory=list)
+    norm_order: Sequence[int] = ()
     """For each entry of `norms` in the host transfer: the index of its gradient in `gradients`."""
     measured: list[Key] = field(default_factory=list)
     """Name, kind and dtype of each measurement, in the order they were added; a module that ran twice has two."""
@@ -91,7 +91,7 @@ class Attempt:
         )
 
     @property
-    def norms(self) -> tuple[list[int], npt.NDArray[np.float64]]:
+    def norms(self) -> tuple[Sequence[int], npt.NDArray[np.float64]]:
         """Indices into `gradients`, and the 2-norm of each as measured (before or after unscaling)."""
         if self.transfer.has("norms"):
             return self.norm_order, self.transfer.values("norms")

@@ -9,11 +9,12 @@ groups at every use, parameter by parameter, which takes some tens of nanosecond
 """
 
 from collections.abc import Mapping
-from operator import is_
+from itertools import repeat
+from operator import attrgetter, is_
 
 import torch
 
-from amp_core.record.model.parameters import local_values
+_grad = attrgetter("grad")
 
 
 class ParameterPlan:
@@ -28,14 +29,14 @@ class ParameterPlan:
         self._names: list[str] = []
 
     def gradients(self) -> tuple[list[str], list[torch.Tensor]]:
-        """Names and values of the present gradients, in the order of the groups. The caller must not modify the
-        lists."""
+        """Names and tensors of the present gradients, in the order of the groups, as backward left them. The caller
+        must not modify the lists."""
         self._update()
-        grads = [p.grad for p in self._parameters]
-        names = self._names
-        if any(g is None for g in grads):
-            names = [name for name, g in zip(names, grads, strict=True) if g is not None]
-        return names, [local_values(g) for g in grads if g is not None]
+        grads = list(map(_grad, self._parameters))
+        if not any(map(is_, grads, repeat(None))):
+            return self._names, grads
+        names = [name for name, g in zip(self._names, grads, strict=True) if g is not None]
+        return names, [g for g in grads if g is not None]
 
     def _update(self) -> None:
         given = [p for group in self._optimizer.param_groups for p in group["params"]]

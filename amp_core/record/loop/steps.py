@@ -27,11 +27,11 @@ from amp_core.record.loop.sampled_tensors import Tensors
 from amp_core.record.loop.sampling import Sampling
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
-from amp_core.record.model.parameters import device_of, learning_rate, named_parameters, unwrapped
+from amp_core.record.model.parameters import device_of, learning_rate, local_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer, Observers
 from amp_core.record.stats import dispatch
 from amp_core.record.stats.module_outputs import Outputs
-from amp_core.record.stats.norms import norms
+from amp_core.record.stats.norms import norms, norms_of_plain
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.captures import out_of_sight
 from amp_core.store.writer import RunWriter
@@ -257,6 +257,17 @@ class Steps:
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
         attempt.gradients, grads = self._plans[index].gradients()
+        plain = None if attempt.sampled or not grads else norms_of_plain(grads)
+        if plain is not None:
+            attempt.norm_order = range(len(grads))
+            attempt.put("norms", plain)
+        elif grads or attempt.sampled:
+            self._measure(attempt, optimizer, list(map(local_values, grads)))
+        self._open[index] = attempt
+        return attempt
+
+    def _measure(self, attempt: Attempt, optimizer: torch.optim.Optimizer, grads: list[torch.Tensor]) -> None:
+        """Measure gradients: one by one in a sampled step, else their norms alone."""
         if any(grad.is_meta for grad in grads):
             valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if not grad.is_meta]
             attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
@@ -270,8 +281,6 @@ class Steps:
         if grads and not attempt.all_measured:
             values, attempt.norm_order = norms(grads)
             attempt.put("norms", values)
-        self._open[index] = attempt
-        return attempt
 
     def _report_fallbacks(self) -> None:
         """Write one event for each device type of the model on which plain torch has to measure."""

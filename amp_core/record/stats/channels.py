@@ -48,37 +48,74 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     return largest if into is None else torch.maximum(into, largest)
 
 
+class Pool:
+    """Memory on the CPU for the largest magnitudes of many layers.
+
+    They outlive the step. As tensors of their own, made while backward makes others, they would leave the memory that
+    the training uses over and over in pieces, and slow down its allocations from then on.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        self._used = 0
+
+    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """So many zeros."""
+        size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        if not self._blocks or self._used + size > len(self._blocks[-1]):
+            self._blocks.append(torch.zeros(max(size, _POOL_BYTES), dtype=torch.uint8))
+            self._used = 0
+        part = self._blocks[-1][self._used : self._used + count * dtype.itemsize].view(dtype)
+        self._used += size
+        return part
+
+    def clear(self) -> None:
+        """Make all of them zeros again."""
+        for block in self._blocks:
+            block.zero_()
+
+
+_ALIGNMENT = 64
+_POOL_BYTES = 2**18
+
+
 class ChannelLargest:
     """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
 
-    `values` has one per channel; see `channel_largest`.
+    `values` has one per channel, zeros at first; see `channel_largest`.
     """
 
-    __slots__ = ("dims", "present", "row", "values")
+    __slots__ = ("_address", "_dtype", "_length", "dims", "present", "row", "values")
 
     def __init__(self, values: torch.Tensor, row: int, dims: int) -> None:
         self.values = values
         self.row = row
         self.dims = dims
-        self.present = True
+        self.present = False
         """Whether `values` are of the present step."""
+        self._dtype = values.dtype
+        self._length = values.numel()
+        self._address = values.data_ptr() if values.is_cpu else 0
 
-    def take_in(self, grad: torch.Tensor, channel: int) -> bool:
-        """Take in another output gradient. The first one of a step takes the place of those before it.
+    def fits(self, grad: torch.Tensor, channel: int) -> bool:
+        """Whether number of channels, dtype and device are those of `values`."""
+        here = grad.is_cpu if self._address else grad.device == self.values.device
+        return here and grad.dtype is self._dtype and grad.shape[channel] == self._length
 
-        Returns False, without effect, if the number of channels, the dtype or the device differs.
-        """
-        values = self.values
-        if grad.shape[channel] != len(values) or grad.dtype is not values.dtype or grad.device != values.device:
-            return False
-        if not self.present and not values.is_cpu:
-            self.values = channel_largest(grad, channel)
+    def place(self, grad: torch.Tensor, channel: int) -> tuple[int, int, int]:
+        """What `PassingTensors.add` takes to take in a CPU gradient that fits."""
+        return self._length, grad.shape[channel + 1 :].numel(), self._address
+
+    def take_in(self, grad: torch.Tensor, channel: int) -> None:
+        """Take in an output gradient that fits. Elsewhere than on a CPU, where a `Pool` is cleared, the first one of a
+        step takes the place of those before it."""
+        if self._address:
+            largest = channel_largest(grad, channel, into=self.values)
+            if largest is not self.values:
+                self.values.copy_(largest)
         else:
-            if not self.present:
-                values.zero_()
-            self.values = channel_largest(grad, channel, into=values)
+            self.values = channel_largest(grad, channel, into=self.values if self.present else None)
         self.present = True
-        return True
 
     def cap_for(self, grad: torch.Tensor) -> Cap | None:
         """The cap for the weight's gradient; None if it does not apply.

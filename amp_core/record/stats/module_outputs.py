@@ -17,7 +17,7 @@ import torch
 from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
-from amp_core.record.stats.channels import ChannelLargest, channel_largest, channel_of
+from amp_core.record.stats.channels import ChannelLargest, Pool, channel_of
 from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
@@ -25,6 +25,8 @@ from amp_core.record.torch_internals.compiling import untraced
 from amp_core.record.torch_internals.module_calls import Switches
 from amp_core.record.torch_internals.tensor_hooks import TensorHooks
 
+PASSING = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes that `PassingTensors` measures."""
 Packed = tuple[list[Key], list[torch.Tensor]]
 """What was measured on one device, and the packed vectors, in the same order."""
 
@@ -51,10 +53,12 @@ class Outputs:
         self._on = False
         self._on_tensors = TensorHooks()
         self._passing = passing_tensors("cpu")
+        self._quick = self._passing is not None and phases.adds_up
+        self._alone = phases.adds_up and self._kinds == {"output_grad"}
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
-        self._channels: dict[type, tuple[int, int] | None] = {}
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
+        self._pool = Pool()
 
     def attach(self) -> None:
         """Measure outputs and their gradients from now on."""
@@ -96,6 +100,10 @@ class Outputs:
         def after_forward(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not torch.is_grad_enabled() or self._paused():
                 return
+            if self._alone and type(output) is torch.Tensor and output.dtype in PASSING:
+                if output.requires_grad:
+                    self._attach_quickly(output, name, on_grad)
+                return
             with self._phases.watching():
                 for leaf in tensors_in(output):
                     if measurable(real_values(leaf)):
@@ -106,39 +114,88 @@ class Outputs:
 
         return after_forward
 
+    def _attach_quickly(self, output: torch.Tensor, name: str, on_grad: Callable[[torch.Tensor], None]) -> None:
+        began = self._phases.clock.mark()
+        try:
+            if not output.is_meta:
+                self._on_tensors.attach(output, name, on_grad)
+        except Exception as error:
+            self._phases.report(error)
+        self._phases.watched_since(began)
+
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
+        channels = channel_of(module)
+
         @untraced
         def hook(grad: torch.Tensor) -> None:
+            if self._quick and grad.is_cpu:
+                began, done = self._phases.clock.mark(), True
+                try:
+                    done = self._add_quickly(name, module, grad, channels)
+                except Exception as error:
+                    self._phases.report(error)
+                self._phases.watched_since(began)
+                if done:
+                    return
             with self._phases.watching():
                 if measurable(real_values(grad)):
                     self._measure(name, "output_grad", grad)
-                    kind = type(module)
-                    if kind not in self._channels:
-                        self._channels[kind] = channel_of(module)
-                    channels = self._channels[kind]
-                    if channels is None or grad.is_complex():
-                        return
-                    # The gradient of a parametrized weight reaches its parameters through another map.
-                    weight = own.parameter(module, "weight")
-                    if weight is not None:
-                        self._keep_largest(weight, grad, *channels)
+                    largest = self._largest_for(module, grad, channels)
+                    if largest is not None and channels is not None:
+                        largest.take_in(grad, channels[0] + grad.dim())
 
         return hook
 
-    def _keep_largest(self, weight: Any, grad: torch.Tensor, channel: int, row: int) -> None:
-        """Dimension `channel` of an output gradient, counted from the end, is dimension `row` of its weight."""
-        channel += grad.dim()
+    def _add_quickly(
+        self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
+    ) -> bool:
+        """Measure a small output gradient, and take it into the largest ones of its layer. False where that takes
+        more."""
+        dtype = grad.dtype
+        if dtype not in PASSING or self._passing is None:
+            return False
+        largest = self._largest_for(module, grad, channels) if channels is not None else None
+        if largest is None or channels is None:
+            done = self._passing.add(grad)
+        else:
+            done = self._passing.add(grad, *largest.place(grad, channels[0] + grad.dim()))
+            largest.present = largest.present or done
+        if done:
+            self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
+        return done
+
+    def _largest_for(
+        self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
+    ) -> ChannelLargest | None:
+        """Where the largest output gradients of the module are kept, to which `grad` belongs; None where they are not.
+
+        A dimension of the output, counted from the end, is one of the weight: see `channel_of`.
+        """
+        if channels is None or grad.is_complex():
+            return None
+        # The gradient of a parametrized weight reaches its parameters through another map.
+        weight = own.parameter(module, "weight")
+        channel = channels[0] + grad.dim()
         # Of no values there is no largest, and FP8 has no arithmetic.
-        if grad.dim() < 2 or not 0 <= channel < grad.dim() or not grad.numel() or grad.element_size() < 2:
-            return
+        if weight is None or grad.dim() < 2 or channel < 0 or not grad.numel() or grad.dtype.itemsize < 2:
+            return None
         known = self._largest.get(id(weight))
-        if known is not None and known.take_in(grad, channel):
-            return
-        self._largest[id(weight)] = ChannelLargest(channel_largest(grad, channel), row, weight.dim())
+        if known is None or not known.fits(grad, channel):
+            count = grad.shape[channel]
+            empty = (
+                self._pool.take(count, grad.dtype)
+                if grad.is_cpu
+                else torch.zeros(count, dtype=grad.dtype, device=grad.device)
+            )
+            known = self._largest[id(weight)] = ChannelLargest(empty, channels[1], weight.dim())
+        return known
 
     def _forget_largest(self) -> None:
         """Those of an earlier step, but for the memory of those that may come again."""
-        self._largest = {weight: largest for weight, largest in self._largest.items() if largest.present}
+        if all(largest.present for largest in self._largest.values()):
+            self._pool.clear()
+        else:  # shapes change, or not every layer is used
+            self._largest, self._pool = {}, Pool()
         for largest in self._largest.values():
             largest.present = False
 

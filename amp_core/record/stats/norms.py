@@ -1,21 +1,44 @@
 """2-norms of gradients: grouped by device and dtype, or by one kernel on a CPU."""
 
+from collections.abc import Sequence
+from operator import attrgetter
+
 import torch
 
 from amp_core.record.backends import widened
 from amp_core.record.stats.dispatch import by_kernel
 
 
+_dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
+
+
+def norms_of_plain(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """What `norms` returns first, of gradients as backward left them; None unless all are dense FP32 tensors on a CPU.
+
+    Made of loops in C alone: it runs in every step, and Python takes more time over a small gradient than its norm.
+    """
+    if set(map(type, grads)) != {torch.Tensor} or set(map(_dtype, grads)) != {torch.float32}:
+        return None
+    if not all(map(_is_cpu, grads)):
+        return None
+    try:
+        if not all(map(torch.Tensor.is_contiguous, grads)):
+            return None
+    except RuntimeError:  # a sparse tensor
+        return None
+    return by_kernel("norms", "cpu", grads)
+
+
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
     """The 2-norm of each gradient as one vector on the first one's device, and which gradient each entry is of.
 
     Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number; on a
-    CPU one call of a kernel does for all, where they are FP32 and numba is there.
+    CPU one call of a kernel does for all, where they are FP32 and numba is there. The tensors are real and dense: see
+    `local_values`.
     """
-    if all(g.dtype is torch.float32 and g.is_cpu and g.is_contiguous() for g in grads):
-        computed = by_kernel("norms", "cpu", grads)
-        if computed is not None:
-            return computed, list(range(len(grads)))
+    computed = norms_of_plain(grads)
+    if computed is not None:
+        return computed, list(range(len(grads)))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, grad in enumerate(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(i)

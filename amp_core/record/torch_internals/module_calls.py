@@ -6,7 +6,8 @@
 torch stores hooks in the module itself: they are copied and pickled with it, `torch.jit.script` compiles them, and a
 `TransformerEncoderLayer` with hooks takes another code path in evaluation. So none is registered. `Module.__call__`
 looks up `_compiled_call_impl`, a class attribute that is None except in modules compiled by `module.compile()`. While
-there are listeners, a descriptor replaces it: it returns None for every module without listeners.
+modules of a class have listeners, a descriptor replaces it in that class: it returns None for every module without
+listeners. Calls of modules of other classes cost nothing.
 
 Listeners are notified of ordinary calls only, not of calls that `torch.compile`, `torch.export`, `torch.jit.trace` or
 `torch.fx` trace. A listener that raises is dropped with a warning.
@@ -30,7 +31,8 @@ Before = Callable[[torch.nn.Module, Any, Any], None]
 After = Callable[[torch.nn.Module, Any, Any, Any], None]
 
 _listened: dict[int, "_Listened"] = {}
-_patches = Patches()
+_patched: dict[type, tuple[Patches, list[int]]] = {}
+"""By class: its patch, and how many modules with listeners need it."""
 
 
 class Handle:
@@ -87,10 +89,9 @@ class Switches:
             present = _listened.get(key)
             if present is None:
                 alone.after = own
-                _listened[key] = alone
+                _add(alone)
             else:
                 present.after += own
-        _install()
 
     def off(self, which: Iterable[int] | None = None) -> None:
         """Stop calling them; likewise."""
@@ -99,10 +100,9 @@ class Switches:
             if present is None:
                 continue  # a listener that failed is already removed
             if present is alone and alone.after is own and not alone.before:
-                del _listened[key]
+                _discard(alone)
             else:
                 present.drop(*own[0])
-        _uninstall_if_unused()
 
     def _chosen(self, which: Iterable[int] | None) -> "Iterable[tuple[int, _Listened, tuple[tuple[After, bool], ...]]]":
         return self._entries if which is None else [self._entries[i] for i in which]
@@ -117,10 +117,11 @@ def listeners(module: torch.nn.Module) -> list[Any]:
 class _Listened:
     """Calls a module and its listeners."""
 
-    __slots__ = ("after", "before", "module")
+    __slots__ = ("after", "before", "classes", "module")
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module  # held, so that no other module gets its id
+        self.classes = _classes_of(module)
         self.before: tuple[Before, ...] = ()
         self.after: tuple[tuple[After, bool], ...] = ()
 
@@ -158,7 +159,7 @@ class _Listened:
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def drop(self, listener: Any, always: bool | None) -> None:
-        """Remove one listener; with the last one of all modules, the descriptor is removed too."""
+        """Remove one listener; with the last one of a class, the descriptor is removed too."""
         if always is None:
             self.before = _without(self.before, listener)
         elif len(self.after) == 1 and self.after[0][0] == listener and self.after[0][1] == always:
@@ -166,17 +167,19 @@ class _Listened:
         else:
             self.after = _without(self.after, (listener, always))
         if not self.before and not self.after and _listened.get(id(self.module)) is self:
-            del _listened[id(self.module)]
-            _uninstall_if_unused()
+            _discard(self)
 
 
 class _Descriptor:
-    """Replaces `Module._compiled_call_impl`. It has no `__set__`, so `module.compile()` still sets its own."""
+    """Replaces `_compiled_call_impl` of a class. It has no `__set__`, so `module.compile()` still sets its own."""
 
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> _Listened | None:
         if is_compiling():
             return None
         return _listened.get(id(module))
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a class that is pickled by value has torch's own None
 
 
 _DESCRIPTOR = _Descriptor()  # always the same object, so that guards of compiled graphs on it still match
@@ -186,19 +189,35 @@ def _of(module: torch.nn.Module) -> _Listened:
     """The entry of the module; a new one if it has none."""
     present = _listened.get(id(module))
     if present is None:
-        present = _listened[id(module)] = _Listened(module)
-        _install()
+        present = _Listened(module)
+        _add(present)
     return present
 
 
-def _install() -> None:
-    if len(_patches) == 0 and _listened:
-        _patches.wrap(torch.nn.Module, "_compiled_call_impl", lambda _: _DESCRIPTOR)
+def _classes_of(module: torch.nn.Module) -> tuple[type, ...]:
+    """The class of a module, and the one that a lazy module gets in its first call."""
+    later = getattr(type(module), "cls_to_become", None)
+    return (type(module), later) if isinstance(later, type) else (type(module),)
 
 
-def _uninstall_if_unused() -> None:
-    if not _listened:
-        _patches.restore()
+def _add(listened: _Listened) -> None:
+    _listened[id(listened.module)] = listened
+    for kind in listened.classes:
+        if kind not in _patched:
+            patches = Patches()
+            patches.wrap(kind, "_compiled_call_impl", lambda _: _DESCRIPTOR)
+            _patched[kind] = patches, [0]
+        _patched[kind][1][0] += 1
+
+
+def _discard(listened: _Listened) -> None:
+    del _listened[id(listened.module)]
+    for kind in listened.classes:
+        patches, count = _patched[kind]
+        count[0] -= 1
+        if not count[0]:
+            del _patched[kind]
+            patches.restore()
 
 
 def _without(among: tuple[Any, ...], one: Any) -> tuple[Any, ...]:

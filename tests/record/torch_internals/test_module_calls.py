@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from amp_core.record.torch_internals.module_calls import _listened, after_call, before_call, listeners
+from amp_core.record.torch_internals.module_calls import _listened, _patched, after_call, before_call, listeners
 
 
 class Add(nn.Module):
@@ -17,7 +17,8 @@ class Add(nn.Module):
 @pytest.fixture
 def heard():
     yield (told := [])
-    assert not _listened and torch.nn.Module._compiled_call_impl is None, "nothing is left"
+    assert not _listened and not _patched and torch.nn.Module._compiled_call_impl is None, "nothing is left"
+    assert "_compiled_call_impl" not in vars(Add)
     assert told is not None
 
 

@@ -1,10 +1,11 @@
 """Detects the module with the first non-finite output, in forward order, in the step in which it occurs.
 
 On a CPU the inputs and outputs of modules are kept until backward begins, and inspected only if the loss is not finite.
-A hook takes some microseconds, and an output that is kept occupies memory that the next one would otherwise reuse,
-still in the cache. So in a model of more than `MAX_ALL` modules only `MAX_SPREAD` have a hook, evenly spread, and
-others after every `EVERY` steps; all have one in the first steps and after a non-finite value. A step that the recorder
-runs bare (see `calibration`) keeps only the input and output of the model itself.
+A hook takes some microseconds, the call of any module of a class that has one takes longer, and an output that is kept
+occupies memory that the next one would otherwise reuse, still in the cache. So of a model of more than `MAX_ALL` modules
+only its own input and output are kept, and of any model in a step that the recorder runs bare (see `calibration`). If
+those are not finite, the step after names the module: all modules have a hook in the first steps and after a non-finite
+value. In every `EVERY`th step `MAX_SPREAD` modules have one, evenly spread, and others at each turn.
 
 On a GPU the host would have to wait to check whether a loss is finite. So there outputs are measured on the device, in
 every `EVERY`th step, in the steps after a non-finite value, and with `each_step` in all; the numbers are read when they
@@ -42,7 +43,7 @@ MAX_EVENTS = 100
 MAX_ALL = 64
 """Modules of a model that all have a hook on a CPU while nothing is wrong."""
 MAX_SPREAD = 16
-"""Modules of a larger model that have a hook."""
+"""Modules of a larger model that have a hook in every `EVERY`th step."""
 
 
 class ModuleCall(NamedTuple):
@@ -82,6 +83,7 @@ class ForwardCheck(Observer):
         self._measuring = False
         self._measured: list[tuple[int, torch.dtype, torch.Tensor]] = []
         self._written = 0
+        self._unnamed: tuple[int, dict[str, Any]] | None = None  # the model's own output was not finite; and that step
         self._near: set[int] = set()
         self._thread = threading.get_ident()
         self._threaded = False
@@ -101,7 +103,8 @@ class ForwardCheck(Observer):
         self._dtypes = {}
         closely = self._each_step or self._armed > 0
         if self._on_cpu and not closely:
-            self._attach(frozenset((0,)) if self.bare else _some_of(len(self._modules), step // EVERY))
+            few = self.bare or (len(self._modules) > MAX_ALL and step % EVERY != 0)
+            self._attach(_ROOT if few else _some_of(len(self._modules), step // EVERY))
         else:
             due = closely or step % EVERY == 0
             self._measuring = due and not self._on_cpu
@@ -111,6 +114,8 @@ class ForwardCheck(Observer):
 
     def step_ended(self, step: int) -> None:
         self._forget()
+        if self._unnamed is not None and step > self._unnamed[0]:
+            self._report_unnamed()
         self._undescribed = "autocast_dtype" not in self._writer.head.config
         if self._measured:
             transfer = HostTransfer()
@@ -124,6 +129,7 @@ class ForwardCheck(Observer):
         self._attach(frozenset())
         patched_functions.backward.unlisten(self._on_backward)
         self._forget()
+        self._report_unnamed()
         self._read(wait=True)
 
     def _attach(self, wanted: frozenset[int]) -> None:
@@ -189,7 +195,7 @@ class ForwardCheck(Observer):
     # on a CPU: before backward
 
     def _on_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._kept or self.at_own_work() or threading.get_ident() != self._thread:
+        if self.at_own_work() or threading.get_ident() != self._thread or not (self._kept or self._on == _ROOT):
             return
         roots = [t for t in tree_leaves(args[:1]) if isinstance(t, torch.Tensor) and t.numel() == 1 and not t.is_meta]
         if bad := [t for t in roots if not math.isfinite(t.item())]:
@@ -205,6 +211,9 @@ class ForwardCheck(Observer):
         if self._written >= MAX_EVENTS:
             return
         bad = [k for k, call in enumerate(self._kept) if not all(_finite(t) for t in call.outputs)]
+        if not self._kept:  # the loop calls parts of the model, and none of them has a hook
+            self._armed = ARMED_STEPS
+            return
         if not bad:
             self._write(self._step, "", "loss", loss_dtype(loss), value=None, count=0, detail="")
             return
@@ -216,15 +225,30 @@ class ForwardCheck(Observer):
         elif not all(_finite(t) for t in floating):
             last = self._kept[-1]  # the model's own call is the last, unless the kept size was exceeded
             detail = "data" if last.number == 0 and not all(_finite(t) for t in last.inputs) else "input"
-        self._report(
-            self._step,
-            first.number,
+        found: dict[str, Any] = {
             # A tensor made between two modules is not the output of the second.
-            next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
-            value=max((float(t.detach().abs().max()) for t in floating), default=None),
-            count=len({self._kept[k].number for k in bad}),
-            detail=detail,
-        )
+            "dtype": next(t.dtype for t in (floating if detail == "input" else first.outputs) if not _finite(t)),
+            "value": max((float(t.detach().abs().max()) for t in floating), default=None),
+            "count": len({self._kept[k].number for k in bad}),
+            "detail": detail,
+        }
+        number = first.number
+        if self._on == _ROOT and len(self._modules) > 1 and not detail:
+            number = next((i for i in range(len(self._modules)) if self._has_bad_weights(i)), 0)
+            if not number:
+                self._armed, self._unnamed = ARMED_STEPS, (self._step, found)
+                return
+            found["detail"] = "weights"
+        if found["detail"] != "weights":  # those may be the result of the step before
+            self._unnamed = None
+        self._report_unnamed()
+        self._report(self._step, number, **found)
+
+    def _report_unnamed(self) -> None:
+        """Report that the model's output was not finite in a step, where the step after has not shown the module."""
+        if self._unnamed is not None:
+            (step, found), self._unnamed = self._unnamed, None
+            self._report(step, 0, **found)
 
     def _has_bad_weights(self, index: int) -> bool:
         return not all(_finite(p) for p in own.parameters(self._modules[index][1], recurse=False))
@@ -280,6 +304,9 @@ class ForwardCheck(Observer):
                     count=len({measured[k][0] for k in bad}),
                     detail="weights" if self._has_bad_weights(index) else "",
                 )
+
+
+_ROOT = frozenset((0,))
 
 
 @functools.lru_cache(maxsize=4)

@@ -4,6 +4,8 @@ The host never waits for the device: counts are copied asynchronously and read w
 """
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_not
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from amp_core.record.stats.layout import dtype_name
 from amp_core.record.torch_internals.module_calls import before_call
 from amp_core.store.writer import RunWriter
 
+_grad = attrgetter("grad")
 EVERY = 10
 FIRST_STEPS = 3
 MAX_TENSORS = 8
@@ -171,7 +174,7 @@ class Branches(Observer):
         if self._checked or what not in ("unscale_", "scaler.step", "optimizer.step"):
             return
         self._checked = True
-        present = bytes(p.grad is not None for p in self._parameters)
+        present = bytes(map(is_not, map(_grad, self._parameters), repeat(None)))
         if present != self._last:
             self._change(present)
         if (self._step < FIRST_STEPS or self._without_grad) and not all(present):

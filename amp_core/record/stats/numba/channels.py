@@ -22,19 +22,21 @@ def channels_cpu(values: torch.Tensor, channels: int, inner: int, into: torch.Te
     if into is None:
         into = torch.zeros(channels, dtype=values.dtype)
     if inner * channels:
-        largest = _largest_of_halves if values.dtype.itemsize == 2 else _largest_of_singles
+        largest = largest_of_halves if values.dtype.itemsize == 2 else largest_of_singles
         largest(values.data_ptr(), values.numel() // (channels * inner), channels, inner, into.data_ptr())
     return into
 
 
 @kept
-def _largest_of_halves(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+def largest_of_halves(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+    """`channels_cpu` for 16 bits, with addresses for tensors."""
     values = numba.carray(pointer(address), (outer * channels * inner,), np.int16)
     _largest(values, outer, channels, inner, numba.carray(pointer(into), (channels,), np.int16), np.int16(0x7FFF))
 
 
 @kept
-def _largest_of_singles(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+def largest_of_singles(address: Any, outer: Any, channels: Any, inner: Any, into: Any) -> None:
+    """The same for 32 bits."""
     values = numba.carray(pointer(address), (outer * channels * inner,), np.int32)
     _largest(values, outer, channels, inner, numba.carray(pointer(into), (channels,), np.int32), np.int32(0x7FFFFFFF))
 

@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from amp_core.record.stats.layout import LEADING
+from amp_core.record.stats.numba.channels import largest_of_halves, largest_of_singles
 from amp_core.record.stats.numba.compiled import kept, pointer, taken
 
 BLOCK = 2048
@@ -380,8 +381,13 @@ def measure_singles(address: Any) -> None:
 
 
 @kept
-def measure_one(address: Any, length: Any, code: Any, out: Any, size: Any, skipped: Any) -> None:
-    """Measure one tensor of 32 bits or fewer, into the packed vector of `size` numbers at `out`, alone."""
+def measure_one(
+    address: Any, length: Any, code: Any, out: Any, size: Any, skipped: Any, channels: Any, inner: Any, into: Any
+) -> None:
+    """Measure one tensor of 32 bits or fewer, into the packed vector of `size` numbers at `out`, alone.
+
+    Where there are `channels`, raise the largest magnitudes at `into` to those of each channel too: see `channels_cpu`.
+    """
     numba.carray(pointer(out), (size,), np.float64)[:] = 0.0
     task = np.zeros(COLUMNS, np.int64)
     task[WHERE], task[LENGTH], task[CODE], task[OUT] = address, length, code, out
@@ -390,6 +396,12 @@ def measure_one(address: Any, length: Any, code: Any, out: Any, size: Any, skipp
     skip = numba.carray(pointer(skipped), (DTYPES,), np.int64)
     if length:
         _measure_some(task, 0, length, 0, skip, wide, wide.view(np.uint32), np.empty(BLOCK, np.uint8))
+    if channels and length:
+        outer = length // (channels * inner)
+        if code in (HALF, BFLOAT):
+            largest_of_halves(address, outer, channels, inner, into)
+        else:
+            largest_of_singles(address, outer, channels, inner, into)
 
 
 @kept

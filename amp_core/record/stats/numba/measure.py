@@ -95,26 +95,36 @@ class PassingTensors:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.float64)
-        self._used = self._size = 0
+        self._address = self._used = self._size = 0
         self._full: list[torch.Tensor] = []
 
-    def add(self, tensor: torch.Tensor) -> bool:
-        """Measure the tensor. False where that takes more than this: a copy, several threads, another kernel."""
+    def add(self, tensor: torch.Tensor, channels: int = 0, inner: int = 1, into: int = 0) -> bool:
+        """Measure the tensor. False where that takes more than this: a copy, several threads, another kernel.
+
+        The other arguments are as for `measure_one`.
+        """
         code, values = _CODE.get(tensor.dtype, _DOUBLE), tensor.numel()
         if code >= _NARROWEST or values >= 2 * SHARE or not tensor.is_contiguous():
             return False
         size = _SIZE[code]
-        if self._used + size > self._size:
+        used = self._used
+        if used + size > self._size:
             self._extend(size)
-        measure_one(tensor.data_ptr(), values, code, self._buffer.data_ptr() + 8 * self._used, size, _SKIP_AT)
-        self._used += size
+            used = 0
+        out = self._address + 8 * used
+        measure_one(tensor.data_ptr(), values, code, out, size, _SKIP_AT, channels, inner, into)
+        self._used = used + size
         return True
 
     def _extend(self, size: int) -> None:
         if self._used:
             self._full.append(self._buffer[: self._used])
         self._size = max(2 * self._size, 32 * size)
+        self._begin()
+
+    def _begin(self) -> None:
         self._buffer, self._used = torch.empty(self._size, dtype=torch.float64), 0
+        self._address = self._buffer.data_ptr()
 
     def take(self) -> list[torch.Tensor]:
         """The packed vectors of what was added since the last `take`, one after another, in one tensor or several."""
@@ -122,8 +132,8 @@ class PassingTensors:
             return []
         parts = [*self._full, self._buffer[: self._used]]
         self._size = sum(map(len, parts))  # the next step has as many
-        self._full, self._used = [], 0
-        self._buffer = torch.empty(self._size, dtype=torch.float64)
+        self._full = []
+        self._begin()
         return parts
 
 

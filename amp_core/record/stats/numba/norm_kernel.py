@@ -5,6 +5,7 @@ torch takes 2 µs or more for the norm of each, which for the small gradients of
 up in FP64, as in `measure`, so that a norm is infinite where a value is, and not where a square is beyond FP32.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,14 +26,17 @@ of one part after those of the one before. After them come the address and the n
 
 def norms_cpu(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of each tensor, as FP64. They are FP32, contiguous and on the CPU."""
-    lengths = [t.numel() for t in tensors]
-    parts = max(1, min(torch.get_num_threads(), sum(lengths) // SHARE))
+    job = array("q", (0, 0, len(tensors), 0))
+    job.extend(map(torch.Tensor.data_ptr, tensors))
+    job.extend(map(torch.Tensor.numel, tensors))
+    parts = max(1, min(torch.get_num_threads(), sum(job[ENTRIES + len(tensors) :]) // SHARE))
     sums = np.zeros((parts, len(tensors)))
-    job = np.array([0, parts, len(tensors), sums.ctypes.data, *[t.data_ptr() for t in tensors], *lengths], np.int64)
+    job[PARTS], job[SUMS] = parts, sums.ctypes.data
+    address = job.buffer_info()[0]
     if parts == 1:
-        _add_squares(job.ctypes.data)
+        _add_squares(address)
     else:
-        together(_add_squares, job.ctypes.data, parts)
+        together(_add_squares, address, parts)
     return torch.from_numpy(np.sqrt(sums[0] if parts == 1 else sums.sum(0)))
 
 

@@ -95,27 +95,61 @@ def test_the_first_non_finite_output_is_named_in_its_own_step(tmp_path):
 
 
 def test_of_a_large_model_the_module_is_named_in_the_step_after(tmp_path):
-    """Some of its modules alone have a hook, until something is not finite."""
+    """Between samples only the model itself has a hook, until something is not finite."""
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4 * nonfinite_outputs.MAX_ALL)])
+    model = nn.Sequential(*[Scaled() for _ in range(4 * nonfinite_outputs.MAX_ALL)])
+    hooked, found = large(model, tmp_path / "run", lambda step: setattr(model[101], "factor", 1e30 if step > 11 else 1))
+    assert hooked[11] == 0 and hooked[13] == len(model)
+    assert list(found.index)[0] == 13 and (found.name[13], found.detail[13]) == ("101", "")
+
+
+def test_of_a_large_model_bad_weights_are_named_at_once(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Scaled() for _ in range(4 * nonfinite_outputs.MAX_ALL)])
+
+    def spoil(step):
+        if step == 12:
+            with torch.no_grad():
+                model[101].bias[0] = float("inf")
+
+    _, found = large(model, tmp_path / "run", spoil)
+    assert (found.name[12], found.detail[12]) == (found.name[13], found.detail[13]) == ("101", "weights")
+
+
+def test_of_a_large_model_what_fails_in_one_step_alone_is_reported_for_the_model(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Scaled() for _ in range(4 * nonfinite_outputs.MAX_ALL)])
+    _, found = large(model, tmp_path / "run", lambda s: setattr(model[101], "factor", 1e30 if s == 12 else 1))
+    assert list(found.index) == [12] and (found.name[12], found.op[12], found.detail[12]) == ("", "Sequential", "")
+
+
+class Scaled(nn.Linear):
+    """A layer whose output is multiplied by a number, which may overflow."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        nn.init.eye_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.factor = 1
+
+    def forward(self, x):
+        return super().forward(x) * self.factor * (1e30 if self.factor > 1 else 1)
+
+
+def large(model, into, before_step):
+    """14 steps that change no weight: how many modules had a hook in each, and the events by step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     hooked = []
-    with watch(model, optimizer, into=tmp_path / "run"):
+    with watch(model, optimizer, into=into):
         for step in range(14):
-            if step == 12:
-                with torch.no_grad():
-                    model[101].bias[0] = float("inf")
+            before_step(step)
             model(torch.ones(1, 2)).sum().backward()
             hooked.append(sum(bool(listeners(m)) for m in model))
             optimizer.zero_grad()
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)
             optimizer.step()
-    found = events(tmp_path / "run", "non-finite output").set_index("step")
-    assert 0 < hooked[11] <= nonfinite_outputs.MAX_SPREAD + 1 < hooked[13] == len(model)
-    near = int(found.name[12])
-    assert 101 <= near <= 119 and found.detail[12] == ("weights" if near == 101 else "input")
-    assert (found.name[13], found.detail[13]) == ("101", "weights")
+    return hooked, events(into, "non-finite output").set_index("step")
 
 
 def test_modules_of_a_large_model_have_hooks_by_turns():
