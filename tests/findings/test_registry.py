@@ -40,6 +40,8 @@ BY_HARM = [
     "scaled-gradient-penalty",
     "autocast-cache-no-grad",
     "lost-weight-updates",
+    "lost-weight-decay",
+    "average-stands-still",
     "half-accumulation",
     "amp-loss-gap",
     "branch-always-skipped",

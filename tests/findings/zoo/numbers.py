@@ -1,5 +1,6 @@
 """Faults of range and precision: what overflows, underflows, rounds to zero or is kept in too few bits."""
 
+import copy
 from pathlib import Path
 
 import torch
@@ -254,6 +255,33 @@ def lost_updates(into: Path, faulty: bool) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
     model = model.bfloat16() if faulty else model
     _fit(Loop(into, model, dtype=None, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-5)), 12)
+
+
+@case("lost-weight-decay", "0.weight")
+def lost_decay(into: Path, faulty: bool) -> None:
+    """Updates large enough to move the weights, with weight decay that multiplies them by 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8)).bfloat16()
+    lr, decay = (1e-2, 0.1) if faulty else (0.5, 0.1)
+    kind = torch.optim.AdamW if faulty else torch.optim.SGD
+    _fit(Loop(into, model, dtype=None, optimizer=kind(model.parameters(), lr=lr, weight_decay=decay)), 12)
+
+
+@case("average-stands-still", "0.weight")
+def still_average(into: Path, faulty: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
+    average = copy.deepcopy(model).to(torch.bfloat16 if faulty else torch.float32)
+    loop = Loop(into, model, dtype=None, options={"every": 5})
+    with loop.watched() as rec:
+        for x, y in batches(20):
+            loss = F.cross_entropy(loop.model(x), y)
+            rec.log(loss=loss)
+            loss.backward()
+            loop.step()
+            with torch.no_grad():
+                for kept, p in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.mul_(0.999).add_(p, alpha=0.001)
 
 
 class Counting(nn.Module):
