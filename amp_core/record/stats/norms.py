@@ -8,7 +8,6 @@ import torch
 from amp_core.record.backends import widened
 from amp_core.record.stats.dispatch import by_kernel
 
-
 _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
