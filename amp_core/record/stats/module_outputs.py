@@ -109,8 +109,8 @@ class Outputs:
             if not torch.is_grad_enabled() or self._paused():
                 return
             if self._alone and type(output) is torch.Tensor and output.dtype in PASSING:
-                if output.requires_grad:
-                    self._attach_quickly(output, name, on_grad)
+                if output.requires_grad and not output.is_meta:
+                    self._on_tensors.attach(output, name, on_grad)
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
@@ -122,28 +122,17 @@ class Outputs:
 
         return after_forward
 
-    def _attach_quickly(self, output: torch.Tensor, name: str, on_grad: Callable[[torch.Tensor], None]) -> None:
-        began = self._phases.clock.mark()
-        try:
-            if not output.is_meta:
-                self._on_tensors.attach(output, name, on_grad)
-        except Exception as error:
-            self._phases.report(error)
-        self._phases.watched_since(began)
-
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
         channels = channel_of(module)
 
         @untraced
         def hook(grad: torch.Tensor) -> None:
             if self._quick and grad.is_cpu:
-                began, done = self._phases.clock.mark(), True
                 try:
-                    done = self._add_quickly(name, module, grad, channels)
+                    if self._add_quickly(name, module, grad, channels):
+                        return
                 except Exception as error:
                     self._phases.report(error)
-                self._phases.watched_since(began)
-                if done:
                     return
             with self._phases.watching():
                 if measurable(real_values(grad)):
