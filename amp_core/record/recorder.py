@@ -21,6 +21,7 @@ from amp_core.record.model.parameters import unwrapped, written_class
 from amp_core.record.observer import Observer
 from amp_core.record.observers.signals.unknown_scaler import UnknownScaler
 from amp_core.record.stats.measure import measure_together
+from amp_core.record.step_phases import count_calls
 from amp_core.schema import RunError
 from amp_core.store import shutdown
 from amp_core.store.writer import RunWriter
@@ -64,6 +65,7 @@ class Recorder:
         if kinds:  # kernels compile at their first use, which no step should have to pay for
             measure_together([torch.zeros(1, device=self._steps.device)])
         self._hooks = Hooks(model, scaler, self._steps)
+        count_calls(self._phases)
         for unseen_scaler in (o for o in observers if isinstance(o, UnknownScaler)):
             unseen_scaler.adopt = self._adopt
         writer.before_end = self._end
@@ -166,6 +168,7 @@ class Recorder:
 
     def _end(self) -> None:
         """The run is ending, perhaps in the middle of anything."""
+        count_calls(self._phases, False)
         try:
             self._hooks.remove()
         finally:

@@ -60,6 +60,8 @@ class Phases:
         self._spans: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = {}
         self._is_left_out = False
+        self._watched = 0.0  # seconds of `watch` since the beginning
+        self._called_in: dict[str, float] = {}  # seconds by the phase from which they have to be taken; see `calling`
         self.adds_up = clock.adds_up
         """Each phase is added up at once. A tuple for every span would be some thousand objects in a sampled step, and
         Python's garbage collector runs after every 700."""
@@ -73,6 +75,8 @@ class Phases:
             now = max(self._since, now - ago_s)
         if self.present == "after_backward":
             self.present = "data" if phase == "forward" else "optimizer"
+            if "after_backward" in self._called_in:
+                self._take_from(self.present, self._called_in.pop("after_backward"))
         self._spent(now)
         self._be_in(phase, now)
 
@@ -82,14 +86,6 @@ class Phases:
         Exceptions are reported to `failed`; they are propagated only with `raises`.
         """
         return _Watching(self, None if raises else self.failed)
-
-    def watched_since(self, mark: Any) -> None:
-        """The time since a mark of a clock that adds up went to watching. Cheaper than `watching`, for what happens a
-        thousand times in a step; `changed` is not called."""
-        if self.present != "watch" and not self._is_left_out:
-            took = self.clock.mark() - mark
-            self._seconds["watch"] = self._seconds.get("watch", 0.0) + took
-            self._since += took
 
     def report(self, error: Exception) -> None:
         """Report an exception of watching as `watching` does."""
@@ -113,9 +109,16 @@ class Phases:
         if self._is_left_out:  # other trainings may call patched functions meanwhile
             return
         if self.adds_up:
-            self._seconds[self.present] = self._seconds.get(self.present, 0.0) + (until - self._since)
+            seconds = until - self._since
+            self._seconds[self.present] = self._seconds.get(self.present, 0.0) + seconds
+            if self.present == "watch":
+                self._watched += seconds
         else:
             self._spans.append((self.present, self._since, until))
+
+    def _take_from(self, phase: str, seconds: float) -> None:
+        """Of the time of that phase, so much went to watching."""
+        self._called_in[phase] = self._called_in.get(phase, 0.0) + seconds
 
     def _be_in(self, phase: str, now: Any) -> None:
         self.present, self._since = phase, now
@@ -129,6 +132,11 @@ class Phases:
         """
         now = self.clock.mark()
         self._spent(now)
+        for phase, seconds in self._called_in.items():
+            moved = min(seconds, self._seconds.get(phase, 0.0))
+            self._seconds[phase] = self._seconds.get(phase, 0.0) - moved
+            self._seconds["watch"] = self._seconds.get("watch", 0.0) + moved
+        self._called_in = {}
         spans = self._spans if not self.adds_up else [(phase, 0.0, s) for phase, s in self._seconds.items()]
         self._spans, self._seconds, self._since = [], {}, now
         return spans
@@ -139,6 +147,35 @@ class Phases:
         for phase, start, stop in spans:
             sums["optimizer" if phase == "after_backward" else phase] += self.clock.ms(start, stop)
         return sums
+
+
+_counting: list[Phases] = []
+"""Those of the runs that are being recorded, where marks are numbers."""
+Called = list[tuple[Phases, Any, float, str]]
+
+
+def count_calls(phases: Phases, count: bool = True) -> None:
+    """From now on `calling` counts for these phases; with `count` False, no more."""
+    if phases in _counting:
+        _counting.remove(phases)
+    if count and phases.adds_up:
+        _counting.append(phases)
+
+
+def calling() -> Called:
+    """torch is about to call listeners, whatever they do. To be passed to `called` when they are done.
+
+    The time in between counts as `watch`, as far as it is not counted already. The phase does not change: listeners may
+    ask for it.
+    """
+    return [(phases, phases.clock.mark(), phases._watched, phases.present) for phases in _counting]
+
+
+def called(begun: Called) -> None:
+    """See `calling`."""
+    for phases, mark, watched, phase in begun:
+        if phase != "watch" and not phases._is_left_out:
+            phases._take_from(phase, phases.clock.mark() - mark - (phases._watched - watched))
 
 
 class _Watching:

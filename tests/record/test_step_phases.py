@@ -1,6 +1,6 @@
 """Phases with a fake clock: exact numbers."""
 
-from amp_core.record.step_phases import HostClock, Phases
+from amp_core.record.step_phases import HostClock, Phases, called, calling, count_calls
 
 
 class FakeTime:
@@ -70,3 +70,41 @@ def test_time_left_out_belongs_to_no_phase_whatever_is_called_meanwhile():
     time.pass_ms(3)
     totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
     assert totals == {"data": 5.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0, "watch": 0.0}
+
+
+def test_what_listeners_take_counts_as_watching_once_whatever_they_do():
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    count_calls(phases)
+    phases.enter("forward")
+    time.pass_ms(4)
+    begun = calling()
+    time.pass_ms(1)
+    assert phases.present == "forward"
+    with phases.watching():
+        time.pass_ms(3)
+        within = calling()  # a listener calls what is listened to
+        time.pass_ms(1)
+        called(within)
+    phases.enter("backward")
+    time.pass_ms(2)
+    called(begun)
+    time.pass_ms(6)
+    totals = {k: round(v, 9) for k, v in phases.totals(phases.take()).items()}
+    assert totals["watch"] == 7.0 and sum(totals.values()) == 17.0 and totals["forward"] + totals["backward"] == 10.0
+    count_calls(phases, count=False)
+    assert calling() == []
+
+
+def test_no_phase_is_shorter_than_nothing():
+    """What follows the end of a step belongs to the next one."""
+    time = FakeTime()
+    phases = Phases(HostClock(time))
+    count_calls(phases)
+    phases.enter("optimizer")
+    begun = calling()
+    time.pass_ms(2)
+    phases.take()
+    called(begun)
+    assert all(ms >= 0 for ms in phases.totals(phases.take()).values())
+    count_calls(phases, count=False)

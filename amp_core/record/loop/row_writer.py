@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from amp_core.record.loop.attempt import Attempt
 from amp_core.record.loop.calibration import Calibration
 from amp_core.record.loop.rows import event_rows, step_row, tensor_rows
-from amp_core.record.loop.sampling import Sampling
+from amp_core.record.loop.sampling import LEFT_OUT, Sampling
 from amp_core.record.step_phases import Phases
 from amp_core.store.writer import RunWriter
 
@@ -78,6 +78,6 @@ class RowWriter:
             if self._sampling.learn(attempt.sampled, row["step_ms"][0], row["watch_ms"][0]) is not None:
                 change = f"every {before} → every {self._sampling.interval} steps, to keep to the budget"
                 self._writer.event("phase change", name="sampling interval", detail=change, step=attempt.step)
-            if self._sampling.lean and not was_lean:
-                change = "the first module with a non-finite output is named a step later, to keep to the budget"
+            if self._sampling.lean > was_lean:
+                change = f"{LEFT_OUT[was_lean]}, to keep to the budget"
                 self._writer.event("phase change", name="hooks", detail=change, step=attempt.step)

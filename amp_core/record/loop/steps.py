@@ -24,7 +24,7 @@ from amp_core.record.loop.loss_and_samples import LossAndSamples
 from amp_core.record.loop.parameter_plan import ParameterPlan
 from amp_core.record.loop.row_writer import RowWriter
 from amp_core.record.loop.sampled_tensors import Tensors
-from amp_core.record.loop.sampling import Sampling
+from amp_core.record.loop.sampling import LEFT_OUT, Sampling
 from amp_core.record.model import own
 from amp_core.record.model import scaler_state as scaling
 from amp_core.record.model.parameters import device_of, learning_rate, local_values, named_parameters, unwrapped
@@ -238,7 +238,7 @@ class Steps:
         if not self._began:
             self._began = True
             bare = not self.may_be_sampled() and self.row_writer.calibration.wants_bare(self.number)
-            self._bare = self._observers.begin(self.number, bare or self._sampling.lean)
+            self._bare = self._observers.begin(self.number, bare or self._sampling.lean > 0)
 
     def observe(self, index: int) -> Attempt:
         """Measure the gradients of optimizer `index`, once per attempt, as backward leaves them."""
@@ -256,18 +256,20 @@ class Steps:
         if scaling.is_active(self._scaler):
             attempt.put("loss_scale", scaling.scale(self._scaler))
             attempt.put("growth_tracker", scaling.growth_tracker(self._scaler))
+        if attempt.sampled or self._sampling.lean < len(LEFT_OUT):
+            self._measure(attempt, index)
+        self._open[index] = attempt
+        return attempt
+
+    def _measure(self, attempt: Attempt, index: int) -> None:
+        """Measure the gradients of an optimizer: one by one in a sampled step, else their norms alone."""
         attempt.gradients, grads = self._plans[index].gradients()
         plain = None if attempt.sampled or not grads else norms_of_plain(grads)
         if plain is not None:
             attempt.norm_order = range(len(grads))
             attempt.put("norms", plain)
-        elif grads or attempt.sampled:
-            self._measure(attempt, optimizer, list(map(local_values, grads)))
-        self._open[index] = attempt
-        return attempt
-
-    def _measure(self, attempt: Attempt, optimizer: torch.optim.Optimizer, grads: list[torch.Tensor]) -> None:
-        """Measure gradients: one by one in a sampled step, else their norms alone."""
+            return
+        grads = list(map(local_values, grads))
         if any(grad.is_meta for grad in grads):
             valued = [(name, grad) for name, grad in zip(attempt.gradients, grads, strict=True) if not grad.is_meta]
             attempt.gradients, grads = [name for name, _ in valued], [grad for _, grad in valued]
@@ -276,7 +278,7 @@ class Steps:
             # Gradients that the loop itself unscaled no longer have the factor of the output gradients.
             alike = attempt.scaled == scaling.is_active(self._scaler)
             named = list(zip(attempt.gradients, grads, strict=True))
-            self._tensors.sample(attempt, optimizer, named, alike=alike)
+            self._tensors.sample(attempt, self.optimizers[index], named, alike=alike)
             self._report_fallbacks()
         if grads and not attempt.all_measured:
             values, attempt.norm_order = norms(grads)

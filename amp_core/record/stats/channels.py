@@ -1,7 +1,7 @@
 """The largest output gradient of each channel of a layer, which bounds the layer's weight gradient.
 
     >>> largest = channel_largest(output_grad, channel=2)     # of a linear layer on (batch, time, channel)
-    >>> ChannelLargest(largest, row=0, dims=2).cap_for(layer.weight.grad)
+    >>> cap_for(layer.weight.grad, largest, row=0, dims=2)
     Cap(largest=tensor([...]), inner=512)
 
 A weight gradient is a sum of products of one channel's output gradients with inputs. So where all of a channel's output
@@ -9,6 +9,8 @@ gradients are flushed to zero, its whole row of the weight gradient is, however 
 to words a language model has not seen, and to queries and keys in attention. `Cap` is what `measure_together` takes to
 say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
 """
+
+from typing import NamedTuple
 
 import torch
 
@@ -48,88 +50,76 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     return largest if into is None else torch.maximum(into, largest)
 
 
-class Pool:
-    """Memory on the CPU for the largest magnitudes of many layers.
+class Row(NamedTuple):
+    """Where the largest magnitudes of one layer's channels are held in `Rows`."""
 
-    They outlive the step. As tensors of their own, made while backward makes others, they would leave the memory that
-    the training uses over and over in pieces, and slow down its allocations from then on.
+    count: int
+    dtype: torch.dtype
+    index: int
+    """Among those of its dtype."""
+    block: int
+    start: int
+    address: int
+
+
+class Rows:
+    """Memory on the CPU for the largest magnitudes of many layers: zeros, until kernels raise them.
+
+    It outlives the step, so no tensor is made for each layer while backward makes others. A few hundred small objects
+    in between would leave the memory that the training uses over and over in pieces: at 500 layers each later step took
+    an eighth longer.
     """
 
     def __init__(self) -> None:
-        self._blocks: list[torch.Tensor] = []
-        self._used = 0
+        self._blocks: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._rows: dict[torch.dtype, list[Row]] = {}
 
-    def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """So many zeros."""
-        size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        if not self._blocks or self._used + size > len(self._blocks[-1]):
-            self._blocks.append(torch.zeros(max(size, _POOL_BYTES), dtype=torch.uint8))
-            self._used = 0
-        part = self._blocks[-1][self._used : self._used + count * dtype.itemsize].view(dtype)
-        self._used += size
-        return part
+    def add(self, count: int, dtype: torch.dtype) -> Row:
+        """Memory for so many channels."""
+        blocks, rows = self._blocks.setdefault(dtype, []), self._rows.setdefault(dtype, [])
+        start = rows[-1].start + rows[-1].count if rows else 0
+        if not blocks or start + count > len(blocks[-1]):
+            blocks.append(torch.zeros(max(count, _BLOCK), dtype=dtype))
+            start = 0
+        address = blocks[-1].data_ptr() + start * dtype.itemsize
+        rows.append(Row(count, dtype, len(rows), len(blocks) - 1, start, address))
+        return rows[-1]
+
+    def values(self, row: Row) -> torch.Tensor:
+        """The tensor of one row. It is to be dropped before the step ends, and so are those of all."""
+        return self._blocks[row.dtype][row.block][row.start : row.start + row.count]
+
+    def all_values(self) -> dict[torch.dtype, list[torch.Tensor]]:
+        """The tensors of all rows, by dtype and index."""
+        parts: dict[torch.dtype, list[torch.Tensor]] = {}
+        for dtype, blocks in self._blocks.items():
+            counts: list[list[int]] = [[] for _ in blocks]
+            for row in self._rows[dtype]:
+                counts[row.block].append(row.count)
+            pairs = zip(blocks, counts, strict=True)
+            parts[dtype] = [part for block, some in pairs for part in block[: sum(some)].split(some)]
+        return parts
 
     def clear(self) -> None:
-        """Make all of them zeros again."""
-        for block in self._blocks:
-            block.zero_()
+        """Make all values zeros again."""
+        for blocks in self._blocks.values():
+            for block in blocks:
+                block.zero_()
 
 
-_ALIGNMENT = 64
-_POOL_BYTES = 2**18
+_BLOCK = 2**16
+"""Values allocated at a time: so much memory is taken from the system, and none that tensors of the training leave."""
 
 
-class ChannelLargest:
-    """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
+def cap_for(grad: torch.Tensor, largest: torch.Tensor, row: int, dims: int) -> Cap | None:
+    """The cap for the gradient of a weight of `dims` dimensions, of which `row` is the channel, with the largest output
+    gradient of each channel; None if it does not apply.
 
-    `values` has one per channel, zeros at first; see `channel_largest`.
+    It does not apply to a gradient on another device, in FP8, or of which this process holds a shard.
     """
-
-    __slots__ = ("_address", "_dtype", "_length", "dims", "present", "row", "values")
-
-    def __init__(self, values: torch.Tensor, row: int, dims: int) -> None:
-        self.values = values
-        self.row = row
-        self.dims = dims
-        self.present = False
-        """Whether `values` are of the present step."""
-        self._dtype = values.dtype
-        self._length = values.numel()
-        self._address = values.data_ptr() if values.is_cpu else 0
-
-    def fits(self, grad: torch.Tensor, channel: int) -> bool:
-        """Whether number of channels, dtype and device are those of `values`."""
-        here = grad.is_cpu if self._address else grad.device == self.values.device
-        return here and grad.dtype is self._dtype and grad.shape[channel] == self._length
-
-    def place(self, grad: torch.Tensor, channel: int) -> tuple[int, int, int]:
-        """What `PassingTensors.add` takes to take in a CPU gradient that fits."""
-        return self._length, grad.shape[channel + 1 :].numel(), self._address
-
-    def take_in(self, grad: torch.Tensor, channel: int) -> None:
-        """Take in an output gradient that fits. Elsewhere than on a CPU, where a `Pool` is cleared, the first one of a
-        step takes the place of those before it."""
-        if self._address:
-            largest = channel_largest(grad, channel, into=self.values)
-            if largest is not self.values:
-                self.values.copy_(largest)
-        else:
-            self.values = channel_largest(grad, channel, into=self.values if self.present else None)
-        self.present = True
-
-    def cap_for(self, grad: torch.Tensor) -> Cap | None:
-        """The cap for the weight's gradient; None if it does not apply.
-
-        It does not apply to a gradient on another device, in FP8, or of which this process holds a shard.
-        """
-        values, dtype, shape = self.values, grad.dtype, grad.shape
-        if (
-            len(shape) != self.dims
-            or shape[self.row] != len(values)
-            or dtype.itemsize < 2
-            or grad.device != values.device
-        ):
-            return None
-        inner = shape[self.row + 1 :].numel()
-        # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.
-        return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None
+    dtype, shape = grad.dtype, grad.shape
+    if len(shape) != dims or shape[row] != len(largest) or dtype.itemsize < 2 or grad.device != largest.device:
+        return None
+    inner = shape[row + 1 :].numel()
+    # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.
+    return Cap(largest if largest.dtype is dtype else largest.to(dtype), inner) if inner else None

@@ -10,6 +10,7 @@ Of linear and convolutional layers the largest output gradient of each channel i
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ import torch
 from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
-from amp_core.record.stats.channels import ChannelLargest, Pool, channel_of
-from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
+from amp_core.record.stats.channels import Row, Rows, cap_for, channel_largest, channel_of
+from amp_core.record.stats.layout import Cap, Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
 from amp_core.record.torch_internals.compiling import untraced
@@ -57,8 +58,8 @@ class Outputs:
         self._alone = phases.adds_up and self._kinds == {"output_grad"}
         self._passing_keys: list[Key] = []
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
-        self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
-        self._pool = Pool()
+        self._largest: dict[int, _Largest] = {}  # by the weight's id
+        self._rows = Rows()
 
     def attach(self) -> None:
         """Measure outputs and their gradients from now on."""
@@ -87,13 +88,20 @@ class Outputs:
             self._passing_keys = []
         return measured
 
-    def caps(self, names: Mapping[int, str]) -> dict[str, ChannelLargest]:
-        """The largest output gradients of this step by channel, by the name of the weight.
-
-        `names` has the names of parameters by their ids.
+    def caps(self, names: Mapping[int, str]) -> dict[str, Callable[[torch.Tensor], Cap | None]]:
+        """By the name of the weight: what gives the cap for its gradient, from the largest output gradients of this
+        step by channel. `names` has the names of parameters by their ids.
         """
+        values = self._rows.all_values()
+        present = ((names[i], one) for i, one in self._largest.items() if one.present and i in names)
         return {
-            names[weight]: largest for weight, largest in self._largest.items() if largest.present and weight in names
+            name: partial(
+                cap_for,
+                largest=values[one.held.dtype][one.held.index] if isinstance(one.held, Row) else one.held,
+                row=one.row,
+                dims=one.dims,
+            )
+            for name, one in present
         }
 
     def _listener(self, name: str, on_grad: Callable[[torch.Tensor], None]) -> Callable[..., None]:
@@ -101,8 +109,8 @@ class Outputs:
             if not torch.is_grad_enabled() or self._paused():
                 return
             if self._alone and type(output) is torch.Tensor and output.dtype in PASSING:
-                if output.requires_grad:
-                    self._attach_quickly(output, name, on_grad)
+                if output.requires_grad and not output.is_meta:
+                    self._on_tensors.attach(output, name, on_grad)
                 return
             with self._phases.watching():
                 for leaf in tensors_in(output):
@@ -114,35 +122,24 @@ class Outputs:
 
         return after_forward
 
-    def _attach_quickly(self, output: torch.Tensor, name: str, on_grad: Callable[[torch.Tensor], None]) -> None:
-        began = self._phases.clock.mark()
-        try:
-            if not output.is_meta:
-                self._on_tensors.attach(output, name, on_grad)
-        except Exception as error:
-            self._phases.report(error)
-        self._phases.watched_since(began)
-
     def _on_grad(self, name: str, module: torch.nn.Module) -> Callable[[torch.Tensor], None]:
         channels = channel_of(module)
 
         @untraced
         def hook(grad: torch.Tensor) -> None:
             if self._quick and grad.is_cpu:
-                began, done = self._phases.clock.mark(), True
                 try:
-                    done = self._add_quickly(name, module, grad, channels)
+                    if self._add_quickly(name, module, grad, channels):
+                        return
                 except Exception as error:
                     self._phases.report(error)
-                self._phases.watched_since(began)
-                if done:
                     return
             with self._phases.watching():
                 if measurable(real_values(grad)):
                     self._measure(name, "output_grad", grad)
                     largest = self._largest_for(module, grad, channels)
                     if largest is not None and channels is not None:
-                        largest.take_in(grad, channels[0] + grad.dim())
+                        largest.take_in(grad, channels[0] + grad.dim(), self._rows)
 
         return hook
 
@@ -154,11 +151,12 @@ class Outputs:
         dtype = grad.dtype
         if dtype not in PASSING or self._passing is None:
             return False
-        largest = self._largest_for(module, grad, channels) if channels is not None else None
-        if largest is None or channels is None:
+        largest = self._largest_for(module, grad, channels)
+        if largest is None or channels is None or not isinstance(largest.held, Row):
             done = self._passing.add(grad)
         else:
-            done = self._passing.add(grad, *largest.place(grad, channels[0] + grad.dim()))
+            inner = grad.shape[grad.dim() + channels[0] + 1 :].numel()
+            done = self._passing.add(grad, largest.held.count, inner, largest.held.address)
             largest.present = largest.present or done
         if done:
             self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
@@ -166,7 +164,7 @@ class Outputs:
 
     def _largest_for(
         self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
-    ) -> ChannelLargest | None:
+    ) -> "_Largest | None":
         """Where the largest output gradients of the module are kept, to which `grad` belongs; None where they are not.
 
         A dimension of the output, counted from the end, is one of the weight: see `channel_of`.
@@ -182,20 +180,16 @@ class Outputs:
         known = self._largest.get(id(weight))
         if known is None or not known.fits(grad, channel):
             count = grad.shape[channel]
-            empty = (
-                self._pool.take(count, grad.dtype)
-                if grad.is_cpu
-                else torch.zeros(count, dtype=grad.dtype, device=grad.device)
-            )
-            known = self._largest[id(weight)] = ChannelLargest(empty, channels[1], weight.dim())
+            held = self._rows.add(count, grad.dtype) if grad.is_cpu else grad.new_zeros(count)
+            known = self._largest[id(weight)] = _Largest(held, channels[1], weight.dim())
         return known
 
     def _forget_largest(self) -> None:
         """Those of an earlier step, but for the memory of those that may come again."""
         if all(largest.present for largest in self._largest.values()):
-            self._pool.clear()
+            self._rows.clear()
         else:  # shapes change, or not every layer is used
-            self._largest, self._pool = {}, Pool()
+            self._largest, self._rows = {}, Rows()
         for largest in self._largest.values():
             largest.present = False
 
@@ -207,3 +201,38 @@ class Outputs:
         keys, packed = self._measured.setdefault(values.device, ([], []))
         packed.append(measure_together([values]))
         keys.append(key_of(name, kind, dtype_name(values.dtype)))
+
+
+class _Largest:
+    """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
+
+    They are a row of `Rows` on a CPU, else a tensor.
+    """
+
+    __slots__ = ("dims", "held", "present", "row")
+
+    def __init__(self, held: Row | torch.Tensor, row: int, dims: int) -> None:
+        self.held = held
+        self.row = row
+        self.dims = dims
+        self.present = False
+        """Whether the values are of the present step."""
+
+    def fits(self, grad: torch.Tensor, channel: int) -> bool:
+        """Whether number of channels, dtype and device are those of `grad`."""
+        held = self.held
+        if isinstance(held, Row):
+            return grad.is_cpu and grad.dtype is held.dtype and grad.shape[channel] == held.count
+        return grad.device == held.device and grad.dtype is held.dtype and grad.shape[channel] == len(held)
+
+    def take_in(self, grad: torch.Tensor, channel: int, rows: Rows) -> None:
+        """Take in an output gradient that fits; `rows` has the rows. On a device the first one of a step takes the
+        place of those before it."""
+        if isinstance(self.held, Row):
+            values = rows.values(self.held)
+            largest = channel_largest(grad, channel, into=values)
+            if largest is not values:
+                values.copy_(largest)
+        else:
+            self.held = channel_largest(grad, channel, into=self.held if self.present else None)
+        self.present = True

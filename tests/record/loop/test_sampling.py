@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_core.record.loop.sampling import MAX_STRETCH, Sampling
+from amp_core.record.loop.sampling import MAX_STRETCH, REMEMBERED, Sampling
 
 
 def run(sampling, steps, bare_ms, sample_ms, other_ms):
@@ -94,3 +94,16 @@ def test_the_cost_of_writing_a_sample_a_step_later_is_the_samples():
         watch = 20.0 if due else 20.5 if after else 0.5
         sampling.learn(due, 100.0 + watch, watch)
     assert sampling.interval == 16, "40 ms a sample, 2.6 ms a step to spend"
+
+
+def test_steps_that_exceed_the_budget_leave_out_one_thing_after_another():
+    """Each is left out only once the steps without the one before were seen."""
+    sampling, levels = Sampling(10, budget=0.03), []
+    for step in range(60):
+        watch = 5.0 if sampling.due(step) else (1.0, 0.6, 0.2)[sampling.lean]
+        sampling.learn(sampling.due(step), 10.0 + watch, watch)
+        levels.append(sampling.lean)
+    assert levels.index(1) >= REMEMBERED and levels.index(2) - levels.index(1) >= REMEMBERED
+    enough = Sampling(10, budget=0.03)
+    run(enough, 60, 100.0, 5.0, 0.5)
+    assert enough.lean == 0 and Sampling(10).learn(False, 10.0, 9.0) is None

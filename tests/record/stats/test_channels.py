@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from amp_core.record.stats import dispatch, layout
 from amp_core.record.stats import measure as measuring
-from amp_core.record.stats.channels import ChannelLargest, channel_largest
+from amp_core.record.stats.channels import Rows, cap_for, channel_largest
 from amp_core.record.stats.layout import Cap
 from amp_core.record.stats.numba import measure
 from amp_core.record.stats.plain import capped, measure_plain
@@ -88,7 +88,7 @@ def test_tensors_cut_between_threads_keep_their_caps(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     torch.manual_seed(0)
     grad = torch.randn(shape).to(dtype)
-    cap = ChannelLargest(torch.rand(shape[row]).to(dtype), row, grad.dim()).cap_for(grad)
+    cap = cap_for(grad, torch.rand(shape[row]).to(dtype), row, grad.dim())
     assert cap is not None
     other = torch.randn(3, 20_000).to(dtype)
     got = measuring.measure_together([other, grad], [None, cap])
@@ -102,7 +102,7 @@ def test_tensors_cut_between_threads_keep_their_caps(
 
 def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:
     grad = torch.ones(2, 3, dtype=torch.float16)
-    cap = ChannelLargest(torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0, 2).cap_for(grad)
+    cap = cap_for(grad, torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0, 2)
     assert cap is not None
     _, second = measuring.measure_together([grad], [cap]).split([layout.packed_size(grad.dtype)] * 2)
     assert sum(exponents(second)) == 3
@@ -112,6 +112,20 @@ def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:
     "largest", [torch.ones(4), torch.ones(3, device="meta")], ids=["another length", "another device"]
 )
 def test_what_does_not_fit_is_no_cap(largest: Any) -> None:
-    assert ChannelLargest(largest, 0, 2).cap_for(torch.ones(3, 5)) is None
-    assert ChannelLargest(torch.ones(3), 0, 2).cap_for(torch.ones(3)) is None
-    assert ChannelLargest(torch.ones(3), 0, 2).cap_for(torch.ones(3, 2).to(torch.float8_e5m2)) is None
+    assert cap_for(torch.ones(3, 5), largest, 0, 2) is None
+    assert cap_for(torch.ones(3), torch.ones(3), 0, 2) is None
+    assert cap_for(torch.ones(3, 2).to(torch.float8_e5m2), torch.ones(3), 0, 2) is None
+
+
+def test_rows_of_any_number_and_dtype_are_zeros_that_hold_what_is_written() -> None:
+    rows = Rows()
+    added = [rows.add(count, dtype) for dtype in (torch.float32, torch.float16) for count in (3, 70_000, 5, 1)]
+    for number, row in enumerate(added):
+        assert not rows.values(row).any() and row.address == rows.values(row).data_ptr()
+        rows.values(row).fill_(number)
+    every = rows.all_values()
+    for number, row in enumerate(added):
+        held = every[row.dtype][row.index]
+        assert len(held) == row.count and held.dtype is row.dtype and (held == number).all()
+    rows.clear()
+    assert not any(rows.values(row).any() for row in added)

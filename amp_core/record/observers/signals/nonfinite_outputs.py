@@ -1,11 +1,11 @@
 """Detects the module with the first non-finite output, in forward order, in the step in which it occurs.
 
 On a CPU the inputs and outputs of modules are kept until backward begins, and inspected only if the loss is not finite.
-A hook takes some microseconds, the call of any module of a class that has one takes longer, and an output that is kept
-occupies memory that the next one would otherwise reuse, still in the cache. So of a model of more than `MAX_ALL` modules
-only its own input and output are kept, and of any model in a step that the recorder runs bare (see `calibration`). If
-those are not finite, the step after names the module: all modules have a hook in the first steps and after a non-finite
-value. In every `EVERY`th step `MAX_SPREAD` modules have one, evenly spread, and others at each turn.
+A hook takes some microseconds, every call of a module of a class that has one takes longer, and an output that is kept
+occupies memory that the next one would otherwise reuse, still in the cache. So of a model of more than `MAX_ALL`
+modules only its own input and output are kept, and of any model in a step that the recorder runs bare (see
+`calibration`). If those are not finite, the step after names the module: all modules have a hook in the first steps and
+after a non-finite value. In every `EVERY`th step `MAX_SPREAD` modules have one, evenly spread, and others at each turn.
 
 On a GPU the host would have to wait to check whether a loss is finite. So there outputs are measured on the device, in
 every `EVERY`th step, in the steps after a non-finite value, and with `each_step` in all; the numbers are read when they

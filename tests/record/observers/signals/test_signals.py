@@ -100,7 +100,7 @@ def test_of_a_large_model_the_module_is_named_in_the_step_after(tmp_path):
     model = nn.Sequential(*[Scaled() for _ in range(4 * nonfinite_outputs.MAX_ALL)])
     hooked, found = large(model, tmp_path / "run", lambda step: setattr(model[101], "factor", 1e30 if step > 11 else 1))
     assert hooked[11] == 0 and hooked[13] == len(model)
-    assert list(found.index)[0] == 13 and (found.name[13], found.detail[13]) == ("101", "")
+    assert found.index[0] == 13 and (found.name[13], found.detail[13]) == ("101", "")
 
 
 def test_of_a_large_model_bad_weights_are_named_at_once(tmp_path):
