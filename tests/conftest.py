@@ -10,7 +10,7 @@ for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
 # A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
-# that. Tests send both to them. A handler is not inherited, so theirs is the default, while a hangup ends no tests here.
+# that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
