@@ -9,10 +9,12 @@ import signal
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ[f"{_library}_NUM_THREADS"] = "1"
 
-# A shell starts what runs in its background with SIGINT ignored, and child processes inherit that. Tests send it to
-# them.
+# A shell starts what runs in its background with SIGINT ignored, and `nohup` ignores SIGHUP; child processes inherit
+# that. Tests send both to them. A handler is not inherited: theirs is the default, and a hangup ends no tests here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 import json
 import sys

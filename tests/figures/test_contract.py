@@ -22,6 +22,7 @@ import amp_core.figures as figures
 from amp_core import Run, load_run
 from amp_core.analysis.format_lab.rounding import accumulated, format_ranges
 from amp_core.analysis.numerics.layers import layer_exponents, layer_trace, tensor_names
+from amp_core.figures.browser import for_browser
 from amp_core.figures.chart_data import chart_csv, chart_data
 from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
@@ -148,6 +149,7 @@ def assert_sound(figure: go.Figure) -> None:
     alt = figure.layout.meta["alt"]
     assert figure.layout.title.text and len(alt) > 20 and "nan" not in alt
     assert_plotly_agrees(figure)
+    json.dumps(for_browser(figure), allow_nan=False)  # as a report writes it
     if not figure.data:
         assert figure.layout.annotations[0].text.endswith(".")  # a sentence says why there is nothing
         assert not figure.layout.xaxis.visible

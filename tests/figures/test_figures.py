@@ -168,6 +168,11 @@ def test_memory_is_in_binary_units(runs: dict[str, Run]) -> None:
     assert figure.layout.title.text == "Memory: resident set of the process"
 
 
+def test_memory_is_drawn_where_only_the_peak_is_known(runs: dict[str, Run]) -> None:
+    figure = memory_figure(memory_trace(runs["healthy"]).assign(allocated_bytes=np.nan))
+    assert figure.layout.yaxis.range[1] > 300 and "highest 299 MiB" in figure.layout.meta["alt"]
+
+
 def test_compared_runs_carry_value_spread_and_recipe(runs: dict[str, Run]) -> None:
     table = compare([runs["fp32"], runs["bf16"], runs["healthy"], runs["empty"]]).table
     figure = compare_bars(table, "speed_ratio")
