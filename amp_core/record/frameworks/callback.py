@@ -74,3 +74,19 @@ def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+class Watched:
+    """What the callbacks of frameworks offer beside the framework's own methods."""
+
+    _watching: Watching
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The present or last training's recorder."""
+        return self._watching.recorder
+
+    def mirror(self, tracker: Any) -> None:
+        """Send the headline numbers of every step to `tracker` too, of trainings to come as well: a run of wandb, or
+        anything with `log(dict, step=)`. As `Recorder.mirror`."""
+        self._watching.mirror(tracker)
