@@ -37,7 +37,8 @@ import psutil
 from amp_core.hardware.child_environment import python_path
 from amp_core.hardware.device_types import ACCELERATORS
 from amp_core.hardware.host import this_machine
-from amp_core.hardware.nvml import NvmlError, visible_gpus
+from amp_core.hardware.nvml import NvmlError
+from amp_core.hardware.usable_gpus import usable_gpus
 from amp_core.jobs import job_file, reaper
 from amp_core.library import permissions
 from amp_core.schema import RunError
@@ -305,10 +306,10 @@ def _new_folder(runs_dir: Path, name: str | None, config: TrainConfig) -> Path:
 
 
 def _has_cuda() -> bool:
-    """Whether torch will find a CUDA device, judging by the driver and torch's build, without importing torch."""
+    """Whether torch will find a CUDA device, without importing torch here."""
     try:
         if "+cpu" in metadata.version("torch"):
             return False
-        return bool(visible_gpus())
-    except (metadata.PackageNotFoundError, NvmlError):  # no torch; no package, no driver
+        return bool(usable_gpus())
+    except (metadata.PackageNotFoundError, NvmlError):  # no torch; neither a driver nor a GPU that torch finds
         return False

@@ -54,3 +54,15 @@ def test_a_bilinear_layer_is_no_layer_that_autocast_runs_in_16_bits(tmp_path: Pa
     with RunWriter(tmp_path / "run", config=config, model=model) as writer:
         writer.append("tensors", tensors)
     assert not {"autocast-inactive", "unaligned-dims"} & {f.code for f in diagnose(load_run(tmp_path / "run"))}
+
+
+@pytest.mark.parametrize(("device", "found"), [("cuda:0", False), ("cuda:1", True)])
+def test_a_gpu_without_tensor_cores_is_the_one_of_the_run(device: str, found: bool, tmp_path: Path) -> None:
+    h100 = {"name": "NVIDIA H100", "capability": "9.0"}
+    gtx = {"name": "NVIDIA GeForce GTX 1650", "capability": "7.5"}
+    config = {"precision": "fp16", "autocast_dtype": "float16", "device": device, "optimizers": ["AdamW"]}
+    with RunWriter(tmp_path / "run", config=config, environment={"gpus": [h100, gtx]}) as writer:
+        for step in range(20):
+            writer.append("steps", {"step": [step], "loss": [1.0], "skipped": [False]})
+    where = {f.code: f.where for f in diagnose(load_run(tmp_path / "run"))}
+    assert where.get("no-tensor-cores-on-device") == (gtx["name"] if found else None)

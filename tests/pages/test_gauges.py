@@ -3,6 +3,7 @@
 import pytest
 
 from amp_core.hardware import nvml as nvml_module
+from amp_core.hardware import usable_gpus
 from amp_core.hardware.nvml import Nvml
 from amp_core.store.writer import RunWriter
 from pages.parts.hardware import abilities
@@ -76,6 +77,7 @@ def machine(monkeypatch):
             remembered.clear()
         nvml = FakeNvml(*cards, init=None if cards else "NVML_ERROR_LIBRARY_NOT_FOUND")
         monkeypatch.setattr(nvml_module, "Nvml", lambda: Nvml(nvml))
+        monkeypatch.setattr(usable_gpus, "torch_gpus", tuple)  # torch finds none
         monkeypatch.setattr(devices.metadata, "version", lambda package: torch_version)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(abilities, "cpu_flags", lambda: frozenset({"avx2"}))

@@ -48,6 +48,30 @@ def test_the_answer_is_the_largest_that_fits_and_the_next_does_not(capacity):
     assert all(t.fits == (t.batch_size <= capacity) for t in found.trials)
 
 
+@pytest.mark.parametrize("capacity", [1, 20, 500])
+def test_a_batch_beyond_what_kernels_can_index_does_not_fit(capacity):
+    limit = "RuntimeError: Expected tensor to fit into 32-bit index math"
+
+    def attempt(config, limit_bytes, timeout_s):
+        fits = config.batch_size <= capacity
+        return Trial(config.batch_size, fits, "" if fits else limit, MIB, 1.0, 2.0, 0.1, failed=not fits)
+
+    found = search(capacity, attempt=attempt)
+    assert (found.largest, found.next_larger) == (capacity, capacity + 1) and limit in found.in_words()
+
+
+def test_a_training_that_fails_at_every_size_is_tried_with_one_sample_and_no_more():
+    asked = []
+
+    def attempt(config, limit_bytes, timeout_s):
+        asked.append(config.batch_size)
+        return Trial(config.batch_size, False, "shapes do not match", None, None, None, 0.1, failed=True)
+
+    with pytest.raises(RunError, match="batch_size=1 fails, and not for memory: shapes do not match"):
+        search(1, attempt=attempt)
+    assert asked[1:] == [1]
+
+
 @pytest.mark.parametrize("noise", [0, 5 * MIB])
 def test_linear_memory_is_extrapolated_to_the_limit(noise):
     capacity = 3333
@@ -201,7 +225,8 @@ def test_a_trial_distinguishes_out_of_memory_from_other_errors(tmp_path, monkeyp
         (RuntimeError("cuBLAS error: CUBLAS_STATUS_ALLOC_FAILED"), {"fits": False}),
         (MemoryError(), {"fits": False, "why": "out of memory"}),
         (RunError("device='cuda' is not there"), {"refused": "device='cuda' is not there"}),
-        (RuntimeError("shapes do not match"), {"error": "RuntimeError: shapes do not match"}),
+        (RuntimeError("input must fit into 32-bit index math"), {"fits": False, "failed": True}),
+        (ValueError("a bug"), {"error": "ValueError: a bug"}),
     ):
 
         def fail(*args, error=error, **options):

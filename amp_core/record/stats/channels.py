@@ -16,7 +16,7 @@ import torch
 
 from amp_core.record.model import own
 from amp_core.record.stats.dispatch import by_kernel
-from amp_core.record.stats.layout import Cap
+from amp_core.record.stats.layout import Cap, by_stride
 
 
 def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
@@ -35,18 +35,24 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     """The largest magnitude along dimension `channel`: one value per channel, on the same device, NaN where one is.
 
     With `into`, the larger ones of these and of what that holds; on a CPU in its place. Nothing as large as `grad` is
-    made where a kernel is at hand.
+    made, unless it is neither contiguous nor permuted.
     """
     grad = grad.detach()
     largest = None
     if grad.dtype.itemsize <= 4:
-        inner = grad.shape[channel + 1 :].numel()
+        order = by_stride(grad)
+        laid_out = grad.permute(order)  # channels last: (N, H, W, C), without a copy
+        values, place_of = (
+            (laid_out, order.index(channel)) if laid_out.is_contiguous() else (grad.contiguous(), channel)
+        )
+        inner = values.shape[place_of + 1 :].numel()
         place = (into,) if into is not None and into.is_cpu else ()
-        largest = by_kernel("channels", grad.device.type, grad.contiguous(), grad.shape[channel], inner, *place)
+        largest = by_kernel("channels", grad.device.type, values, grad.shape[channel], inner, *place)
         if largest is not None and place:
             return largest
     if largest is None:
-        largest = grad.abs().amax([d for d in range(grad.dim()) if d != channel])
+        others = [d for d in range(grad.dim()) if d != channel]
+        largest = torch.linalg.vector_norm(grad, torch.inf, others)  # unlike `abs` it makes nothing as large
     return largest if into is None else torch.maximum(into, largest)
 
 

@@ -21,12 +21,10 @@ class Cap(NamedTuple):
     largest: torch.Tensor
     inner: int
 
-    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`largest` repeated to the number of values of `tensor`, flat."""
-        if not tensor.numel():
-            return self.largest[:0]
-        times = tensor.numel() // (len(self.largest) * self.inner)
-        return self.largest.repeat_interleave(self.inner).repeat(times)
+    def of(self, start: int, stop: int) -> torch.Tensor:
+        """The caps of the values at flat indices from `start` to `stop`."""
+        indices = torch.arange(start, stop, device=self.largest.device)
+        return self.largest[indices // self.inner % len(self.largest)]
 
 
 LEADING = 7
@@ -202,5 +200,9 @@ def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor
-    by_stride = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    return by_stride.contiguous()  # a transposed or channels-last tensor is contiguous that way
+    return tensor.permute(by_stride(tensor)).contiguous()  # a transposed or channels-last one is contiguous that way
+
+
+def by_stride(tensor: torch.Tensor) -> list[int]:
+    """The dimensions of `tensor`, from the largest stride to the smallest."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

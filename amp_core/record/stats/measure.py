@@ -21,7 +21,7 @@ import torch
 
 from amp_core.record.stats.dispatch import by_kernel, kernel_of
 from amp_core.record.stats.layout import Cap, packed_size
-from amp_core.record.stats.plain import capped, measure_plain
+from amp_core.record.stats.plain import measure_plain
 
 if TYPE_CHECKING:
     from amp_core.record.stats.numba.measure import PassingTensors
@@ -53,8 +53,8 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
     measured = by_kernel("measure", tensors[0].device.type, tensors, caps)
     if measured is not None:
         return measured
-    limited = [capped(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
-    return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
+    limited = [measure_plain(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
+    return torch.cat([*map(measure_plain, tensors), *limited])
 
 
 def passing_tensors(device: str) -> "PassingTensors | None":

@@ -53,8 +53,8 @@ def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(
     empty = torch.empty
 
     class Event:
-        def record(self):
-            order.append("recorded")
+        def record(self, stream):
+            order.append(f"recorded on {stream}")
 
         def query(self):
             return bool(passed)
@@ -67,13 +67,14 @@ def test_numbers_are_copied_to_pinned_memory_and_read_when_the_event_has_passed(
         return empty(*shape, **options)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     monkeypatch.setattr(torch, "empty", pinned)
     transfer = HostTransfer()
     parts = [torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor(3)]
     transfer._parts = dict(zip("ab", parts, strict=True))
     monkeypatch.setattr("amp_core.record.stats.host_transfer.backend_of", lambda device: Cuda(torch.device("cuda:0")))
     transfer.send()
-    assert order == ["pinned", "recorded"] and not transfer.ready()
+    assert order == ["pinned", "recorded on the stream of cuda:0"] and not transfer.ready()
     assert transfer.ready(wait=True)
     assert transfer.joined(["a", "b"]).tolist() == [1, 2, 3] and transfer.value("b") == 3
 

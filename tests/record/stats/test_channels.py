@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_core.record.stats import dispatch, layout
+from amp_core.record.stats import channels, dispatch, layout, plain
 from amp_core.record.stats import measure as measuring
 from amp_core.record.stats.channels import Rows, cap_for, channel_largest
 from amp_core.record.stats.layout import Cap
 from amp_core.record.stats.numba import measure
-from amp_core.record.stats.plain import capped, measure_plain
+from amp_core.record.stats.plain import measure_plain
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 SPECIAL = [0.0, -0.0, 1e-45, 2.0**-24, -(2.0**-130), 1.0, -3.0, 65504.0, math.inf, -math.inf, math.nan]
@@ -49,6 +49,39 @@ def test_infinities_and_nans_are_larger_than_anything(path: str, dtype: torch.dt
     assert found[0] == 2 and found[1].isnan() and found[2].isnan()
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("channel", [0, 1, 2, 3])
+def test_a_channels_last_gradient_is_read_where_it_lies(
+    dtype: torch.dtype, channel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    grad = torch.randn(3, 8, 5, 4).to(dtype).to(memory_format=torch.channels_last)
+    wanted = grad.abs().amax([d for d in range(4) if d != channel])
+    read = []
+    by_kernel = dispatch.by_kernel
+
+    def noted(name: str, device: str, values: torch.Tensor, *args: Any) -> Any:
+        read.append(values)
+        return by_kernel(name, device, values, *args)
+
+    monkeypatch.setattr(channels, "by_kernel", noted)
+    assert torch.equal(channel_largest(grad, channel), wanted)
+    assert [values.data_ptr() for values in read] == [grad.data_ptr()] and read[0].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0,), (1,), (7, 30), (30, 7)])
+def test_what_is_measured_in_parts_is_what_is_measured_at_once(
+    dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.tensor(SPECIAL * 20, dtype=dtype)[: math.prod(shape)].reshape(shape)
+    cap = Cap(torch.tensor([1.0, 0.0, 2.0**-25, math.nan, math.inf], dtype=dtype), 3)
+    whole = measure_plain(values), measure_plain(values, cap)
+    monkeypatch.setattr(plain, "CHUNK", 32)
+    for one, other in zip(whole, (measure_plain(values), measure_plain(values, cap)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12) and flat(one) == flat(other)
+
+
 def flat(packed: torch.Tensor) -> list[float]:
     return [*packed[:5].tolist(), *packed[7:].tolist()]
 
@@ -76,7 +109,7 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
     whole, capped_alone = got.split([layout.packed_size(dtype)] * 2)
     assert flat(whole) == flat(measure_plain(values))
     assert exponents(capped_alone) == exponents(measure_plain(torch.tensor(wanted, dtype=dtype)))
-    assert exponents(capped_alone) == exponents(measure_plain(capped(values, cap)))
+    assert exponents(capped_alone) == exponents(measure_plain(values, cap))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -123,14 +123,14 @@ class ForwardCheck(Observer):
             transfer.send()
             self._sent.append((step, [(i, dtype) for i, dtype, _ in self._measured], transfer))
             self._measured = []
-        self._read(wait=len(self._sent) > ARMED_STEPS + 1)
+        self._read(max_pending=ARMED_STEPS + 1)
 
     def close(self) -> None:
         self._attach(frozenset())
         patched_functions.backward.unlisten(self._on_backward)
         self._forget()
         self._report_unnamed()
-        self._read(wait=True)
+        self._read(max_pending=0)
 
     def _attach(self, wanted: frozenset[int]) -> None:
         """Attach hooks to these modules, and detach those of all others."""
@@ -286,8 +286,8 @@ class ForwardCheck(Observer):
 
     # on a GPU: when the numbers have arrived
 
-    def _read(self, wait: bool) -> None:
-        while self._sent and self._sent[0][2].ready(wait):
+    def _read(self, max_pending: int) -> None:
+        while self._sent and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
             step, measured, transfer = self._sent.pop(0)
             sizes = transfer.values("sizes").tolist()
             for (index, dtype), size in zip(measured, sizes, strict=True):

@@ -44,11 +44,11 @@ class RunningStatistics(Observer):
             return
         if step % EVERY == 0 or self._buffers[0][1].device.type == "cpu":
             self._send(step)
-        self._read(wait=len(self._sent) > EVERY)
+        self._read(max_pending=EVERY)
 
     def close(self) -> None:
         if self._buffers and not self._reported:
-            self._read(wait=True)
+            self._read(max_pending=0)
 
     def _send(self, step: int) -> None:
         transfer = HostTransfer()
@@ -61,8 +61,8 @@ class RunningStatistics(Observer):
         transfer.send()
         self._sent.append((step, [n for n, _ in present], transfer))
 
-    def _read(self, wait: bool) -> None:
-        while self._sent and not self._reported and self._sent[0][2].ready(wait):
+    def _read(self, max_pending: int) -> None:
+        while self._sent and not self._reported and self._sent[0][2].ready(wait=len(self._sent) > max_pending):
             step, names, transfer = self._sent.pop(0)
             norms = transfer.values("norms")
             bad = [name for name, norm in zip(names, norms, strict=True) if not abs(norm) < float("inf")]
