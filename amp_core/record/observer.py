@@ -48,7 +48,7 @@ class Observer:
     def step_began(self, step: int) -> None:
         """The first forward of a step (or the first `scaler.scale`, in a loop that calls another module) comes next.
 
-        The step's data are loaded by then.
+        The step's data are already loaded.
         """
 
     def phase_entered(self, phase: str) -> None:
@@ -72,11 +72,11 @@ class Observer:
         """
 
     def scaler_found(self, scaler: Any) -> None:
-        """A scaler that `watch` was not given is about to scale the loss for the first time."""
+        """A scaler that was not passed to `watch` is about to scale the loss for the first time."""
 
     def optimizer_found(self, index: int, optimizer: Any) -> None:
-        """An optimizer that `watch` was not given is about to step. From now on it has this index: it replaces another
-        or is appended. The list of optimizers that the observer was given already holds it."""
+        """An optimizer that was not passed to `watch` is about to step. It has this index from now on: it replaces
+        another optimizer or is appended. The observer's list of optimizers already holds it."""
 
     def step_ended(self, step: int) -> None:
         """The step was made or skipped: after `scaler.update` with a scaler, else after the last optimizer's step."""
@@ -100,10 +100,10 @@ class Observers:
         }
         self._observers = list(observers)
         self._awake: list[bool] = []
-        self._present = self._calls  # calls by moment in the present step
+        self._present = self._calls  # listeners by moment in the current step
 
     def wants(self, moment: str) -> bool:
-        """Whether any observer overrides that moment and is awake in the present step."""
+        """Whether any observer overrides that moment and is awake in the current step."""
         return bool(self._present[moment])
 
     def begin(self, step: int, bare: bool) -> bool:

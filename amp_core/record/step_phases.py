@@ -1,8 +1,8 @@
 """Where the time of a step went: phases that add up to it.
 
-A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer` or `watch`. `Phases.enter` closes
-the present one; nothing is counted twice and nothing is left out. What happens after backward belongs to the
-optimizer if an optimizer step follows, and to data if another forward does (gradient accumulation).
+A step is always in exactly one phase: `data`, `forward`, `backward`, `optimizer` or `watch`. `Phases.enter` ends the
+current one; no time is counted twice or left out. Time after backward belongs to the optimizer if an optimizer step
+follows, and to data if another forward follows (gradient accumulation).
 
 Marks come from the clock of the device's backend: on CUDA events on the current stream, so that phases are times of the
 device; on a CPU the host's clock.
@@ -47,7 +47,7 @@ class HostClock:
 
 
 class Phases:
-    """The phases of the present step, in the order they came."""
+    """The phases of the current step, in order."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -67,7 +67,7 @@ class Phases:
         Python's garbage collector runs after every 700."""
 
     def enter(self, phase: str, ago_s: float = 0.0) -> None:
-        """From now on the step is in `phase`, or, by the host's clock, from so many seconds ago."""
+        """The step is in `phase` from now on, or since `ago_s` seconds ago by the host's clock."""
         if phase == self.present:
             return
         now = self.clock.mark()
@@ -95,7 +95,7 @@ class Phases:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """The time within this context belongs to no step: for example, another program had the machine."""
+        """Exclude the time within this context from every step, for example while another program had the machine."""
         self._spent(self.clock.mark())
         self._is_left_out = True
         try:
@@ -105,7 +105,7 @@ class Phases:
             self._since = self.clock.mark()
 
     def _spent(self, until: Any) -> None:
-        """The present phase lasted until that mark."""
+        """Record that the current phase lasted until that mark."""
         if self._is_left_out:  # other trainings may call patched functions meanwhile
             return
         if self.adds_up:
@@ -126,9 +126,9 @@ class Phases:
             self.changed(phase)
 
     def take(self) -> list[tuple[str, Any, Any]]:
-        """The spans since the last `take`, the present phase's included; for `totals`, when the marks can be read.
+        """The spans since the last `take`, up to now; for `totals`, once the marks can be read.
 
-        On a CPU there is one for each phase, as long as all of its spans together.
+        On a CPU there is one per phase, as long as all its spans together.
         """
         now = self.clock.mark()
         self._spent(now)
@@ -142,7 +142,7 @@ class Phases:
         return spans
 
     def totals(self, spans: list[tuple[str, Any, Any]]) -> dict[str, float]:
-        """Milliseconds per phase of what `take` returned."""
+        """Milliseconds per phase of the spans that `take` returned."""
         sums = dict.fromkeys(PHASES, 0.0)
         for phase, start, stop in spans:
             sums["optimizer" if phase == "after_backward" else phase] += self.clock.ms(start, stop)

@@ -4,10 +4,10 @@
     >>> cap_for(layer.weight.grad, largest, row=0, dims=2)
     Cap(largest=tensor([...]), inner=512)
 
-A weight gradient is a sum of products of one channel's output gradients with inputs. So where all of a channel's output
-gradients are flushed to zero, its whole row of the weight gradient is, however large that would have been: as happens
-to words a language model has not seen, and to queries and keys in attention. `Cap` is what `measure_together` takes to
-say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
+A row of a weight gradient is a sum of products of one channel's output gradients with inputs. So if all output
+gradients of a channel are flushed to zero, so is the whole row, however large it would have been. This happens to words
+that a language model has not met yet, and to queries and keys in attention. With a `Cap`, `measure_together` takes that
+into account: each magnitude of the weight gradient counts as at most its channel's.
 """
 
 from typing import NamedTuple
@@ -20,19 +20,21 @@ from amp_core.record.stats.layout import Cap, by_stride
 
 
 def channel_of(module: torch.nn.Module) -> tuple[int, int] | None:
-    """The dimension of the output (from its end) that is the channel, and the one of the weight that goes with it."""
+    """The channel dimension of the output (counted from its end), and the dimension of the weight that corresponds to
+    it."""
     if isinstance(module, torch.nn.Linear):
         return -1, 0
     for spatial, kind in enumerate((torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), start=1):
         if isinstance(module, kind):
             return -1 - spatial, 0
-    if type(module).__name__ == "Conv1D" and own.parameter(module, "weight") is not None:  # GPT-2's, in transformers
+    # The linear layer of GPT-2 in transformers.
+    if type(module).__name__ == "Conv1D" and own.parameter(module, "weight") is not None:
         return -1, 1
     return None
 
 
 def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None = None) -> torch.Tensor:
-    """The largest magnitude along dimension `channel`: one value per channel, on the same device, NaN where one is.
+    """The largest magnitude of each channel (dimension `channel`), on the same device; NaN if the channel holds a NaN.
 
     With `into`, the larger ones of these and of what that holds; on a CPU in its place. Nothing as large as `grad` is
     made, unless it is neither contiguous nor permuted.

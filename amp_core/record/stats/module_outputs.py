@@ -1,12 +1,12 @@
 """Measures module outputs and their gradients: the kinds `activation` and `output_grad`.
 
-Modules are listened to only during a sampled step. A module's output tensors get tensor hooks of their own, so
-in-place modules, reused modules, nested, dict and dataclass outputs all work, and nothing is kept alive: each tensor is
-measured the moment it passes.
+Modules have hooks only during a sampled step. Each output tensor gets its own tensor hook, so in-place modules, reused
+modules, and nested, dict and dataclass outputs all work. No tensor is kept alive: each is measured as it passes.
 
-Watched are the modules that compute: those without children, and those with parameters of their own.
+Measured modules are those that compute: without children, or with parameters of their own.
 
-Of linear and convolutional layers the largest output gradient of each channel is kept for a moment too: see `channels`.
+For linear and convolutional layers, the largest output gradient of each channel is kept until the step's caps are read:
+see `channels`.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ class Outputs:
         self._rows = Rows()
 
     def attach(self) -> None:
-        """Measure outputs and their gradients from now on."""
+        """Attach to the modules: measure outputs and their gradients from now on."""
         if self._kinds and not self._on:
             self._forget_largest()
             self._on = True

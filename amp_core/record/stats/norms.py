@@ -29,7 +29,8 @@ def norms_of_plain(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def norms(grads: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """The 2-norm of each gradient as one vector on the first one's device, and which gradient each entry is of.
+    """The 2-norm of each gradient, as one vector on the first one's device, and the index of the gradient of each
+    entry.
 
     Gradients of one device and dtype come together: a norm each, and one stacking of them, whatever their number; on a
     CPU one call of a kernel does for all, where they are FP32 and numba is there. The tensors are real and dense: see
