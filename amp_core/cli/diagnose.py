@@ -1,4 +1,4 @@
-"""`ampscope diagnose RUN`: what is wrong with a run, for people, for scripts and for CI jobs."""
+"""`ampscope diagnose RUN`: the findings of a run, for people, scripts and CI jobs."""
 
 import argparse
 import json
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def end_in_words(run: "Run") -> str:
-    """That the run failed or was lost, and why: not a finding, but a problem. Empty for every other run."""
+    """States that the run failed or was lost, and why: a problem, but not a finding. Empty for every other run."""
     if run.status not in ("failed", "lost"):
         return ""
     made = f"after {count} steps" if (count := run.table("steps").num_rows) else "before its first step"
@@ -107,5 +107,5 @@ def in_words(findings: "list[Finding]") -> str:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with numbers that JSON cannot hold as words."""
+    """The record, with NaN and infinities, which JSON cannot hold, as strings."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

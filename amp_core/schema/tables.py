@@ -1,4 +1,4 @@
-"""The tables of a run folder: their columns, with types, units and defaults. Imported from `amp_core.schema`.
+"""The tables of a run folder: their columns, with types, units and defaults. Import them from `amp_core.schema`.
 
 >>> TABLES["steps"].schema.field("step_ms").type
 DataType(double)

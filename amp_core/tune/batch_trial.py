@@ -1,4 +1,4 @@
-"""One trial of `max_batch` in its own process: train a few steps as standard input says, and write the result.
+"""One trial of `max_batch` in its own process: train the few steps that standard input describes, and write the result.
 
     {"config": {…}, "limit_bytes": 2147483648, "folder": "…"}   →   folder/result.json
 
@@ -90,7 +90,7 @@ def run_trial(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dic
 def peak_resident_bytes(config: TrainConfig) -> list[int]:
     """The highest resident set of this process so far, on a CPU under Linux; else empty.
 
-    A run samples memory at the end of each step only. `getrusage` does not serve: its peak includes the parent process.
+    A run samples memory only at the end of each step, and the peak of `getrusage` includes the parent process.
     """
     status = Path("/proc/self/status")
     if config.device != "cpu" or not status.is_file():

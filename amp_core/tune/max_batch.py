@@ -142,7 +142,7 @@ def largest_batch(
 
 
 def check(config: TrainConfig, *, limit_bytes: int | None, most: int, timeout_s: float) -> None:
-    """Raise `RunError` for arguments that no search is possible with."""
+    """Raise `RunError` for arguments with which no search is possible."""
     if config.spec is None:
         raise RunError(
             f"workload={config.workload!r} makes its own batches; give a built-in one to search its batch size"
@@ -201,7 +201,7 @@ def try_batch(config: TrainConfig, limit_bytes: int | None, timeout_s: float) ->
         ):
             try:
                 killed = _watch_over(child, json.dumps(task).encode(), config, limit_bytes, timeout_s)
-            except BaseException:  # Ctrl-C above all: nothing is left running
+            except BaseException:  # on any error, Ctrl-C above all: no process stays behind
                 child.kill()
                 child.wait()
                 raise
