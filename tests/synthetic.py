@@ -19,7 +19,7 @@ import numpy as np
 
 from amp_core.formats import FORMATS
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.synthetic_kernels import GPU, add_window
 from tests.synthetic_memory import memory_rows
 from tests.synthetic_ops import add_trace

@@ -25,7 +25,7 @@ from amp_core.formats import (
 )
 from amp_core.traces.operators import precision_of, refine
 from tests.analysis.numerics.test_what_if import row, run_of
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 FP12 = Format(
     "fp12-e5m6", "FP12", "float12_e5m6", 5, 6, 65024.0, True,
@@ -123,4 +123,4 @@ def test_kernel_names_are_read_with_it(tmp_path):
         "print(types.of_xmma('sm90_xmma_gemm_e5m6e5m6_e5m6f32_f32_tn_n'), types.of_template('gemm<fp12_t, 4>'))\n"
     )
     end = "    )\n}  # fmt: skip"
-    assert run_edited(tmp_path, {"amp_core/formats.py": (end, line)}, code).split() == ["fp12", "fp12"]
+    assert run_edited_copy(tmp_path, {"amp_core/formats.py": (end, line)}, code).split() == ["fp12", "fp12"]

@@ -7,7 +7,7 @@ from amp_core.analysis.steps import TIMES
 from amp_core.figures import colours
 from amp_core.record import step_phases
 from amp_core.schema import TABLES
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 
 def test_the_phases_are_written_once_and_in_one_order():
@@ -41,5 +41,5 @@ assert (phases_ms["communicate"], phases_ms["other"]) == (3.0, 2.0), phases_ms
 assert "communicate" in PHASES
 print([trace.name for trace in phase_figure(phase_times(run)).data])
 """
-    text = run_edited(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
+    text = run_edited_copy(tmp_path, {"amp_core/phases.py": ('Phase("watch"', line)}, code)
     assert text.strip() == "['forward', 'talking to ranks', 'other']"

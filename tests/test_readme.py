@@ -8,7 +8,7 @@ import pytest
 
 from amp_core.__main__ import parser
 from amp_core.schema import TABLES
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (SAMPLE_RUNS / "README.md").read_text(encoding="utf-8")

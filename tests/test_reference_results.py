@@ -10,7 +10,7 @@ from amp_core import Run, load_run
 from amp_core.__main__ import parser
 from amp_core.analysis import compare
 from amp_core.analysis.numerics.histograms import true_counts
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 NOT_YET = "not measured yet"
 ABLATION = ("fp32", "fp16-unscaled", "fp16-static-128", "fp16-dynamic")

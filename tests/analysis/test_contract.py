@@ -11,7 +11,7 @@ import pytest
 
 import amp_core.analysis as analysis
 from amp_core import Run, RunError, load_run
-from tests.noted import noted
+from tests.error_notes import note_on_error
 from tests.synthetic import SAMPLES, SCENARIOS, live
 
 FUNCTIONS = {n: f for n in analysis.__all__ if inspect.isfunction(f := getattr(analysis, n))}
@@ -46,7 +46,7 @@ def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd:
     run = runs[scenario]
     before = run.steps.copy()
     for name, function in OF_A_RUN.items():
-        with noted(name), warnings.catch_warnings():
+        with note_on_error(name), warnings.catch_warnings():
             warnings.simplefilter("error")
             for arguments in calls(function, run):
                 if name in NEED_GRADIENTS and not {"weight_grad", "output_grad"} & set(analysis.kinds_present(run)):
@@ -61,7 +61,7 @@ def test_every_analysis_of_every_run(scenario: str, runs: dict[str, Run], capfd:
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 def test_every_analysis_of_several_runs(scenario: str, runs: dict[str, Run]) -> None:
     for name, function in OF_RUNS.items():
-        with noted(name), warnings.catch_warnings():
+        with note_on_error(name), warnings.catch_warnings():
             warnings.simplefilter("error")
             check(function([runs["fp32"], runs[scenario]]))
             check(function([runs[scenario], runs["fp32"]]))

@@ -17,7 +17,7 @@ from amp_core.cli import train as train_command
 from amp_core.cli.diagnose import in_words
 from amp_core.cli.settings import flags
 from amp_core.train import RECIPES, TrainConfig
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 
 def train(folder, *more):

@@ -13,7 +13,7 @@ from amp_core import Run
 from amp_core.figures.browser import for_browser
 from amp_core.figures.colours import INK, PAGE, QUIET
 from tests.figures.test_contract import FRAMES, drawn
-from tests.places import ROOT
+from tests.paths import ROOT
 
 
 def same(sent: Any, value: Any) -> bool:

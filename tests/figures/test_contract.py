@@ -26,8 +26,8 @@ from amp_core.figures.browser import for_browser
 from amp_core.figures.chart_data import chart_csv, chart_data
 from amp_core.forecast import forecast, traces_of_run
 from amp_core.formats import FORMATS
+from tests.error_notes import note_on_error
 from tests.figures.test_style import oklab
-from tests.noted import noted
 from tests.synthetic import SAMPLES, SCENARIOS, write
 
 
@@ -141,7 +141,7 @@ def test_every_figure_is_under_test() -> None:
 @pytest.mark.parametrize("scenario", [*SCENARIOS, *(f"sample {name}" for name in SAMPLES)])
 def test_every_figure_of_every_run(scenario: str, runs: dict[str, Run]) -> None:
     for name in FRAMES:
-        with noted(name):
+        with note_on_error(name):
             assert_sound(drawn(name, runs[scenario]))
 
 

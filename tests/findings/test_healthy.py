@@ -10,7 +10,7 @@ from amp_core import Run, load_run
 from amp_core.findings import Finding, diagnose
 from amp_core.store.writer import RunWriter
 from amp_core.train import TrainConfig, train
-from tests.counted import calls_of
+from tests.call_count import count_calls
 from tests.synthetic import SAMPLES
 
 HEALTHY_SAMPLES = ("bf16", "fp16-healthy", "fp32")
@@ -69,5 +69,5 @@ def test_a_long_run_is_diagnosed_without_a_call_for_each_row(tmp_path: Path) -> 
     findings = diagnose(load_run(folder))  # what is imported at first is not the run's
     rows = load_run(folder).table("tensors").num_rows
     assert rows == 2 * STEPS // 10 * TENSORS
-    assert calls_of(lambda: diagnose(load_run(folder))) < rows
+    assert count_calls(lambda: diagnose(load_run(folder))) < rows
     assert [f.code for f in findings if f.severity != "info"] == []

@@ -9,7 +9,7 @@ from amp_core import Run
 from amp_core.findings import FAMILIES, GUIDE, RULES, SEVERITIES, Finding, diagnose
 from amp_core.findings.model import FAMILY_NAMES, Entry
 from amp_core.findings.registry import PAIRED_RULES, paired_rule, rule
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 from tests.synthetic import SCENARIOS
 
 BY_HARM = [
@@ -155,7 +155,7 @@ def test_the_families_of_the_guide_come_in_a_fixed_order() -> None:
 
 def test_a_new_module_of_rules_is_found_diagnosed_listed_and_shown(tmp_path: Path) -> None:
     """Nothing but the module is added to the product."""
-    printed = run_edited(tmp_path, {}, SHOWN, files={"amp_core/findings/rules/made_up.py": MADE_UP})
+    printed = run_edited_copy(tmp_path, {}, SHOWN, files={"amp_core/findings/rules/made_up.py": MADE_UP})
     document = json.loads(printed.splitlines()[-1])
     assert document["alone"] == [["first-made-up", ""], ["last-made-up", ""], ["made-up", "first-made-up"]]
     assert document["paired"] == ["first-made-up", "last-made-up", "made-up-pair", "made-up"]

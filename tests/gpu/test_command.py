@@ -12,7 +12,7 @@ import torch
 from tests.gpu import __main__ as command
 from tests.gpu import checks, runner
 from tests.gpu.checks import Check, Place, Row
-from tests.places import ROOT
+from tests.paths import ROOT
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from amp_core import RunError, load_run
 from amp_core.__main__ import main
 from amp_core.interop import export, import_tensorboard
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 
 def test_parquet_is_itself_a_run(tmp_path: Path) -> None:

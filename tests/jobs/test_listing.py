@@ -15,7 +15,7 @@ import pytest
 from amp_core import RunError, load_run
 from amp_core.hardware.child_environment import python_path
 from amp_core.jobs import find, job_file, listing, queue, start
-from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
 HERE = os.environ | python_path()
@@ -25,14 +25,14 @@ HERE = os.environ | python_path()
 def test_job_is_one_whatever_way_leads_to_it(runs: Path, stand_in: Callable[[str], list[str]], tmp_path: Path) -> None:
     job = start(CPU, runs, command=stand_in("aborts"))
     (tmp_path / "link").symlink_to(runs)
-    wait_for(lambda: gone(job.pid))
+    wait_for(lambda: has_ended(job.pid))
     result = find(tmp_path / "link" / ".." / "runs" / job.name)  # the child is known by this name too
     assert result.folder == job.folder and result.reason is not None and "exit code 7" in result.reason
 
 
 def test_another_program_lists_the_same_jobs(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     running = start(CPU, runs, command=stand_in("with-child"))
-    until(running.folder, "running")
+    wait_for_state(running.folder, "running")
     waiting = start(CPU, runs, command=stand_in("short"))
     look = (
         "import sys; from amp_core.jobs import listing\n"
@@ -43,7 +43,7 @@ def test_another_program_lists_the_same_jobs(runs: Path, stand_in: Callable[[str
         [sys.executable, "-c", look, str(runs)], env=HERE, capture_output=True, text=True, check=True
     ).stdout
     assert out.split("\n")[:3] == [f"{waiting.name} queued 1", f"{running.name} running None", "stopped"]
-    until(waiting.folder, "finished")
+    wait_for_state(waiting.folder, "finished")
 
 
 def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
@@ -54,10 +54,10 @@ def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable
     for mode in ("endless", "dies"):
         subprocess.run([sys.executable, "-c", begin, str(runs), json.dumps(stand_in(mode))], env=HERE, check=True)
     dies, endless = listing(runs)
-    until(endless.folder, "running")
+    wait_for_state(endless.folder, "running")
     assert find(dies.folder).state == "queued"
     assert endless.stop().state == "stopped"
-    job = until(dies.folder, "lost", "failed")
+    job = wait_for_state(dies.folder, "lost", "failed")
     assert job.state == "lost" and job.reason is not None and "step 2" in job.reason  # nobody saw how it ended
     assert steps_recorded(job.folder) == 3
 
@@ -65,7 +65,7 @@ def test_job_outlives_the_program_that_started_it(runs: Path, stand_in: Callable
 def test_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("short"))
     child = queue._children.pop(job.folder)  # as after a restart of the app: nobody waits for it now
-    until(job.folder, "finished")
+    wait_for_state(job.folder, "finished")
     assert job.pid is not None
     wait_for(lambda: psutil.Process(job.pid).status() == psutil.STATUS_ZOMBIE)
     os.kill(job.pid, 0)  # the system calls it alive
@@ -75,7 +75,7 @@ def test_zombie_is_not_alive(runs: Path, stand_in: Callable[[str], list[str]]) -
 
 def test_recycled_pid_is_neither_believed_nor_signalled(runs: Path, stand_in: Callable[[str], list[str]]) -> None:
     job = start(CPU, runs, command=stand_in("endless"))
-    until(job.folder, "running")
+    wait_for_state(job.folder, "running")
     innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         record = job_file.read(job.folder)

@@ -12,7 +12,7 @@ import pytest
 from amp_core import RunError, load_run
 from amp_core.jobs import find, listing, queue, start
 from amp_core.settings.training import TrainConfig
-from tests.jobs.waiting import CPU, gone, steps_recorded, until
+from tests.jobs.job_states import CPU, has_ended, steps_recorded, wait_for_state
 from tests.waiting import wait_for
 
 
@@ -21,9 +21,9 @@ def test_job_runs_to_its_end(runs: Path, stand_in: Callable[[str], list[str]]) -
     job = start(CPU, runs, command=stand_in("short"))
     assert job.state in ("starting", "running") and job.queue_position is None and not job.stop_requested
     assert job.name == "digits-cnn-tiny-fp16-1" and job.device == "cpu" and before < job.created_ns < time.time_ns()
-    job = until(job.folder, "finished")
+    job = wait_for_state(job.folder, "finished")
     assert steps_recorded(job.folder) == 3 and job.pid is not None
-    wait_for(lambda: gone(job.pid))
+    wait_for(lambda: has_ended(job.pid))
     assert job.console()[-1] == "bye"  # without a newline, from a process that is gone: nothing is lost
     assert TrainConfig.from_dict(job.config) == CPU
     config_file = job.console()[0].split("config ")[1]
@@ -74,18 +74,18 @@ def test_one_job_per_device_the_rest_wait_in_order(runs: Path, stand_in: Callabl
     second = start(CPU, runs, "b", command=stand_in("endless"))
     third = start(CPU, runs, "c", command=stand_in("short"))
     other = start(dataclasses.replace(CPU, device="cuda:1"), runs, "d", command=stand_in("short"))
-    until(first.folder, "running")
-    until(other.folder, "finished")  # another device does not wait
+    wait_for_state(first.folder, "running")
+    wait_for_state(other.folder, "finished")  # another device does not wait
     assert (find(second.folder).state, find(second.folder).queue_position) == ("queued", 1)
     job = find(third.folder)
     assert (job.state, job.queue_position, job.reason) == ("queued", 2, "waiting for cpu: behind b")
 
     first.stop()
     pid = find(second.folder).pid
-    assert until(second.folder, "running").pid == pid  # the process that waited is the one that trains
+    assert wait_for_state(second.folder, "running").pid == pid  # the process that waited is the one that trains
     assert find(third.folder).queue_position == 1
     second.stop()
-    assert until(third.folder, "finished").console()[0] == "waiting for cpu: behind b"
+    assert wait_for_state(third.folder, "finished").console()[0] == "waiting for cpu: behind b"
     assert steps_recorded(third.folder) == 3
 
 
@@ -105,7 +105,7 @@ def test_child_finds_the_package_from_a_checkout(runs: Path, tmp_path: Path, mon
     monkeypatch.delenv("PYTHONPATH", raising=False)
     script = tmp_path / "where.py"
     script.write_text("import amp_core, os, sys; print(amp_core.__file__, os.environ['PYTHONUNBUFFERED'])")
-    job = until(start(CPU, runs, command=[sys.executable, str(script)]).folder, "failed")
+    job = wait_for_state(start(CPU, runs, command=[sys.executable, str(script)]).folder, "failed")
     import amp_core
 
     assert job.console()[-1] == f"{amp_core.__file__} 1"
@@ -116,13 +116,13 @@ def test_real_training_runs_stops_and_is_refused_what_is_not_there(runs: Path) -
     training = start(config, runs)
     refused = start(dataclasses.replace(config, device="cuda:99"), runs)
     assert (training.state, refused.device) == ("starting", "cuda:99")
-    until(training.folder, "running")
+    wait_for_state(training.folder, "running")
     wait_for(lambda: steps_recorded(training.folder) > 3)
     job = training.stop()
     run = load_run(training.folder)
     assert (job.state, run.status, job.reason) == ("stopped", "stopped", "stopped by SIGTERM")
     assert run.head.config["precision"] == "fp16" and len(run.tensors()) > 0
     assert len(run.steps) > 3 and run.steps["loss"].notna().all()
-    job = until(refused.folder, "failed")
+    job = wait_for_state(refused.folder, "failed")
     assert job.reason is not None and job.reason.startswith("device='cuda:99' is not there")
     assert load_run(refused.folder).end_reason == job.reason

@@ -15,7 +15,7 @@ from amp_core.analysis import compare
 from amp_core.figures.browser import for_browser
 from amp_core.notebook import PLOTS
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 
 NASTY = '<script>alert(1)</script><img src=x onerror="x">'
 

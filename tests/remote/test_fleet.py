@@ -9,7 +9,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT, SAMPLE_RUNS
+from tests.paths import ROOT, SAMPLE_RUNS
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

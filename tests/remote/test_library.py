@@ -10,7 +10,7 @@ import pytest
 from amp_core import RunError
 from amp_core.store.remote import runs_below
 from amp_core.store.urls import Address
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.remote.test_remote_runs import filesystem, uploaded
 
 pytest.importorskip("streamlit", reason="the app needs streamlit")

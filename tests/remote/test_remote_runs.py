@@ -12,7 +12,7 @@ from amp_core import RunError, diagnose, load_run
 from amp_core.store import upload
 from amp_core.store.packing import pack
 from amp_core.store.writer import RunWriter
-from tests.places import SAMPLE_RUNS
+from tests.paths import SAMPLE_RUNS
 from tests.waiting import wait_for
 
 

@@ -18,7 +18,7 @@ import torch
 from amp_core import load_run
 from amp_core.store import resilient_writer, segment_writer
 from amp_core.store.run import Run
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.record.loops import train
 
 STEPS = 30

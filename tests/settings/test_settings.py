@@ -9,7 +9,7 @@ from amp_core.cli import settings
 from amp_core.settings.setting import settings_of
 from amp_core.settings.training import TrainConfig
 from amp_core.train.engine.resume import MAY_CHANGE
-from tests.edited import run_edited
+from tests.edited_package import run_edited_copy
 
 FIELD = (
     'ema_decay: float | None = setting(None, "positive", "decay of the moving average of the weights", '
@@ -60,7 +60,9 @@ recorded = config.to_dict() | {"size": "tiny"}
 assert again.settings(recorded)["ema_decay"] == 0.9 and again.left_out(recorded) == []
 print("right")
 """
-    assert run_edited(tmp_path, {"amp_core/settings/training.py": ("evaluate: bool", FIELD)}, code).strip() == "right"
+    assert (
+        run_edited_copy(tmp_path, {"amp_core/settings/training.py": ("evaluate: bool", FIELD)}, code).strip() == "right"
+    )
 
 
 def test_every_setting_has_help_and_fits_its_default():

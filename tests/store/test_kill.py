@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from amp_core import load_run
-from tests.places import ROOT
+from tests.paths import ROOT
 
 # Forks one writer after another. Each notes every step in a file of its own after `append` has returned.
 KILLED = """

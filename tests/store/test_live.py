@@ -10,7 +10,7 @@ import pytest
 
 from amp_core import load_run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.waiting import wait_for
 
 LIVE = """

@@ -23,7 +23,7 @@ from amp_core.store.packing import pack, unpack
 from amp_core.store.run import Run
 from amp_core.store.untrusted import limits, zip_directory
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OLD = b"PK\x05\x06" + bytes(18)
 """A zip with nothing in it."""

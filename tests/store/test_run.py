@@ -21,7 +21,7 @@ from amp_core.schema import TABLES
 from amp_core.store import segment_reader, sources
 from amp_core.store.segment_reader import File, read_parquet, read_stream
 from amp_core.store.writer import RunWriter
-from tests.written import HEAD, write_steps
+from tests.run_folders import HEAD, write_steps
 
 
 def test_tensors_are_chosen_by_kind_name_and_steps(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from amp_core import load_run
 from amp_core.schema import TABLES
 from amp_core.store import segment_writer
 from amp_core.store.writer import RunWriter
-from tests.written import files, write_steps
+from tests.run_folders import files, write_steps
 
 
 def test_full_segments_are_sealed_while_writing_continues(tmp_path: Path) -> None:

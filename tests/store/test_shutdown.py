@@ -17,7 +17,7 @@ from amp_core import load_run
 from amp_core.store import shutdown
 from amp_core.store.run import Run
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OPENED = "writer = RunWriter(sys.argv[1])\nwriter.append('steps', {'step': [0]})\n"
 

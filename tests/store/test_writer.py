@@ -21,8 +21,8 @@ from amp_core.hardware.host import process_alive, this_process
 from amp_core.schema import TABLES
 from amp_core.store.atomic import replace_file
 from amp_core.store.writer import RunWriter
-from tests.places import ROOT
-from tests.written import files, write_steps
+from tests.paths import ROOT
+from tests.run_folders import files, write_steps
 
 NAN, INF = math.nan, math.inf
 

@@ -15,7 +15,7 @@ from amp_core.__main__ import main
 from amp_core.train import TrainConfig, cpu_layers
 from amp_core.train.engine.recipes import Precision
 from amp_core.train.workloads import build
-from tests.places import ROOT
+from tests.paths import ROOT
 
 OWN = """
 import torch

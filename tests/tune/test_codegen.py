@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 from amp_core.train import TrainConfig, train
 from amp_core.train.workloads import build
 from amp_core.tune.codegen import FRAMEWORKS, SUPPORTED_PRECISIONS, code_for
-from tests.places import ROOT
+from tests.paths import ROOT
 
 NEEDS = {"plain": (), "accelerate": ("accelerate",), "transformers": ("transformers", "accelerate")}
 NEEDS |= {"lightning": ("lightning",)}

@@ -21,7 +21,7 @@ from amp_core.report import report_html
 from amp_core.schema import TABLES
 from amp_core.views import CLASSES, LOSS, LOSS_SCALE, MEMORY, MULTI_RUN_VIEWS, RANGES, RUN_VIEWS, View, uncached
 from amp_core.views.tensors import shown_kind
-from tests.places import ROOT
+from tests.paths import ROOT
 from tests.synthetic import SAMPLES, SCENARIOS, live, write
 
 PAGES = (

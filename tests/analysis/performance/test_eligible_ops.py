@@ -12,7 +12,7 @@ from amp_core.analysis.performance.eligible_ops import REASONS
 from amp_core.analysis.performance.gemm_shapes import padding_frac, product, unaligned
 from amp_core.hardware.data_sheets import dense_rates
 from tests.analysis.performance.test_tensor_cores import made
-from tests.counted import calls_of
+from tests.call_count import count_calls
 from tests.synthetic_kernels import GPU, kernel
 
 HALF, FLOAT = "c10::Half", "float"
@@ -189,7 +189,7 @@ def test_work_grows_with_the_number_of_layers_and_no_faster(tmp_path: Path) -> N
         ]
         run = made(tmp_path / str(layers), rows)
         assert len(matrix_ops(run)) == layers
-        return calls_of(lambda: matrix_ops(run))
+        return count_calls(lambda: matrix_ops(run))
 
     calls(10)  # what is imported or remembered at first
     assert calls(2000) < 2.5 * calls(1000)
