@@ -108,7 +108,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
+def foreign_run(tmp_path: Path) -> Path:
     """The folder of a run that another program wrote, with only its head."""
     folder = tmp_path / "theirs"
     folder.mkdir()

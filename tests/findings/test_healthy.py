@@ -1,4 +1,4 @@
-"""Silence over what is healthy, and speed over what is long."""
+"""Healthy runs have no findings, and long runs are diagnosed quickly."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ HEALTHY_SAMPLES = ("bf16", "fp16-healthy", "fp32")
 STEPS, TENSORS = 10_000, 300
 
 
-def grave(run: Run) -> list[Finding]:
+def errors_and_warnings(run: Run) -> list[Finding]:
     return [f for f in diagnose(run) if f.severity != "info"]
 
 
 @pytest.mark.parametrize("name", HEALTHY_SAMPLES)
 def test_healthy_samples_raise_no_warning(name: str) -> None:
-    assert grave(load_run(SAMPLES[name])) == []
+    assert errors_and_warnings(load_run(SAMPLES[name])) == []
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -31,7 +31,7 @@ def test_healthy_samples_raise_no_warning(name: str) -> None:
 def test_built_in_workloads_raise_no_warning(workload: str, seed: int, precision: str, tmp_path: Path) -> None:
     config = TrainConfig(workload=workload, precision=precision, steps=12, seed=seed, device="cpu", evaluate=False)
     train(config, tmp_path / "run")
-    assert grave(load_run(tmp_path / "run")) == []
+    assert errors_and_warnings(load_run(tmp_path / "run")) == []
 
 
 def long_run(folder: Path) -> Path:
@@ -66,7 +66,7 @@ def long_run(folder: Path) -> Path:
 
 def test_a_long_run_is_diagnosed_without_a_call_for_each_row(tmp_path: Path) -> None:
     folder = long_run(tmp_path / "run")
-    findings = diagnose(load_run(folder))  # what is imported at first is not the run's
+    findings = diagnose(load_run(folder))  # the first call imports modules
     rows = load_run(folder).table("tensors").num_rows
     assert rows == 2 * STEPS // 10 * TENSORS
     assert count_calls(lambda: diagnose(load_run(folder))) < rows

@@ -32,7 +32,7 @@ def test_a_trace_becomes_a_run(tmp_path):
     assert "2 marked steps" in run.events["detail"].iloc[0]
 
 
-def test_ranks_have_segments_of_their_own(tmp_path):
+def test_each_rank_has_its_own_segments(tmp_path):
     files = [trace_of(tmp_path, rank, f"{rank}.json") for rank in (2, 0)]
     run = load_run(import_traces(files, tmp_path / "run"))
     run.validate(full=True)
@@ -43,11 +43,11 @@ def test_ranks_have_segments_of_their_own(tmp_path):
     assert per_rank[0] == per_rank[2] == 1700
 
 
-def test_a_trace_of_a_later_rank_alone_is_a_run_too(tmp_path):
+def test_the_trace_of_a_later_rank_alone_becomes_a_run_too(tmp_path):
     run = load_run(import_traces([trace_of(tmp_path, 3)], tmp_path / "run"))
     run.validate(full=True)
     assert set(run.kernels["rank"]) == {3} and run.head.world_size == 4 and run.status == "finished"
-    assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the other ranks' traces were not given
+    assert not [f for f in diagnose(run) if f.code == "rank-ended"]  # the traces of the other ranks are missing
 
 
 def test_traces_without_a_rank_are_numbered_in_order(tmp_path):
@@ -62,14 +62,14 @@ def test_two_traces_of_one_rank_are_refused(tmp_path):
         import_traces(files, tmp_path / "run")
 
 
-def test_nothing_is_written_where_a_trace_is_broken(tmp_path):
+def test_nothing_is_written_if_a_trace_is_damaged(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RunError, match=r"trace='bad\.json' is cut off"):
         import_traces([trace_of(tmp_path), tmp_path / "bad.json"], tmp_path / "runs" / "run")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["bad.json", "t.json"]
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_folder_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("x")
     with pytest.raises(RunError, match="exists already"):
@@ -77,7 +77,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path):
     assert [f.name for f in (tmp_path / "run").iterdir()] == ["mine"]
 
 
-def test_command_prints_where_and_what(tmp_path, capsys):
+def test_the_command_prints_the_folder_and_a_summary(tmp_path, capsys):
     assert main(["import-trace", str(trace_of(tmp_path, name="t.json.gz")), "--out", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == str(tmp_path / "run")
@@ -88,7 +88,7 @@ def test_command_prints_where_and_what(tmp_path, capsys):
     assert main(["import-trace", "--out", "x"]) == 2
 
 
-def test_device_with_the_most_work_is_the_runs(tmp_path):
+def test_the_device_with_the_most_work_is_that_of_the_run(tmp_path):
     document = training()
     for event in document["traceEvents"]:
         event.get("args", {}).update({"device": 2} if "device" in event.get("args", {}) else {})

@@ -1,4 +1,4 @@
-"""What a trace becomes: numbers that can be added up by hand, in every layout, and traces that torch itself wrote."""
+"""The rows of a trace: numbers that can be added up by hand, in every layout, and traces that torch wrote."""
 
 import json
 
@@ -17,7 +17,7 @@ def read(tmp_path, document, name="trace.json"):
 
 
 def us(rows, column):
-    """Time by what stands in a column; "" where nothing does."""
+    """Time by the values of a column; "" for null."""
     return rows.groupby(rows[column].fillna(""))["total_us"].sum().to_dict()
 
 
@@ -34,7 +34,7 @@ def test_every_layout_gives_the_same_rows(tmp_path, layout):
     pd.testing.assert_frame_equal(rows, new)
 
 
-def test_kernels_are_tied_to_operator_phase_shapes_and_precision(tmp_path, layout):
+def test_kernels_have_their_operator_phase_shapes_and_precision(tmp_path, layout):
     _, rows = read(tmp_path, training(layout))
     assert set(rows["step"]) == {5} and set(rows["steps"]) == {2} and set(rows["device"]) == {"cuda:0"}
     assert us(rows, "phase") == {"forward": 600, "backward": 1000, "optimizer": 100}
@@ -89,12 +89,12 @@ def test_phases_of_steps_are_times_of_the_device(tmp_path, layout):
     assert steps["step"].tolist() == [5, 6] and steps["step_ms"].tolist() == [0.99, 0.99]
     assert steps["time_s"].tolist() == pytest.approx([0.99e-3, 1.99e-3])
     assert steps["data_ms"].tolist() == [0.1, 0.1]
-    assert steps["forward_ms"].tolist() == pytest.approx([0.35, 0.35])  # until the ReLU is done at 450
+    assert steps["forward_ms"].tolist() == pytest.approx([0.35, 0.35])  # until the end of the ReLU at 450
     assert steps["backward_ms"].tolist() == pytest.approx([0.31, 0.31])  # until the last product at 760
     assert steps["optimizer_ms"].tolist() == pytest.approx([0.19, 0.19])
 
 
-def test_operators_are_of_the_first_step(tmp_path):
+def test_operators_are_those_of_the_first_step(tmp_path):
     trace, _ = read(tmp_path, training())
     ops = pd.DataFrame(trace.ops).set_index("op")
     assert set(ops["step"]) == {5} and (ops["count"] == 1).all()
@@ -109,7 +109,7 @@ def test_operators_are_of_the_first_step(tmp_path):
     ("modules", "name", "whole"),
     [("ampscope", "blocks.0.fc", ""), ("python", "Net_0.Linear_3", "Net_0"), (None, None, None)],
 )
-def test_modules_are_those_around_the_operator_and_in_backward_its_forwards(tmp_path, modules, name, whole):
+def test_the_module_is_that_of_the_operator_or_in_backward_of_its_forward(tmp_path, modules, name, whole):
     trace, rows = read(tmp_path, training(modules=modules))
     products = rows[rows["category"] == "gemm"]
     assert set(products["phase"]) == {"forward", "backward"} and set(products["module"]) == {name}
@@ -128,7 +128,7 @@ def test_without_marked_steps_the_trace_is_one_window_without_a_number(tmp_path)
     assert window["step"] is None and window["wall_us"] == 1960 and window["busy_us"] == 1580
 
 
-def test_steps_that_do_not_follow_one_another_are_windows_of_their_own(tmp_path):
+def test_non_consecutive_steps_are_separate_windows(tmp_path):
     document = training(steps=3)
     for event in document["traceEvents"]:
         if event["name"] == "ProfilerStep#7":
@@ -139,7 +139,7 @@ def test_steps_that_do_not_follow_one_another_are_windows_of_their_own(tmp_path)
     assert rows[rows["step"] == 50]["total_us"].sum() == 850
 
 
-def test_what_was_launched_outside_of_the_steps_has_no_step(tmp_path):
+def test_kernels_launched_outside_the_steps_have_no_step(tmp_path):
     document = training(steps=2)
     document["traceEvents"] = [e for e in document["traceEvents"] if e["name"] != "ProfilerStep#6"]
     trace, rows = read(tmp_path, document)
@@ -158,7 +158,7 @@ def test_kernels_of_a_graph_belong_to_the_call_that_launched_it(tmp_path):
     assert rows[["op", "count", "total_us"]].values.tolist() == [["aten::graph_user", 3, 30]]
 
 
-def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_path):
+def test_kernels_without_their_call_are_linked_by_external_id_or_not_at_all(tmp_path):
     lone = Made()
     lone.op("aten::mm", 0, 50)
     lone.event("kernel", "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN", 20, 10, 7, correlation=9, device=0)
@@ -169,7 +169,7 @@ def test_kernels_without_their_call_are_tied_by_external_id_or_not_at_all(tmp_pa
     assert rows["op"].fillna("").tolist() == ["aten::mm", ""] and rows["phase"].fillna("").tolist() == ["forward", ""]
 
 
-def test_an_operators_own_time_on_a_cpu_is_without_those_inside_it_and_without_watching(tmp_path):
+def test_the_own_time_of_a_cpu_operator_excludes_inner_operators_and_watching(tmp_path):
     cpu = Made()
     cpu.op("aten::linear", 0, 100)
     cpu.op("aten::addmm", 20, 60)
@@ -187,7 +187,7 @@ def test_a_copy_between_types_is_a_cast_where_both_are_known(tmp_path):
     assert sum(trace.ops["cast_bytes"]) == 16 * 4 * 2
 
 
-def test_several_devices_have_a_window_each(tmp_path):
+def test_each_device_has_its_own_window(tmp_path):
     document = training()
     for event in document["traceEvents"]:
         if event["name"] == made.NCCL:
@@ -200,7 +200,7 @@ def test_several_devices_have_a_window_each(tmp_path):
     assert us(rows, "device") == {"cuda:0": 1300, "cuda:1": 400}
 
 
-def test_inference_is_forward(tmp_path):
+def test_inference_counts_as_forward(tmp_path):
     quiet = Made()
     quiet.op("aten::mm", 0, 50)
     quiet.kernel(made.GEMM, 20, 10, 5)
@@ -223,7 +223,7 @@ def test_a_second_micro_batch_and_zero_grad_between_do_not_hide_forward(tmp_path
     assert us(rows, "phase") == {"forward": 20, "backward": 20, "optimizer": 10, "": 10}
 
 
-def test_amp_scopes_own_kernels_are_separate(tmp_path):
+def test_kernels_of_ampscope_are_separate(tmp_path):
     own = Made()
     own.event("mark", "ProfilerStep#0", 0, 1000, 1)
     own.event("mark", "ampscope.phase:data", 0, 1, 1)
@@ -247,13 +247,14 @@ def test_amp_scopes_own_kernels_are_separate(tmp_path):
     trace, rows = read(tmp_path, own.document())
     assert us(rows, "phase") == {"forward": 100, "watch": 100, "backward": 50, "optimizer": 20}
     (window,) = pd.DataFrame(trace.windows).to_dict("records")
-    # Alone from 300 to 350; idle while it was at work: 150 to 200, 350 to 400 and 545 to 560.
+    # Its kernels run alone from 300 to 350; the device is idle during its host work: 150 to 200, 350 to 400, 545 to
+    # 560.
     assert (window["data_us"], window["watch_us"]) == (100, 50 + 50 + 50 + 15)
     assert window["busy_us"] + window["idle_us"] == window["wall_us"] == 1000
 
 
 def test_phases_may_be_marked_on_any_thread(tmp_path):
-    """On a GPU the hooks that mark backward and its end run on a thread of autograd's."""
+    """On a GPU the hooks that mark backward and its end run on a thread of autograd."""
     marked = Made()
     marked.event("mark", "ampscope.phase:forward", 0, 1, 1)
     marked.op("aten::mm", 5, 5)
@@ -306,7 +307,7 @@ def test_a_trace_of_a_cpu_has_operators_and_their_own_time(tmp_path):
     assert inside["total_us"].sum() == pytest.approx(windows["kernel_us"].sum())
 
 
-def test_head_of_the_trace(tmp_path):
+def test_the_head_has_the_facts_of_the_trace(tmp_path):
     trace, _ = read(
         tmp_path,
         training(

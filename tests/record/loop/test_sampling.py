@@ -1,4 +1,4 @@
-"""Sampling with invented costs: exact intervals."""
+"""Sampling with made-up costs: exact intervals."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from amp_core.record.loop.sampling import MAX_STRETCH, REMEMBERED, Sampling
 
 
 def run(sampling, steps, bare_ms, sample_ms, other_ms):
-    """Steps that were sampled, and the changes of the interval, where costs are as given."""
+    """The sampled steps and the changes of the interval for these costs."""
     sampled, changes = [], {}
     for step in range(steps):
-        assert sampling.due(step) == sampling.due(step), "a step keeps its answer"
+        assert sampling.due(step) == sampling.due(step), "a step stays sampled or not"
         watch = sample_ms if sampling.due(step) else other_ms
         sampled += [step] if sampling.due(step) else []
         changed = sampling.learn(sampling.due(step), bare_ms + watch, watch)
@@ -23,12 +23,12 @@ def share(sampled, steps, bare_ms, sample_ms, other_ms):
     return watch / (steps * bare_ms + watch)
 
 
-def test_without_a_budget_every_nth_step():
+def test_without_a_budget_every_nth_step_is_sampled():
     sampled, changes = run(Sampling(7), 50, 1.0, 100.0, 10.0)
     assert sampled == list(range(0, 50, 7)) and changes == {}
 
 
-def test_a_budget_that_is_kept_changes_nothing():
+def test_a_budget_that_is_not_exceeded_changes_nothing():
     sampled, changes = run(Sampling(10, budget=0.03), 100, 100.0, 5.0, 0.5)
     assert sampled == list(range(0, 100, 10)) and changes == {}
 
@@ -42,7 +42,7 @@ def test_the_interval_is_stretched_just_enough(budget):
     assert changes == {}
     assert share(later, 4000, *costs) <= budget
     twice = [s for s in range(4000) if s % (sampling.interval // 2) == 0]
-    assert share(twice, 4000, *costs) > budget, "half the interval would not have done"
+    assert share(twice, 4000, *costs) > budget, "half the interval would exceed the budget"
 
 
 def run_on(sampling, start, steps, costs):
@@ -63,7 +63,7 @@ def test_sampled_steps_lie_on_multiples_of_the_interval():
     assert all(s % sampling.interval == 0 for s in sampled if s > last_change)
 
 
-def test_it_comes_back_when_steps_grow_longer():
+def test_the_interval_shrinks_again_when_steps_become_longer():
     sampling = Sampling(2, budget=0.03)
     run(sampling, 200, 10.0, 20.0, 0.1)
     stretched = sampling.interval
@@ -71,13 +71,13 @@ def test_it_comes_back_when_steps_grow_longer():
     assert sampling.interval == 2 < stretched
 
 
-def test_where_even_unsampled_steps_cost_too_much_sampling_is_as_rare_as_it_gets():
+def test_sampling_is_as_rare_as_possible_if_even_unsampled_steps_exceed_the_budget():
     sampling = Sampling(1, budget=0.01)
     run(sampling, 40, 1.0, 5.0, 1.0)
     assert sampling.interval == MAX_STRETCH
 
 
-def test_one_slow_sample_is_no_reason():
+def test_one_slow_sample_does_not_change_the_interval():
     sampling = Sampling(10, budget=0.03)
     for step in range(100):
         watch = 900.0 if step == 40 else 5.0 if sampling.due(step) else 0.1
@@ -85,7 +85,7 @@ def test_one_slow_sample_is_no_reason():
     assert sampling.interval == 10
 
 
-def test_the_cost_of_writing_a_sample_a_step_later_is_the_samples():
+def test_the_cost_of_writing_a_sample_one_step_later_counts_for_the_sample():
     """Rows of a sampled step are written as the next one begins."""
     sampling = Sampling(1, budget=0.03)
     run(sampling, 3, 100.0, 40.0, 0.5)

@@ -1,4 +1,4 @@
-"""The largest value of each channel, and measuring with it as a cap, against what torch itself makes of both."""
+"""The largest value of each channel, and measuring with it as a cap, compared with plain torch."""
 
 import math
 from typing import Any
@@ -28,25 +28,27 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1), (2, 3, 4), (3, 5, 6, 2), (300, 9), (4, 700)])
-def test_the_largest_of_each_channel_is_what_torch_finds(path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_the_largest_value_of_each_channel_is_that_of_plain_torch(
+    path: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     values = torch.randn(shape).to(dtype)
     values.view(-1)[:: max(1, values.numel() // 5)] = torch.tensor(SPECIAL[2:4] * 9, dtype=dtype)[
         : len(values.view(-1)[:: max(1, values.numel() // 5)])
     ]
     for channel in range(len(shape)):
-        wanted = values.abs().amax([d for d in range(len(shape)) if d != channel])
-        assert torch.equal(channel_largest(values, channel), wanted)
+        expected = values.abs().amax([d for d in range(len(shape)) if d != channel])
+        assert torch.equal(channel_largest(values, channel), expected)
         turned = values.transpose(0, -1)
-        wanted = turned.abs().amax([d for d in range(len(shape)) if d != channel])
-        assert torch.equal(channel_largest(turned, channel), wanted)
+        expected = turned.abs().amax([d for d in range(len(shape)) if d != channel])
+        assert torch.equal(channel_largest(turned, channel), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_infinities_and_nans_are_larger_than_anything(path: str, dtype: torch.dtype) -> None:
+def test_infinities_and_nans_count_as_largest(path: str, dtype: torch.dtype) -> None:
     values = torch.tensor([[1.0, math.inf, math.nan], [-2.0, math.nan, -math.inf]], dtype=dtype)
-    found = channel_largest(values, 1)
-    assert found[0] == 2 and found[1].isnan() and found[2].isnan()
+    largest = channel_largest(values, 1)
+    assert largest[0] == 2 and largest[1].isnan() and largest[2].isnan()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])
@@ -90,7 +92,7 @@ def exponents(packed: torch.Tensor) -> list[float]:
     return packed[layout.LEADING :].tolist()
 
 
-@settings(deadline=None)  # the kernel compiles in the first example
+@settings(deadline=None)  # the first example compiles the kernel
 @given(st.data())
 def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
@@ -102,7 +104,7 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
     cap = Cap(most, inner)
     got = measuring.measure_together([values.view(outer, count, inner)], [cap])
     wide = most.repeat_interleave(inner).repeat(outer)
-    wanted = [
+    expected = [
         min(abs(v), c) if not math.isnan(c) and not math.isnan(v) else abs(v)
         for v, c in zip(values.tolist(), wide.tolist(), strict=True)
     ]
@@ -114,7 +116,7 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "row"), [((300, 700), 0), ((300, 700), 1), ((40, 30, 3, 3), 0), ((5000, 41), 1)])
-def test_tensors_cut_between_threads_keep_their_caps(
+def test_tensors_split_between_threads_keep_their_caps(
     dtype: torch.dtype, shape: tuple[int, ...], row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "SHARE", 1 << 13)
@@ -133,7 +135,7 @@ def test_tensors_cut_between_threads_keep_their_caps(
     assert exponents(third) == exponents(measure_plain(torch.minimum(grad.abs(), cap.largest.view(view))))
 
 
-def test_a_cap_below_what_the_dtype_holds_is_zero_there() -> None:
+def test_a_cap_below_the_smallest_value_of_the_dtype_is_zero() -> None:
     grad = torch.ones(2, 3, dtype=torch.float16)
     cap = cap_for(grad, torch.tensor([2.0**-40, 1e30], dtype=torch.bfloat16), 0, 2)
     assert cap is not None

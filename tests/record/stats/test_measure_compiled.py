@@ -1,4 +1,4 @@
-"""The compiled kernels of `measure` in processes of their own: code that is kept, and the GPU's without a GPU."""
+"""The compiled kernels of `measure` in separate processes: cached code, and the GPU kernel without a GPU."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import amp_core
 
 
 def fresh_process(code: str, package: Path, **environment: str) -> str:
-    """Run Python code where `amp_core` is the one beside `package`; returns what it prints."""
+    """Run Python code that imports `amp_core` from beside `package`; returns its output."""
     settings = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA", "XDG"))} | environment
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=package.parent, env=settings, capture_output=True, text=True, timeout=600
@@ -22,7 +22,8 @@ def fresh_process(code: str, package: Path, **environment: str) -> str:
 
 
 def test_compiled_code_is_reused(tmp_path):
-    """Numba never finds a kernel again whose closure holds other kernels, and then leaves one more file each time."""
+    """Numba never finds the cached code of a kernel whose closure holds other kernels, and then adds a file each
+    time."""
     code = (
         "import torch; from amp_core.record.stats.numba import measure as m; torch.set_num_threads(2); m.SHARE = 2048;"
         "assert m.measure_cpu([torch.ones(9000)])[7 + 149] == 9000;"
@@ -35,8 +36,8 @@ def test_compiled_code_is_reused(tmp_path):
     assert sorted(tmp_path.rglob("*.nbc")) == files
 
 
-def test_nowhere_to_keep_compiled_code(tmp_path):
-    """An installation that cannot be written, and a home that cannot either: compiled anew, and that is all."""
+def test_kernels_work_if_no_cache_folder_can_be_written(tmp_path):
+    """If neither the installation nor the home folder is writable, kernels are compiled in every process."""
     package = tmp_path / "amp_core"
     shutil.copytree(Path(amp_core.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
@@ -105,8 +106,8 @@ print("all the same")
 """
 
 
-def test_the_triton_kernel_in_its_interpreter():
-    """On NumPy instead of a GPU: the same source, the same numbers."""
+def test_the_triton_kernel_measures_correctly_in_tritons_interpreter():
+    """The same source on NumPy instead of a GPU, with the same numbers."""
     pytest.importorskip("triton", reason="the CUDA kernel needs triton")
     package = Path(amp_core.__file__).parent
     assert fresh_process(TRITON, package, TRITON_INTERPRET="1") == "all the same"
@@ -149,7 +150,7 @@ print("compiled")
 
 
 def test_the_triton_kernel_compiles_without_a_gpu(tmp_path):
-    """For an A100: the interpreter takes code that the compiler refuses."""
+    """For an A100: the interpreter accepts code that the compiler refuses."""
     pytest.importorskip("triton", "3.3", reason="before triton 3.3 its compiler is called in another way")
     package = Path(amp_core.__file__).parent
     assert fresh_process(COMPILE, package, TRITON_CACHE_DIR=str(tmp_path)) == "compiled"
