@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.hooks import RemovableHandle
 
 from tests.record.random_copies import COPIES
-from tests.record.random_hooks import put_hooks_on
+from tests.record.random_hooks import attach_hooks
 from tests.record.random_models import WIDTH
 
 Act = Callable[[Any], None]

@@ -15,11 +15,11 @@ class Add(nn.Module):
 
 
 @pytest.fixture
-def heard():
-    yield (told := [])
-    assert not _listened and not _patched and torch.nn.Module._compiled_call_impl is None, "nothing is left"
+def notified():
+    yield (notifications := [])
+    assert not _listened and not _patched and torch.nn.Module._compiled_call_impl is None, "no listener stays"
     assert "_compiled_call_impl" not in vars(Add)
-    assert told is not None
+    assert notifications is not None
 
 
 def test_listeners_receive_arguments_and_output_and_are_not_stored_in_the_module(notified):
