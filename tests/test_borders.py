@@ -1,4 +1,4 @@
-"""The borders of the house: which heavy packages a fresh process has loaded after importing a part of it."""
+"""Import borders: the heavy packages that a fresh process has loaded after importing a part of the product."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ READING = [
 ]
 
 
-def test_the_half_that_reads_runs_without_torch_and_streamlit() -> None:
+def test_reading_needs_neither_torch_nor_streamlit() -> None:
     for name in (
         "store.run",
         "jobs",
@@ -54,7 +54,7 @@ def test_the_half_that_reads_runs_without_torch_and_streamlit() -> None:
     assert loaded(READING, ("torch", "streamlit", "plotly")) == []
 
 
-def test_figures_and_reports_need_plotly_alone() -> None:
+def test_figures_and_reports_need_only_plotly() -> None:
     assert loaded(modules("amp_core/figures", "amp_core/report"), ("torch", "streamlit", "plotly")) == ["plotly"]
 
 
@@ -69,27 +69,27 @@ FRAMEWORKS = {
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_is_imported_by_its_own_module_alone(framework: str) -> None:
+def test_a_framework_is_imported_only_by_its_module(framework: str) -> None:
     importing = {f.name for f in (ROOT / "amp_core").rglob("*.py") if framework in imports(f)}
     assert importing == FRAMEWORKS[framework]
 
 
-def test_the_half_that_records_needs_neither_plotly_nor_streamlit() -> None:
+def test_recording_needs_neither_plotly_nor_streamlit() -> None:
     stems = {Path(file).stem for files in FRAMEWORKS.values() for file in files}
     own = {f"amp_core.record.{place}{stem}" for stem in stems for place in ("", "frameworks.")}
     names = [name for name in modules("amp_core/record", "amp_core/train", "amp_core/tune") if name not in own]
-    if find_spec("triton") is None:  # comes with torch's CUDA builds, and is imported for CUDA tensors alone
+    if find_spec("triton") is None:  # part of torch's CUDA builds, and imported only for CUDA tensors
         names.remove("amp_core.record.stats.triton.measure")
     assert "amp_core.record.recorder" in names and "amp_core.train.engine.training" in names
     assert loaded(names, ("torch", "streamlit", "plotly")) == ["torch"]
 
 
-def test_the_package_itself_is_light() -> None:
+def test_importing_the_package_loads_nothing_heavy() -> None:
     assert loaded(["amp_core"], ("torch", "streamlit", "plotly", "pandas", "sklearn", "numba")) == []
 
 
 def imports(file: Path) -> set[str]:
-    """Top-level packages that a file imports anywhere in it, in functions and for type checking too."""
+    """Top-level packages that a file imports, including imports in functions and for type checking."""
     result: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

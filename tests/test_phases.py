@@ -10,7 +10,7 @@ from amp_core.schema import TABLES
 from tests.edited_package import run_edited_copy
 
 
-def test_the_phases_are_written_once_and_in_one_order():
+def test_the_phases_are_defined_once_and_in_one_order():
     names = ["data", "forward", "backward", "optimizer", "watch"]
     assert list(phases.PHASES) == names == list(step_phases.PHASES) and (*names, "other") == PHASES
     assert phases.COLUMNS == tuple(f"{name}_ms" for name in names) == TIMES[1:]
@@ -19,7 +19,7 @@ def test_the_phases_are_written_once_and_in_one_order():
     assert set(ranks.WAITING_PHASES["fsdp"]) < set(phases.COLUMNS)
 
 
-def test_a_phase_more_is_recorded_analysed_and_drawn(tmp_path):
+def test_an_added_phase_is_recorded_analysed_and_drawn(tmp_path):
     line = 'Phase("communicate", "talking to ranks", "time between ranks"),'
     code = """
 from amp_core import load_run
