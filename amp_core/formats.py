@@ -62,7 +62,7 @@ class Format:
     autocast: bool = False
     """Whether torch.autocast takes its dtype."""
     family: str = ""
-    """What GPUs, data sheets and kernel names call it, e.g. `fp8` for both FP8 formats; empty where that
+    """What GPUs, data sheets and kernel names call it, e.g. `fp8` for both FP8 formats; empty if that
     is its name. See `kernel_precision`."""
     spellings: tuple[str, ...] = ()
     """Other names of its dtype in lower case: of C++, CUDA and CUTLASS (`half`, `__half`, `half_t`), without the

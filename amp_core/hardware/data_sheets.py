@@ -29,7 +29,7 @@ class Rates:
         return self.tf32 is not None
 
     def peak(self, precision: str) -> float | None:
-        """Peak for inputs of this precision, TFLOP/s; None where it is not listed."""
+        """Peak for inputs of this precision, TFLOP/s; None if it is not listed."""
         return {"fp32": self.fp32, "tf32": self.tf32, "fp16": self.half, "bf16": self.half}.get(precision)
 
 

@@ -70,7 +70,7 @@ class Gpu:
 
     name: str
     capability: tuple[int, int] | None
-    """Compute capability; None where it is not known, and for GPUs that are not NVIDIA's."""
+    """Compute capability; None if it is not known, and for GPUs that are not NVIDIA's."""
 
     @property
     def known(self) -> bool:
@@ -79,7 +79,7 @@ class Gpu:
 
     @property
     def architecture(self) -> str | None:
-        """The generation, e.g. `Ampere`; None where it is not known."""
+        """The generation, e.g. `Ampere`; None if it is not known."""
         if not self.known or self.capability is None:
             return None
         return next((name for since, name in _ARCHITECTURES if self.capability >= since), None)

@@ -23,7 +23,7 @@ MAX_RUNS = 16
 def report_html(runs: Sequence[Run]) -> str:
     """The report as one HTML document; the first of several runs is the baseline.
 
-    Raises `RunError` where there is no run, more than `MAX_RUNS`, or one without a step.
+    Raises `RunError` if there is no run, more than `MAX_RUNS`, or one without a step.
     """
     runs = list(runs)
     if not 1 <= len(runs) <= MAX_RUNS:

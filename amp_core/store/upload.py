@@ -68,7 +68,7 @@ class Shipment:
         return {path.rstrip("/").rpartition("/")[2] for path in paths} - {"", self._root.rpartition("/")[2]}
 
     def begin(self, head: bytes) -> None:
-        """Write the first `run.json`. Raises `RunError` where the address cannot be written."""
+        """Write the first `run.json`. Raises `RunError` if the address cannot be written."""
         try:
             with errors_as_run_error(self.address, "into", "cannot be written"):
                 self._put("run.json", head)

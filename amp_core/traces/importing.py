@@ -88,7 +88,7 @@ def _summary(traces: dict[int, Trace]) -> str:
 
 
 def _date(began_us: float) -> str | None:
-    """When it was recorded; None where the trace counts from the start of the machine and not from 1970."""
+    """When it was recorded; None if the trace counts from the start of the machine and not from 1970."""
     if not 1e15 < began_us < 1e16:  # the years 2001 to 2286
         return None
     moment = datetime.datetime.fromtimestamp(began_us / 1e6, datetime.UTC)

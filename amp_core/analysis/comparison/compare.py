@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run], *, repeatedly: bool = False) -> Comparison:
     `repeatedly`: seeds are added and tested again until parity is decided, as `ampscope tune` does; each test is
     stricter then (`amp_core.analysis.comparison.parity`).
 
-    `.table` has one row per run, NaN where not measured:
+    `.table` has one row per run, NaN if not measured:
     run (label), precision, status, steps, recipe (label of its row in `.recipes`), seed;
     warmup_steps (left out of timings), timed_steps, step_ms (median), step_ms_low, step_ms_high (quartiles),
     samples_per_s, speed_ratio, speed_ratio_low, speed_ratio_high (95 % interval), speed_verdict: against the

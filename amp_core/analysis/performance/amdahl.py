@@ -17,7 +17,7 @@ from amp_core.analysis.performance.step_cost import MATRIX_PARTS, StepCost
 
 @dataclass(frozen=True)
 class Amdahl:
-    """How much faster a step could become: factors over the present step, 1 for no gain."""
+    """How much faster a step could become: factors over the current step, 1 for no gain."""
 
     matrix_frac: float
     """Share of the time in matrix kernels."""

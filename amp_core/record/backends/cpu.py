@@ -69,7 +69,7 @@ def resident_bytes() -> int:
 
 @functools.cache
 def _statm(pid: int) -> int | None:
-    """The file with this process's memory in pages; None where there is none (not Linux). It stays open, because
+    """The file with this process's memory in pages; None if there is none (not Linux). It stays open, because
     opening it takes longest."""
     try:
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -88,7 +88,7 @@ def _texts(values: tuple[str, ...]) -> pa.Array:
 
 
 def _lists(histograms: Histograms, there: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """A column of exponent counts, null where `there` is False; without `there` nowhere."""
+    """A column of exponent counts, null if `there` is False; without `there` nowhere."""
     lengths, valid = histograms.lengths, None
     if there is not None:
         lengths = np.zeros(len(there), np.int64)

@@ -3,7 +3,7 @@
 >>> sampling = Sampling(every=10, budget=0.03)
 >>> sampling.due(step)                      # the same answer however often it is called for a step
 >>> sampling.learn(sampled=True, step_ms=52.0, watch_ms=4.0)
-40                                          # the interval was stretched; None where it stays
+40                                          # the interval was stretched; None if it stays
 """
 
 from collections import deque

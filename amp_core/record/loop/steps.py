@@ -106,7 +106,7 @@ class Steps:
         self.names = {id(p): n for n, p in named_parameters(unwrapped(model))}
         self.device = device_of(model)
         self.number = writer.earlier.next_step if writer.earlier is not None else 0
-        """The number of the present step, as in `steps.step`."""
+        """The number of the current step, as in `steps.step`."""
         self.auditing = False
         """Whether the present forwards and backwards belong to an audit."""
         self.repeating = False
@@ -133,10 +133,10 @@ class Steps:
         if self._observers.wants("phase_entered"):
             self.phases.changed = functools.partial(self._observers.notify, "phase_entered")
         self._plans = [ParameterPlan(o, self.names, f"optimizer{i}") for i, o in enumerate(optimizers)]
-        self._bare = False  # whether the present step is run with as few hooks as possible
-        self._began = False  # whether the present step has begun
+        self._bare = False  # whether the current step is run with as few hooks as possible
+        self._began = False  # whether the current step has begun
         self._sampled: dict[int, int] = {}  # by optimizer: when its gradients were last measured tensor by tensor
-        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._stepped: set[int] = set()  # optimizers that have stepped in the current step
         self._replaced: set[int] = set()  # optimizers that others have replaced
         self._open: dict[int, Attempt] = {}  # by optimizer: gradients measured, step not yet attempted
         self._pending: list[Attempt] = []  # attempted; `log` may still add to the last one
@@ -152,7 +152,7 @@ class Steps:
         self._most_backwards = 0  # of one step
         self._may_report_no_steps = True
         self._last_loss = self.number - 1  # the last step that has a loss
-        self._loss_missing = False  # whether the present steps have none, as an event has reported
+        self._loss_missing = False  # whether the current steps have none, as an event has reported
         self._loss_warnings = 0
 
     def index(self, optimizer: Any) -> int | None:
@@ -208,7 +208,7 @@ class Steps:
         self._scaler = scaler
 
     def adopt(self, scaler: Any) -> None:
-        """Use a scaler that `watch` was not given, and that is about to scale the loss of the present step."""
+        """Use a scaler that `watch` was not given, and that is about to scale the loss of the current step."""
         self.use(scaler)
         self.precision.adopt(scaler)
         with self.phases.watching():
@@ -220,7 +220,7 @@ class Steps:
 
     @property
     def last(self) -> int:
-        """The number of the last attempted step while it can still be logged to, else of the present one."""
+        """The number of the last attempted step while it can still be logged to, else of the current one."""
         return self._pending[-1].step if self._pending else self.number
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -381,7 +381,7 @@ class Steps:
         return self._sampling.due(self.number) or any(interval <= steps < 2 * interval for steps in waited)
 
     def _due(self, index: int) -> bool:
-        """Whether the gradients of optimizer `index` are measured tensor by tensor in the present step.
+        """Whether the gradients of optimizer `index` are measured tensor by tensor in the current step.
 
         Where optimizers take turns, each in a step of its own, every tenth step may always belong to the same one: an
         optimizer that was not measured for an interval is measured too.

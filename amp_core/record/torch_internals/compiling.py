@@ -80,7 +80,7 @@ def within_compiled() -> bool:
 
 
 def _in_one_graph() -> bool:
-    """Whether the present graph may not be broken. dynamo calls this and treats the result as a constant."""
+    """Whether the current graph may not be broken. dynamo calls this and treats the result as a constant."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:

@@ -37,7 +37,7 @@ _patched: dict[type, tuple[Patches, list[int]]] = {}
 
 
 class Handle:
-    """Removes its listener. Twice is harmless."""
+    """Removes its listener. A second call does nothing."""
 
     def __init__(self, listened: "_Listened", listener: Any, always: bool | None) -> None:
         self._listened: _Listened | None = listened

@@ -23,7 +23,7 @@ Hook = Callable[[torch.optim.Optimizer, Any, Any], Any]
 
 
 class Handle:
-    """Removes its hook. Twice is harmless."""
+    """Removes its hook. A second call does nothing."""
 
     def __init__(self, hooks: "_Hooks", hook: Hook, of: torch.optim.Optimizer | None) -> None:
         self._hooks = hooks

@@ -207,7 +207,7 @@ grouped_for_clipping = Shared(clip_grad, "_group_tensors_by_device_and_dtype")
 
 
 def clips_by_value() -> bool:
-    """Whether `clip_grad_value_` made the present call; for listeners of `grouped_for_clipping`."""
+    """Whether `clip_grad_value_` made the current call; for listeners of `grouped_for_clipping`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") != clip_grad.__name__:
         frame = frame.f_back

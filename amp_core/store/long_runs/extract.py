@@ -76,7 +76,7 @@ class Extract(Run):
         self._extract: pa.Table | None = None
         self._lock = threading.RLock()
         self.sampled_steps: int | None = None
-        """Number of sampled steps where `tensors` holds only some of them; None where it holds all."""
+        """Number of sampled steps where `tensors` holds only some of them; None if it holds all."""
 
     def table(self, name: str) -> pa.Table:
         with self._lock:

@@ -34,7 +34,7 @@ class Group:
 
 
 class SealedTensors:
-    """A Parquet file of `tensors` whose footer was read. Raises `RunError` where it is damaged."""
+    """A Parquet file of `tensors` whose footer was read. Raises `RunError` if it is damaged."""
 
     def __init__(self, path: Path, file: File) -> None:
         import pyarrow.dataset  # imported here: runs without a sealed segment save 40 ms

@@ -87,7 +87,7 @@ class ForwardCheck(Observer):
         self._near: set[int] = set()
         self._thread = threading.get_ident()
         self._threaded = False
-        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the present forward
+        self._dtypes: dict[int, list[torch.dtype]] = {}  # of the outputs in the current forward
         self._recomputed = False
         self._undescribed = False  # the model itself was not called, so autocast was not detected yet
         self._hooks = Switches((m, self._hook(i)) for i, (_, m) in enumerate(self._modules))
