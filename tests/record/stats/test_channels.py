@@ -110,7 +110,7 @@ def test_capped_measurements_are_those_of_capped_values(data: st.DataObject) -> 
     ]
     whole, capped_alone = got.split([layout.packed_size(dtype)] * 2)
     assert flat(whole) == flat(measure_plain(values))
-    assert exponents(capped_alone) == exponents(measure_plain(torch.tensor(wanted, dtype=dtype)))
+    assert exponents(capped_alone) == exponents(measure_plain(torch.tensor(expected, dtype=dtype)))
     assert exponents(capped_alone) == exponents(measure_plain(values, cap))
 
 
