@@ -10,7 +10,7 @@ to words a language model has not seen, and to queries and keys in attention. `C
 say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -56,7 +56,8 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     return largest if into is None else torch.maximum(into, largest)
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """Where the largest magnitudes of one layer's channels are held in `Rows`."""
 
     count: int
