@@ -10,7 +10,7 @@ that a language model has not met yet, and to queries and keys in attention. Wit
 into account: each magnitude of the weight gradient counts as at most its channel's.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -58,7 +58,8 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     return largest if into is None else torch.maximum(into, largest)
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """Where the largest magnitudes of one layer's channels are held in `Rows`."""
 
     count: int

@@ -1,8 +1,11 @@
 """Sampling with made-up costs: exact intervals."""
 
 import pytest
+import torch
 
-from amp_core.record.loop.sampling import MAX_STRETCH, REMEMBERED, Sampling
+from amp_core import load_run
+from amp_core.record import watch
+from amp_core.record.loop.sampling import LEFT_OUT, MAX_STRETCH, REMEMBERED, Sampling
 
 
 def run(sampling, steps, bare_ms, sample_ms, other_ms):
@@ -107,3 +110,21 @@ def test_steps_that_exceed_the_budget_leave_out_one_thing_after_another():
     enough = Sampling(10, budget=0.03)
     run(enough, 60, 100.0, 5.0, 0.5)
     assert enough.lean == 0 and Sampling(10).learn(False, 10.0, 9.0) is None
+
+
+def test_a_budget_too_small_for_any_step_leaves_out_norms_and_says_so(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run", budget=1e-6):
+        for _ in range(40):
+            model(torch.randn(2, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = load_run(tmp_path / "run")
+    said = [detail for detail in run.events["detail"] if detail.endswith("to keep to the budget")]
+    assert [one.removesuffix(", to keep to the budget") for one in said if not one.startswith("every")] == list(
+        LEFT_OUT
+    )
+    norms = run.steps["grad_norm"]
+    assert norms[:9].notna().all() and norms[30:].isna().all() and run.steps["loss"].notna().all()

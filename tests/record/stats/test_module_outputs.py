@@ -319,3 +319,23 @@ def test_a_sampled_step_allocates_few_objects_per_output(tmp_path):
             gc.enable()
     sampled, plain = collections[-1], collections[-2]
     assert (sampled - plain) / depth < 3
+
+
+def test_a_sampled_step_leaves_no_tensor_for_each_layer(tmp_path):
+    """Small objects made in between the tensors of a backward, and kept, slow down all later steps."""
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
+
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(100)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = alive()
+    with watch(model, optimizer, into=tmp_path / "run", every=1):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert alive() - before < len(model) / 4
+    frame = load_run(tmp_path / "run").tensors(kind="weight_grad")
+    assert frame["capped_counts"].notna().sum() == 3 * len(model)
