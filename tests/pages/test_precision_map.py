@@ -79,7 +79,10 @@ def test_the_reason_for_a_missing_trace_is_shown(home, open_app):
     [
         ({"op": ["aten::add"], "in_dtypes": ["float32"]}, "multiplied no matrices; 1 operator ran"),
         ({"op": ["aten::mm"], "in_dtypes": ["int8"], "flops": [8]}, "multiplied no matrices"),
-        ({"op": ["aten::mm", "aten::empty"], "count": [3, 1]}, "does not record in which dtype its 3 GEMM/conv operators"),
+        (
+            {"op": ["aten::mm", "aten::empty"], "count": [3, 1]},
+            "does not record in which dtype its 3 GEMM/conv operators",
+        ),
         ({"op": ["aten::mm"], "in_dtypes": ["float32"], "policy": ["none"], "device": ["cpu"]}, "ran in FP32 on a CPU"),
         ({"op": ["aten::mm"], "in_dtypes": ["float16"], "policy": ["none"]}, "the model itself is in FP16"),
     ],
