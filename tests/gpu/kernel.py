@@ -77,7 +77,10 @@ def channels(place: Place) -> Iterator[Row]:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         wrong = []
         for shape in SHAPES:
-            grad = (torch.randn(shape, generator=draw) * 2.0 ** torch.randint(-30, 8, shape, generator=draw)).to(dtype)
+            grad = (
+                torch.randn(shape, generator=draw, device="cpu")
+                * 2.0 ** torch.randint(-30, 8, shape, generator=draw, device="cpu")
+            ).to(dtype)
             grad.view(-1)[::97] = torch.inf
             laid_out = [grad, grad.transpose(0, 1)]
             laid_out += [grad.to(memory_format=torch.channels_last)] if len(shape) == 4 else []
@@ -87,7 +90,7 @@ def channels(place: Place) -> Iterator[Row]:
                     found = channel_largest(turned.to(place.device), channel).cpu()
                     if not torch.equal(found, turned.abs().amax(others)):
                         wrong.append(f"channel {channel} of {list(turned.shape)}")
-            cap = Cap(torch.rand(shape[0], generator=draw).to(dtype), grad.stride(0))
+            cap = Cap(torch.rand(shape[0], generator=draw, device="cpu").to(dtype), grad.stride(0))
             there = Cap(cap.largest.to(place.device), cap.inner)
             packed = measuring.measure_together([grad.to(place.device)], [there]).cpu()
             plain, capped = packed.split([packed_size(dtype)] * 2)
@@ -107,8 +110,8 @@ def many(place: Place) -> Iterator[Row]:
     """A thousand and five thousand tensors of all sizes at once."""
     draw = torch.Generator().manual_seed(0)
     for count in (100, 500) if place.quick else (1000, 5000):
-        sizes = torch.randint(1, 5000, (count,), generator=draw).tolist()
-        tensors = [torch.randn(size, generator=draw) for size in sizes]
+        sizes = torch.randint(1, 5000, (count,), generator=draw, device="cpu").tolist()
+        tensors = [torch.randn(size, generator=draw, device="cpu") for size in sizes]
         there = [tensor.to(place.device) for tensor in tensors]
         got = measuring.measure_together(there).cpu().view(count, -1)
         expected = torch.stack([measure_plain(tensor) for tensor in tensors])
