@@ -1,5 +1,5 @@
-"""What a served app may do: `ampscope serve` sets the rules once, and every function that changes something checks
-them.
+"""The permissions of a served app: `ampscope serve` sets the rules once, and every function that changes something
+checks them.
 
     >>> rules = Rules(read_only=True)
     >>> os.environ.update(rules.environment())      # `ampscope serve` does this for the server that it starts

@@ -19,7 +19,7 @@ _OWN = ("seed", "steps", "every", "profile", "trace_ops", "audit_every", "evalua
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe that differ only in the seed; a single run where that is not known."""
+    """Runs of one recipe that differ only in the seed; a single run if its seed is unknown."""
 
     label: str
     places: tuple[int, ...]
@@ -29,8 +29,9 @@ class Group:
 
 
 def repeats(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
-    """The runs in groups, in the order of their first runs. A second run of one recipe and seed begins a new group:
-    it is there to be compared. A group's label is its recipe if no other group has that, else its first run's label."""
+    """The runs in groups, in the order of their first runs. A second run of the same recipe and seed begins a new
+    group, so that the two are compared. A group's label is its recipe if no other group has that, else its first run's
+    label."""
     grouped: list[tuple[object, list[int], list[int]]] = []
     for place, run in enumerate(runs):
         seed = whole_number(run.head.config.get("seed"))

@@ -72,7 +72,7 @@ def untraced(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def within_compiled() -> bool:
-    """Whether the loop called the present `untraced` function from within compiled code.
+    """Whether the loop called the current `untraced` function from within compiled code.
 
     Changes of dispatch modes do not last there: compiled code restores the modes that it started with.
     """

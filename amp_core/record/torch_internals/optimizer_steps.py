@@ -1,4 +1,4 @@
-"""Hooks on optimizer steps that leave nothing in the optimizer.
+"""Hooks on optimizer steps that are not stored in the optimizer.
 
     handle = before_step(hook, of=optimizer)   # like `optimizer.register_step_pre_hook(hook)`
     handle = before_step(hook)                 # for every optimizer in the program
