@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from amp_core import load_run
+from amp_core.record import watch
 from amp_core.record.backends.base import Allocated
 from amp_core.record.backends.cpu import Cpu
 from amp_core.record.observers.memory import MemoryWatch, sampled
@@ -111,3 +112,16 @@ def test_errors_while_measuring_do_not_reach_the_training(tmp_path, monkeypatch)
     assert reports == "what memory is made of, from now on: RuntimeError: no such file"
     assert len(run.memory) == 0 and not hooks_are_on()
     assert not any(listeners(m) for m in net.modules())
+
+
+def test_a_measured_step_leaves_no_hook_on_a_parameter(tmp_path):
+    """Even an empty table of hooks is looked at in every later backward."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, into=tmp_path / "run"):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert set(load_run(tmp_path / "run").table("memory").column("moment").to_pylist()) >= {"gradient", "step ends"}
+    assert all(p._post_accumulate_grad_hooks is None and p._backward_hooks is None for p in model.parameters())
