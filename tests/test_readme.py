@@ -74,6 +74,6 @@ def test_the_format_page_describes_every_column_as_the_schema_does(table):
     assert section.startswith(TABLES[table].doc)
     rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*?)(?: \(missing: .*\))? \|$", section, flags=re.MULTILINE)
     described = [
-        (c.name, str(c.type).replace("list<item: int64>", "list of int64"), c.doc) for c in TABLES[table].columns
+        (c.name, re.sub(r"list<item: (\w+)>", r"list of \1", str(c.type)), c.doc) for c in TABLES[table].columns
     ]
     assert rows == described

@@ -11,6 +11,7 @@ and the training continues.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from amp_core.store.writer import RunWriter
@@ -41,6 +42,9 @@ class Observer:
     bare = False
     """Whether the recorder wants to measure the step without hooks. An observer that can work with fewer hooks does so
     then; one that cannot sets this to False in `step_began`. The recorder sets it before each step."""
+    watching: Callable[[], AbstractContextManager[Any]] = staticmethod(contextlib.nullcontext)
+    """A context for work in hooks of the observer's own: its time counts as `watch_ms`, and what it raises is reported
+    and never reaches the training. Set by the recorder."""
     at_own_work: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the code that runs now is not part of the step: the recorder's own work, or the second and later calls of
     a closure in one step of its optimizer. Set by the recorder."""
@@ -88,10 +92,17 @@ class Observer:
 class Observers:
     """Notifies observers of the moments they override. Their exceptions never reach the training."""
 
-    def __init__(self, writer: RunWriter, observers: Sequence[Observer], at_own_work: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        writer: RunWriter,
+        observers: Sequence[Observer],
+        at_own_work: Callable[[], bool],
+        watching: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self._writer = writer
         for observer in observers:
             observer.at_own_work = at_own_work
+            observer.watching = watching
         self._calls: dict[str, list[tuple[Observer, Callable[..., None]]]] = {
             moment: [
                 (o, getattr(o, moment)) for o in observers if getattr(type(o), moment) is not getattr(Observer, moment)

@@ -25,6 +25,7 @@ from amp_core.record.model.unwrap import (
     unwrap_scaler,
 )
 from amp_core.record.observer import Observer
+from amp_core.record.observers.blocks import BlockWatch
 from amp_core.record.observers.defaults import default_signals
 from amp_core.record.observers.device import DeviceSampler
 from amp_core.record.observers.memory import MemoryWatch
@@ -62,6 +63,7 @@ def watch(
     profile: tuple[int, int] | None = None,
     trace_ops: int | None = None,
     updates: bool = False,
+    blocks: bool = False,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -93,6 +95,8 @@ def watch(
         trace_ops: traces the operators of this step, with their dtypes and autocast policies, into the table `ops`.
         updates: compare the updates of all weights with the same step in float64, on each step that `every` names.
             Those of 16-bit weights are compared in any case, as often as 1 % of the time allows.
+        blocks: records on every sampled step how the operands of linear layers lie in the blocks of 8- and 4-bit
+            recipes, into the table `blocks`: what `what_if` needs to predict them.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they
             leave none, an event and the log report it.
         name: the name of the run; the folder's name by default.
@@ -135,6 +139,8 @@ def watch(
     wanted = _name_filter(_listed("include", include or ()), _listed("exclude", exclude or ()))
     if trace_ops is not None and (isinstance(trace_ops, bool) or not isinstance(trace_ops, int) or trace_ops < 0):
         raise RunError(f"trace_ops={trace_ops!r} is not the number of a step; trace_ops=2 traces the third step")
+    if not isinstance(blocks, bool):
+        raise RunError(f"blocks={blocks!r} is neither True nor False; blocks=True records what block formats need")
     chosen = list(ALL_KINDS) if level == "full" else named
     rank, world_size = ranks.place()
     if rank and not resume:
@@ -148,6 +154,7 @@ def watch(
         "profile": window,
         "trace_ops": trace_ops,
         "updates": updates,
+        "blocks": blocks,
         "scaler": scaling.settings(scaler),
         "optimizers": [type(o).__name__ for o in optimizers],
         "lr": learning_rate(optimizers[0]),
@@ -171,16 +178,19 @@ def watch(
         detail = f"include={include!r} and exclude={exclude!r} leave no tensor to measure"
         log.warning("AMPscope: %s", detail)
         writer.event("warning", name="include", detail=detail)
+    sampling = Sampling(every, budget)
     observers: list[Observer] = []
     try:
         for observer in _observers(writer, model, optimizers, scaler, level, window, trace_ops, every, updates):
             observers.append(observer)  # noqa: PERF402  # one by one, so that those before a failure are known
+        if blocks:
+            observers.append(BlockWatch(writer, model, sampling.due, wanted))
         return Recorder(
             model,
             optimizers,
             scaler,
             writer,
-            sampling=Sampling(every, budget),
+            sampling=sampling,
             kinds=frozenset(chosen),
             wanted=wanted,
             observers=observers,

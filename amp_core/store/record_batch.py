@@ -211,10 +211,13 @@ def _lists(values: Sequence[Any]) -> list[pa.Buffer]:
     return [_offsets([len(v) for v in values])]
 
 
-def _list_items(values: Sequence[Any]) -> list[pa.Array]:
-    if values and all(isinstance(v, np.ndarray) for v in values):
-        return [_MAKERS[pa.int64()](np.concatenate(values))]
-    return [_MAKERS[pa.int64()]([one for v in values for one in v])]
+def _items(kind: pa.DataType) -> Callable[[Sequence[Any]], list[pa.Array]]:
+    def items(values: Sequence[Any]) -> list[pa.Array]:
+        if values and all(isinstance(v, np.ndarray) for v in values):
+            return [_MAKERS[kind](np.concatenate(values))]
+        return [_MAKERS[kind]([one for v in values for one in v])]
+
+    return items
 
 
 _MAKERS: dict[pa.DataType, Callable[[Any], pa.Array]] = {
@@ -222,7 +225,8 @@ _MAKERS: dict[pa.DataType, Callable[[Any], pa.Array]] = {
     pa.float64(): _maker(pa.float64(), 0.0, _floats),
     pa.bool_(): _maker(pa.bool_(), False, _flags),
     pa.string(): _maker(pa.string(), "", _texts),
-    pa.list_(pa.int64()): _maker(pa.list_(pa.int64()), (), _lists, _list_items),
+    pa.list_(pa.int64()): _maker(pa.list_(pa.int64()), (), _lists, _items(pa.int64())),
+    pa.list_(pa.float64()): _maker(pa.list_(pa.float64()), (), _lists, _items(pa.float64())),
 }
 
 _WORDS = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "?7x"}

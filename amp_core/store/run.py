@@ -167,6 +167,11 @@ class Run:
         """What rounding took from averaged 16-bit copies of the weights."""
         return self._frame("averages")
 
+    @property
+    def blocks(self) -> "pd.DataFrame":
+        """Operands of linear layers by distance below the largest values of their blocks; `watch(…, blocks=True)`."""
+        return self._frame("blocks")
+
     def tensors(
         self,
         kind: str | None = None,

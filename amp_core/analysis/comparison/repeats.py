@@ -13,7 +13,7 @@ import pandas as pd
 from amp_core.analysis.steps import recipe, whole_number
 from amp_core.store.run import Run
 
-_OWN = ("seed", "steps", "every", "profile", "trace_ops", "audit_every", "evaluate", "comparison")
+_OWN = ("seed", "steps", "every", "profile", "trace_ops", "blocks", "audit_every", "evaluate", "comparison")
 """Settings in which repeats may differ: only the seed among them affects the updates of weights."""
 
 

@@ -35,11 +35,18 @@ class Cpu(Backend):
     @staticmethod
     def kernels() -> dict[str, Kernel]:
         """The numba kernels."""
+        from amp_core.record.stats.numba.blocks import distances_cpu
         from amp_core.record.stats.numba.channels import channels_cpu
         from amp_core.record.stats.numba.measure import PassingTensors, measure_cpu
         from amp_core.record.stats.numba.norm_kernel import norms_cpu
 
-        return {"measure": measure_cpu, "channels": channels_cpu, "norms": norms_cpu, "passing": PassingTensors}
+        return {
+            "measure": measure_cpu,
+            "channels": channels_cpu,
+            "norms": norms_cpu,
+            "passing": PassingTensors,
+            "blocks": distances_cpu,
+        }
 
     def memory_bytes(self) -> tuple[int, int]:
         """The resident set of this process, and its largest reading so far."""

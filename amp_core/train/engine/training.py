@@ -116,6 +116,7 @@ def train(
             level=level,
             profile=config.profile,
             trace_ops=config.trace_ops,
+            blocks=config.blocks,
             config=config.to_dict()
             | {"source": "train", "device": str(device), "data": dict(workload.data)}
             | dict(also or {}),
