@@ -36,6 +36,9 @@ MARKED = re.compile(
 )
 """Marked ranges that old traces record as operators."""
 
+STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+"""A marked step, and its number."""
+
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
@@ -82,6 +85,7 @@ class Work:
     start: "array[float]" = field(default_factory=lambda: array("d"))
     end: "array[float]" = field(default_factory=lambda: array("d"))
     device: "array[int]" = field(default_factory=lambda: array("i"))
+    stream: "array[int]" = field(default_factory=lambda: array("q"))
     name: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     external: "array[int]" = field(default_factory=lambda: array("q"))
@@ -101,6 +105,8 @@ class TraceEvents:
     threads: int = 0
     base_us: float = 0.0
     """Time of the first event on the trace's own clock."""
+    device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
 
 
 class _InternedTexts:
@@ -160,10 +166,14 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             base = events.base_us = start
         start -= base
         name = name[:MAX_NAME_CHARS]
+        if kind == "device mark":
+            _add_device_step(events.device_steps, name, start, start + duration)
+            continue
         if kind == "work":
             work.start.append(start)
             work.end.append(start + duration)
             work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
+            work.stream.append(_identifier(arguments.get("stream", event.get("tid"))))
             work.name.append(texts.intern(name))
             work.correlation.append(_identifier(arguments.get("correlation")))
             work.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
@@ -203,6 +213,7 @@ _CATEGORIES = {
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
     "user_annotation": "mark",
+    "gpu_user_annotation": "device mark",
     "python_function": "python",
     "cuda_runtime": "call",
     "cuda_driver": "call",
@@ -217,6 +228,15 @@ _CATEGORIES = {
     "gpu_memset": "work",
     "Memset": "work",
 }
+
+
+def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: float, end: float) -> None:
+    """Add a mark of a step on the device's clock. There is one per stream; together they are the step."""
+    match = STEP.match(name)
+    if match:
+        number = int(match.group(1))
+        first, last = steps.get(number, (start, end))
+        steps[number] = min(first, start), max(last, end)
 
 
 def _time(value: Any) -> float | None:

@@ -19,6 +19,7 @@ import numpy as np
 from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.traces.collect import collect
+from amp_core.traces.device_times import DeviceClock, step_bounds
 from amp_core.traces.gpu_work import link_work
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
@@ -88,8 +89,10 @@ def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace
             f"trace={stream.path.name!r}: {error}" if not str(error).startswith("trace=") else str(error)
         ) from None
     host = link(events)
-    windows = trace_windows(events, host)
     linked = link_work(events, host)
+    clock = DeviceClock(linked, on_cpu=not len(events.work))
+    bounds = step_bounds(events, host, clock)
+    windows = trace_windows(events, host, linked, bounds)
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
     kernels = kernel_rows(events, host, linked, windows, inside, accelerator)
@@ -107,7 +110,7 @@ def read_trace(path: str | os.PathLike[str], accelerator: str = "cuda") -> Trace
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
         kernels=kernels,
         windows=window_rows(events, host, linked, windows, inside, kernels, names, accelerator),
-        step_rows=step_rows(events, host, linked, windows),
+        step_rows=step_rows(host, windows, bounds, clock),
         ops=op_rows(events, host, windows, of_span),
     )
 

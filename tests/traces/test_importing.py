@@ -93,3 +93,14 @@ def test_device_with_the_most_work_is_the_runs(tmp_path):
     for event in document["traceEvents"]:
         event.get("args", {}).update({"device": 2} if "device" in event.get("args", {}) else {})
     assert read_trace(write(tmp_path / "t.json", document)).device == "cuda:2"
+
+
+def test_the_step_time_of_a_trace_is_the_same_on_all_pages(tmp_path):
+    from amp_core.analysis import compare, overview, step_cost
+    from tests.traces.test_read import queued
+
+    loop = queued(3, before=90)
+    loop.events[-1]["dur"] += 60  # the last step is slower
+    run = load_run(import_traces([write(tmp_path / "t.json", loop.document())], tmp_path / "run"))
+    assert step_cost(run).step_us == overview(run).speed.step_ms * 1e3 == 320
+    assert compare([run, run]).table["step_ms"].tolist() == [0.32, 0.32]
