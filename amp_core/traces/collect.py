@@ -43,6 +43,9 @@ _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
 """Calls that neither launch nor wait. They can outnumber all others."""
+_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction")
+"""Calls that start kernels. A copy or a wait is no sign of one: a profiler itself waits for the device."""
+_ACCELERATOR_OPS = re.compile(r"(?:aten::)?_?(?:cudnn|miopen)_|(?:nccl|hccl|xccl):")
 
 
 @dataclass
@@ -105,6 +108,12 @@ class TraceEvents:
     threads: int = 0
     base_us: float = 0.0
     """Time of the first event on the trace's own clock."""
+    accelerator: str | None = None
+    """Type of the device, as torch names it, where a category of the trace gives it."""
+    launches: int = 0
+    """Calls that start work on a device."""
+    accelerator_ops: int = 0
+    """Operators that an accelerator alone has."""
     device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by number, where the trace has them."""
 
@@ -154,6 +163,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         kind = _CATEGORIES.get(category) if isinstance(category := event.get("cat"), str) else None
         if kind is None:
             continue
+        if category in _ACCELERATORS:
+            events.accelerator = _ACCELERATORS[category]
         start, duration, name = _time(event.get("ts")), _time(event.get("dur")), event.get("name")
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
             continue
@@ -170,6 +181,8 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             _add_device_step(events.device_steps, name, start, start + duration)
             continue
         if kind == "work":
+            if category == "mtia_ccp_events" and name.startswith("event_"):  # waits for others, and records of events
+                continue
             work.start.append(start)
             work.end.append(start + duration)
             work.device.append(_device_number(arguments.get("device", event.get("pid")), 0))
@@ -180,6 +193,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
             continue
         if kind == "call" and _QUERIES.search(name):
             continue
+        events.launches += kind == "call" and _LAUNCHES.search(name) is not None
         place = (str(event.get("pid"))[:40], str(event.get("tid"))[:40])
         thread = threads.setdefault(place, len(threads))
         if kind == "call":
@@ -192,6 +206,7 @@ def collect(stream: Iterable[dict[str, Any]]) -> TraceEvents:
         marked_time = kind == "mark" or MARKED.match(name) is not None
         if kind == "python" and not name.startswith("nn.Module: "):
             continue
+        events.accelerator_ops += kind == "op" and _ACCELERATOR_OPS.match(name) is not None
         spans.start.append(start)
         spans.end.append(start + duration)
         spans.thread.append(thread)
@@ -218,8 +233,13 @@ _CATEGORIES = {
     "cuda_runtime": "call",
     "cuda_driver": "call",
     "hip_runtime": "call",
+    "hip_driver": "call",
     "xpu_runtime": "call",
+    "xpu_driver": "call",
+    "mtia_runtime": "call",
     "privateuse1_runtime": "call",
+    "privateuse1_driver": "call",
+    "hpu_op": "call",  # Habana's calls on the host
     "Runtime": "call",
     "kernel": "work",
     "Kernel": "work",
@@ -227,7 +247,17 @@ _CATEGORIES = {
     "Memcpy": "work",
     "gpu_memset": "work",
     "Memset": "work",
+    "mtia_ccp_events": "work",
 }
+"""What an event is, by its category (libkineto's `ActivityType.cpp`)."""
+
+_ACCELERATORS = {
+    **dict.fromkeys(("xpu_runtime", "xpu_driver"), "xpu"),
+    **dict.fromkeys(("mtia_runtime", "mtia_ccp_events"), "mtia"),
+    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), "privateuseone"),
+    "hpu_op": "hpu",
+}
+"""Types of devices other than `cuda`, by the categories that only they have."""
 
 
 def _add_device_step(steps: dict[int, tuple[float, float]], name: str, start: float, end: float) -> None:

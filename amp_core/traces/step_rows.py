@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,12 @@ def step_rows(host: Host, windows: Sequence[Window], bounds: Sequence[tuple[floa
         rows["backward_ms"].append(None if first is None or last is None else (last - first) / 1e3)
         ended = None if last is None or not len(stepped[0]) else max(0.0, clock.at(float(stepped[1][-1])) - last)
         rows["optimizer_ms"].append(None if ended is None else ended / 1e3)
-    return rows
+    return {name: [_to_ns(value, name) for value in values] for name, values in rows.items()}
+
+
+def _to_ns(value: Any, column: str) -> Any:
+    """Times rounded to nanoseconds, the resolution of traces: differences of equal times are 0."""
+    return round(value, 9 if column.endswith("_s") else 6) if isinstance(value, float) else value
 
 
 _STEP_COLUMNS = ("step", "time_s", "skipped", "step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")

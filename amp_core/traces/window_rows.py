@@ -92,7 +92,9 @@ def window_rows(
                     "syncs": None if on_cpu else int(waited.sum()),
                 }
             )
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
 
 
 def _is_communication(name: str, on_cpu: bool) -> bool:

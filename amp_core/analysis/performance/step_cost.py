@@ -55,6 +55,9 @@ _PART_OF = {
 MIN_SLOWED_RATIO = 1.05
 """A note says so if profiled steps take more than so many times as long as others."""
 
+MIN_PART_US = 1e-3
+"""Less than a nanosecond is rounding of a subtraction."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -205,6 +208,7 @@ def _split(
         "watch": watch,
     }
     parts["other"] += max(0.0, wall - sum(parts.values()))  # work that is not in the table
+    parts = {part: us if us >= MIN_PART_US else 0.0 for part, us in parts.items()}
     if not np.isfinite(idle_data_us) and not parts["data"]:
         parts["data"] = np.nan
     return parts, max(0.0, launched - busy)
