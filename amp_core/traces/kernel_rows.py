@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel, tells_type, with_dtype
 from amp_core.traces.collect import TraceEvents
 from amp_core.traces.device_times import first_moment, last_moment
 from amp_core.traces.gpu_work import LinkedWork
@@ -67,9 +67,15 @@ def launch_windows(windows: Sequence[Window], linked: LinkedWork) -> Ints:
 
 
 def kernel_rows(
-    events: TraceEvents, host: Host, linked: LinkedWork, windows: Sequence[Window], window_index: Ints, accelerator: str
+    events: TraceEvents,
+    host: Host,
+    linked: LinkedWork,
+    windows: Sequence[Window],
+    window_index: Ints,
+    accelerator: str,
+    amd: bool,
 ) -> Rows:
-    """Rows of `kernels`; equal ones are summed."""
+    """Rows of `kernels`; equal ones are summed. `amd`: the GPUs are AMD's, whose matrix cores multiply FP32 too."""
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -108,12 +114,12 @@ def kernel_rows(
             if texts[name] == "aten::copy_":
                 category = refine("other", texts[name], types)
         else:
-            kernel = classify_kernel(texts[name])
+            kernel = with_dtype(classify_kernel(texts[name]), precision_of(types))
             tensor_core, precision = kernel.tensor_core, kernel.precision
             category = refine(kernel.category, op_text, types)
-        if precision is None and category in GEMM_CATEGORIES:
+        if precision is None and category in GEMM_CATEGORIES and not tells_type(texts[name]):
             precision = precision_of(types)
-            if precision == "fp32" and tensor_core == "yes":
+            if precision == "fp32" and tensor_core == "yes" and not amd:
                 precision = "tf32"
         values = (
             launched_in.first if launched_in else None,

@@ -121,8 +121,9 @@ def read_trace(path: str | os.PathLike[str], accelerator: str | None = None) -> 
     inside = launch_windows(windows, linked)
     gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
+    amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(text.startswith("hipLaunch") for text in events.texts)
     unrecorded = not len(events.work) and bool(events.launches or events.accelerator_ops)
-    kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator)
+    kernels = {} if unrecorded else kernel_rows(events, host, linked, windows, inside, accelerator, amd)
     names = {number: gpu["name"] for number, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))

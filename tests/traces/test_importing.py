@@ -237,3 +237,16 @@ def test_a_gpu_with_warps_of_64_threads_is_amds(tmp_path, properties, name):
     trace = read_trace(write(tmp_path / "t.json", training(deviceProperties=[properties])))
     assert trace.gpus[0]["name"] == name
     assert gpu_of(name, trace.gpus[0]["capability"]).known is (name == "GPU")
+
+
+def test_fp32_products_of_amds_matrix_cores_are_not_finished(tmp_path):
+    made = Made()
+    made.event("mark", "ProfilerStep#3", 0, 100, 1)
+    made.op("aten::mm", 0, 20, **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]})
+    made.kernel("Cijk_Ailk_Bljk_SB_MT128x64x16_MI32x32x1x2_SN", 10, 90, 5)
+    properties = [{"name": "AMD Instinct MI300X", "warpSize": 64, "computeMajor": 9, "computeMinor": 4}]
+    document = made.document(deviceProperties=properties)
+    run = load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
+    cost = step_cost(run)
+    assert cost.us("matrix") == 90 and cost.us("tensor") == cost.tf32_us == 0 and cost.rate_ratio == 1307.4 / 163.4
+    assert "matrix, in FP32" in set(cost.parts["label"]) and not [f for f in diagnose(run) if f.code == "tf32-baseline"]

@@ -393,3 +393,31 @@ def test_unlaunched_work_counts_as_earlier_by_stream_or_correlation(tmp_path):
     trace, rows = read(tmp_path, loop.document())
     assert trace.windows["wall_us"] == [1100 - 550]
     assert set(rows[rows["step"].isna()]["name"]) == {made.SIMT, made.NORM, made.RELU}
+
+
+def launched(name, types, op="aten::_scaled_dot_product_flash_attention", **head):
+    """One kernel of an operator with inputs of these types."""
+    one = Made()
+    one.op(op, 0, 20, **{"Input Dims": [[8, 8]] * len(types), "Input type": types})
+    one.kernel(name, 10, 50, 5)
+    return one.document(**head)
+
+
+AMD = {"deviceProperties": [{"name": "AMD Instinct MI300X", "warpSize": 64, "computeMajor": 9, "computeMinor": 4}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "head", "tensor_core", "precision"),
+    [
+        ("attn_fwd", ["c10::BFloat16"] * 3, AMD, "yes", "bf16"),
+        ("attn_fwd", ["float"] * 3, AMD, "unknown", "fp32"),
+        ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_bA16_t128x32x512", ["c10::BFloat16"] * 2, {}, "yes", "fp8"),
+        ("void gemm_unknown_e4m3<1>", ["c10::BFloat16"] * 2, {}, "unknown", None),
+        ("void ck::kernel_gemm_xdl_cshuffle_v3<1>", ["float"] * 2, AMD, "yes", "fp32"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", ["float"] * 2, {}, "yes", "tf32"),
+    ],
+)
+def test_precision_is_the_names_and_else_the_operators(tmp_path, name, types, head, tensor_core, precision):
+    _, rows = read(tmp_path, launched(name, types, **head))
+    assert rows["tensor_core"].tolist() == [tensor_core]
+    assert [None if p != p else p for p in rows["precision"]] == [precision]
