@@ -49,19 +49,19 @@ def window_rows(
             on_cpu, name = device < 0, device_name(device, accelerator)
             # On a CPU the time of nested operators is part of the outer ones.
             starts, ends = linked.start_us[selected], linked.end_us[selected]
-            high = window.end if on_cpu else max(window.end, float(ends.max()))
-            busy = times.clip(times.union(starts, ends), window.start, high)
+            low, high = window.device_start, window.device_end
+            busy = times.clip(times.union(starts, ends), low, high)
             watching = linked.phase[selected] == WATCH
-            training = times.clip(times.union(starts[~watching], ends[~watching]), window.start, high)
+            training = times.clip(times.union(starts[~watching], ends[~watching]), low, high)
             if on_cpu:  # hooks run inside operators
-                training = times.intersection(training, times.gaps(watch, window.start, high))
+                training = times.intersection(training, times.gaps(watch, low, high))
                 own_ops = times.union(starts[watching], ends[watching])
-                busy = times.clip(times.merged(training, own_ops), window.start, high)
-            idle = times.gaps(busy, window.start, high)
+                busy = times.clip(times.merged(training, own_ops), low, high)
+            idle = times.gaps(busy, low, high)
             communicating = communication[selected]
-            communication_time = times.clip(times.union(starts[communicating], ends[communicating]), window.start, high)
-            computing = times.clip(times.union(starts[~communicating], ends[~communicating]), window.start, high)
-            data_inside, watch_inside = times.clip(data, window.start, high), times.clip(watch, window.start, high)
+            communication_time = times.clip(times.union(starts[communicating], ends[communicating]), low, high)
+            computing = times.clip(times.union(starts[~communicating], ends[~communicating]), low, high)
+            data_inside, watch_inside = times.clip(data, low, high), times.clip(watch, low, high)
             waited = waits & (call_start >= window.start) & (call_start < window.end)
             own = linked.own_us[selected]
             rows.append(
@@ -70,7 +70,7 @@ def window_rows(
                     "steps": window.steps,
                     "device": name,
                     "device_name": device_names.get(device),
-                    "wall_us": high - window.start,
+                    "wall_us": high - low,
                     "busy_us": times.total(busy),
                     "idle_us": times.total(idle),
                     "data_us": times.total(data_inside) if len(data[0]) else None,
@@ -92,7 +92,9 @@ def window_rows(
                     "syncs": None if on_cpu else int(waited.sum()),
                 }
             )
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
+    columns = {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
 
 
 def _is_communication(name: str, on_cpu: bool) -> bool:

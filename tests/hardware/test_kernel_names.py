@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_core.analysis import KernelClass, classify_kernel
-from amp_core.hardware.kernel_names import CATEGORIES, RULES
+from amp_core.hardware.kernel_names import CATEGORIES, RULES, tells_type, with_dtype
 
 NAMES = [
     (name, tensor_core, None if precision == "-" else precision)
@@ -99,3 +99,42 @@ def test_a_hostile_name_is_classified_quickly(start: str, part: str) -> None:
     began = time.process_time()
     classify_kernel(start + part * 20_000)
     assert time.process_time() - began < 30  # backtracking would take hours; no exact time is measured
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_fwd", "bwd_kernel_fuse", "sage_fwd", "kernel_unified_attention_2d", "triton_tem_fused_mm_0"]
+)
+def test_a_triton_product_is_resolved_by_the_types_of_its_operator(name: str) -> None:
+    kernel = classify_kernel(name)
+    assert kernel.tensor_core == "unknown"
+    assert with_dtype(kernel, "bf16") == KernelClass("yes", "bf16")
+    assert with_dtype(kernel, "fp32") == with_dtype(kernel, None) == kernel
+    other = classify_kernel("my_kernel")
+    assert with_dtype(other, "bf16") == other
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("triton_poi_fused_addmm_gelu_view_15", "elementwise"),
+        ("triton_for_fused_0", "elementwise"),
+        ("triton_red_fused_add_addmm_mul_native_layer_norm_split_16", "reduction"),
+        ("triton_per_fused_convolution_flash_attention_3", "reduction"),
+        ("void moe::dev::finalize::finalizeKernel<moe::dev::finalize::KernelParams<cutlass::bfloat16_t> >", "other"),
+        ("void cutlass::Kernel<cutlass::reduction::kernel::ReduceSplitK<cutlass::MatrixShape<4, 128> > >", "reduction"),
+        ("void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<64> >", "reduction"),
+        ("void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128> >", "reduction"),
+        ("void ck_tile::kentry<64, 2, ck_tile::FmhaBwdOGradDotOKernel<int> >", "reduction"),
+        ("Im2d2Col_v2", "layout"),
+        ("Cijk_BBS_BH_Bias_PostGSU8_VW2", "reduction"),
+        ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16>", "communication"),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<16>", "communication"),
+    ],
+)
+def test_helpers_and_fused_kernels_are_no_products(name: str, category: str) -> None:
+    assert classify_kernel(name).category == category
+
+
+@pytest.mark.parametrize("name", ["_matmul_ogs_NNT_bf16xmxfp4_1", "bmm_MxE4m3_MxE2m1", "_ZN2ckDF16b", "gemm_int8_x"])
+def test_a_name_with_a_type_tells_it(name: str) -> None:
+    assert tells_type(name) and not tells_type("ampere_sgemm_128x64_nn")

@@ -74,6 +74,16 @@ def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
     return _accelerators_alone(frame).reset_index(drop=True)
 
 
+def traced_step_us(run: Run) -> float | None:
+    """Mean wall time of a step in an imported trace, over its windows, in microseconds; None for other runs and where
+    the trace marks no steps."""
+    if run.head.config.get("source") != "import":
+        return None
+    windows = window_rows(run)
+    steps, wall = float(windows["steps"].sum()), float(windows["wall_us"].sum())
+    return wall / steps if steps > 0 and np.isfinite(wall) else None
+
+
 def _accelerators_alone(frame: pd.DataFrame) -> pd.DataFrame:
     """Without the rows of a CPU, where others are among them."""
     on_cpu = frame["device"].str.startswith("cpu")

@@ -53,10 +53,11 @@ def launch_bound(run: Run) -> list[Finding]:
     by_phase = rows[rows["phase"] != ""].groupby("phase")["count"].sum()
     where = str(by_phase.idxmax()) if len(by_phase) else "kernels"
     first = rows["step"].min()
+    whole = "step" if np.isfinite(first) else "profiled window"
     return [
         make_finding(
             "launch-bound",
-            f"The GPU is idle for {100 * idle:.0f} % of the step between kernels of {mean_us:.1f} µs on average",
+            f"The GPU is idle for {100 * idle:.0f} % of the {whole} between kernels of {mean_us:.1f} µs on average",
             where,
             steps=(int(first), int(rows["step"].max())) if np.isfinite(first) else None,
             value=idle,
@@ -123,16 +124,19 @@ def host_syncs(run: Run) -> list[Finding]:
     get_scale_calls = _get_scale_calls(run) if on_gpu(run) and scaler_enabled(run) else 0
     if per_step <= allowed and not get_scale_calls:
         return []
+    per = "per step"
     if get_scale_calls and per_step <= allowed:
         per_step, where, allowed = float(get_scale_calls), "scaler.get_scale", 0.0
+    elif len(windows) and windows["steps"].isna().all():
+        per = "in a window that marks no steps"
     return [
         make_finding(
             "host-syncs",
-            f"The CPU waits for the GPU {per_step:.3g} times per step ({where})",
+            f"The CPU waits for the GPU {per_step:.3g} times {per} ({where})",
             where,
             value=per_step,
             limit=allowed,
-            unit="waits per step",
+            unit="waits per step" if per == "per step" else "waits in the window",
         )
     ]
 

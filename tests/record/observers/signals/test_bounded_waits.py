@@ -34,17 +34,15 @@ def test_the_host_waits_for_as_many_as_are_too_many(writer: RunWriter, too_many:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     late: Any = Late()
     statistics = state.RunningStatistics(writer, model)
-    movement = state.Movement(writer, model, [])
     forward = nonfinite_outputs.ForwardCheck(writer, model, CPU, each_step=False)
     statistics._sent = [(0, ["a", "b"], late) for _ in range(state.EVERY + too_many)]
-    movement._sent = [(0, ["a"], "float16", late) for _ in range(state.EVERY + too_many)]
     most = nonfinite_outputs.ARMED_STEPS + 1
     forward._sent = [(0, [(0, torch.float32), (1, torch.float32)], late) for _ in range(most + too_many)]
     statistics._buffers = [(n, b.to("meta")) for n, b in statistics._buffers]  # as on a device: not read at every step
-    for observer in (statistics, movement, forward):
+    for observer in (statistics, forward):
         observer.step_ended(1)
-    assert (len(statistics._sent), len(movement._sent), len(forward._sent)) == (state.EVERY, state.EVERY, most)
-    for observer in (statistics, movement, forward):
+    assert (len(statistics._sent), len(forward._sent)) == (state.EVERY, most)
+    for observer in (statistics, forward):
         observer.close()
-    assert not (statistics._sent or movement._sent or forward._sent)
+    assert not (statistics._sent or forward._sent)
     writer.close()
