@@ -35,11 +35,11 @@ class HostClock:
     adds_up = True
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+        self.now = now
 
     def mark(self) -> float:
         """This moment."""
-        return self._now()
+        return self.now()
 
     def ms(self, start: Any, stop: Any) -> float:
         """Milliseconds between two marks."""
@@ -149,17 +149,16 @@ class Phases:
         return sums
 
 
-_counting: list[Phases] = []
-"""Those of the runs that are being recorded, where marks are numbers."""
-Called = list[tuple[Phases, Any, float, str]]
+_counting: list[tuple[Phases, Callable[[], float]]] = []
+"""Those of the runs that are being recorded, where the host's clock times phases, with that clock."""
+Called = list[tuple[Phases, Callable[[], float], float, float, str]]
 
 
 def count_calls(phases: Phases, count: bool = True) -> None:
     """From now on `calling` counts for these phases; with `count` False, no more."""
-    if phases in _counting:
-        _counting.remove(phases)
-    if count and phases.adds_up:
-        _counting.append(phases)
+    _counting[:] = [entry for entry in _counting if entry[0] is not phases]
+    if count and isinstance(phases.clock, HostClock):
+        _counting.append((phases, phases.clock.now))
 
 
 def calling() -> Called:
@@ -168,14 +167,15 @@ def calling() -> Called:
     The time in between counts as `watch`, as far as it is not counted already. The phase does not change: listeners may
     ask for it.
     """
-    return [(phases, phases.clock.mark(), phases._watched, phases.present) for phases in _counting]
+    return [(phases, now, now(), phases._watched, phases.present) for phases, now in _counting]
 
 
 def called(begun: Called) -> None:
     """See `calling`."""
-    for phases, mark, watched, phase in begun:
-        if phase != "watch" and not phases._is_left_out:
-            phases._take_from(phase, phases.clock.mark() - mark - (phases._watched - watched))
+    for phases, now, then, watched, phase in begun:
+        own = now() - then - (phases._watched - watched)
+        if own > 0 and phase != "watch" and not phases._is_left_out:
+            phases._take_from(phase, own)
 
 
 class _Watching:
