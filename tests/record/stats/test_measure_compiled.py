@@ -40,7 +40,7 @@ def test_kernels_work_if_no_cache_folder_can_be_written(tmp_path):
     """If neither the installation nor the home folder is writable, kernels are compiled in every process."""
     package = tmp_path / "amp_core"
     shutil.copytree(Path(amp_core.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "record" / "__pycache__").write_text("a file here: root can write any folder")
+    (package / "record" / "stats" / "numba" / "__pycache__").write_text("a file here: root can write any folder")
     (tmp_path / "home").write_text("")
     code = (
         "import torch; from amp_core.record.stats.numba import measure as m;"
@@ -50,6 +50,7 @@ def test_kernels_work_if_no_cache_folder_can_be_written(tmp_path):
     home = str(tmp_path / "home" / "none")
     printed = fresh_process(code, package, HOME=home, XDG_CACHE_HOME=home, PYTHONDONTWRITEBYTECODE="1")
     assert Path(printed) == package / "record" / "stats" / "measure.py"
+    assert not list(tmp_path.rglob("*.nbc"))
 
 
 TRITON = """
