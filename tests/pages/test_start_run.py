@@ -228,7 +228,7 @@ def test_fields_without_effect_are_disabled_with_the_reason(started, open_app):
 def test_tf32_is_offered_only_on_gpus_that_have_it(home, open_app, monkeypatch, capability, offered):
     monkeypatch.setattr(devices, "available", lambda: ([("cuda:0", "Tesla (cuda:0)"), ("cpu", "CPU")], None))
     monkeypatch.setattr(
-        devices, "visible_gpus", lambda: [SimpleNamespace(name="Tesla", capability=capability, memory_bytes=2**34)]
+        devices, "usable_gpus", lambda: [SimpleNamespace(name="Tesla", capability=capability, memory_bytes=2**34)]
     )
     app = open_app(START)
     assert ("TF32" in field(app, "precisions").options) == offered
@@ -241,7 +241,7 @@ def test_tf32_is_offered_only_on_gpus_that_have_it(home, open_app, monkeypatch, 
 def test_each_process_takes_a_gpu(started, open_app, monkeypatch):
     configs, _ = started
     cards = [(f"cuda:{i}", f"Tesla (cuda:{i})") for i in range(2)]
-    monkeypatch.setattr(devices, "visible_gpus", list)
+    monkeypatch.setattr(devices, "usable_gpus", list)
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**34)
     monkeypatch.setattr(devices, "available", lambda: (cards[:1], None))
     assert field(open_app(START), "nproc").disabled

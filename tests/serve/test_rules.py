@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import arguments
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_core import RunError, jobs
@@ -115,12 +115,12 @@ def test_hosts(host: str | None, allowed: bool) -> None:
     assert rules.host_allowed(host) is allowed
 
 
-@arguments(st.text(max_size=30))
+@given(st.text(max_size=30))
 def test_only_the_name_of_a_host_decides_whether_it_is_allowed(text: str) -> None:
     assert Rules(hosts=("localhost",)).host_allowed(text) is (host_name(text) == "localhost")
 
 
-@arguments(st.text(max_size=30))
+@given(st.text(max_size=30))
 def test_only_the_own_origin_is_allowed(text: str) -> None:
     own = text.lower() in ("http://localhost:8501", "https://localhost:8501")
     assert Rules().origin_allowed(text, "localhost:8501") is own
