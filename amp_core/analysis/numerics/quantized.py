@@ -232,7 +232,8 @@ class _Bins:
                 values = low + (high - low) * (np.arange(points) + 0.5) / points
             held = _held(values * factor * top, element) / (factor * top)
             self.squared_error[i] = np.square(held - values).mean()
-            self.saturated[i] = (values * factor * top > element.max_value).mean()
+            # An FP32 scale brings the largest value to the element's largest but for its own rounding.
+            self.saturated[i] = (values * factor * top > element.max_value * (1 + 2.0**-20)).mean()
             others = values[values != power]  # ties are counted apart
             zeros = held[values != power] == 0
             self.zero[i] = zeros.mean() if len(others) else 0.0
