@@ -157,7 +157,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         what="Copies and fills take a noticeable part of the step of an imported trace.",
         signal="Time of memcpy and memset.",
         threshold=_THRESHOLD,
-        advice="Pin the host's memory, so that copies run beside kernels, and keep on the device what is used again.",
+        advice="Pin the memory of the host, so that copies run beside kernels. Keep on the device what is used again.",
         snippet="loader = DataLoader(data, batch_size, pin_memory=True)\nx = x.to(device, non_blocking=True)",
         page="step-cost",
     )
