@@ -49,7 +49,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first. Returns 1 if one that is not muted is at or above `--fail-on`."""
-    from amp_core.findings import GUIDE, diagnose
+    from amp_core.findings import GUIDE, diagnose, first_sentence
 
     opened = load_run(arguments.folder)
     for option in ("mute", "unmute"):
@@ -66,12 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
             "run": opened.name,
             "status": opened.status,
             "end_reason": opened.end_reason,
+            "first_sentence": first_sentence(opened),
             "findings": [_plain(f.to_dict()) for f in shown],
         }
         print(json.dumps(record | {"muted": muted_codes}, indent=1, allow_nan=False))
     else:
         if broke_off := end_in_words(opened):
             print(printable(f"{broke_off}\n"))
+        if sentence := first_sentence(opened):
+            print(printable(f"{sentence}\n"))
         print(printable(in_words(shown)))
         if muted_codes:
             print(f"\nmuted: {', '.join(muted_codes)}")

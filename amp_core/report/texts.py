@@ -51,6 +51,11 @@ def summary(view: Overview, cost: StepCost) -> str:
     return f"{ended}; {loss}.{reason}"
 
 
+def first(sentence: str) -> Html | None:
+    """The sentence of a trace that comes before its findings."""
+    return tag("p", tag("b", sentence)) if sentence else None
+
+
 def profiled(cost: StepCost) -> str:
     """What was profiled, in one line."""
     if cost.steps:

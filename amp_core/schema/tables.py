@@ -221,6 +221,14 @@ TABLES: dict[str, Table] = {
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "such calls"),
                 _RANK,
+                _column("idle_sync_us", "f", "part of idle_us after the host waited for the device, data excluded"),
+                _column(
+                    "idle_wait_us",
+                    "f",
+                    "part of idle_us, in gaps of 10 µs or more, in which launched work had not begun",
+                ),
+                _column("idle_latency_us", "f", "the same in gaps below 10 µs, the time to start a kernel"),
+                _column("sync_op", "s", "operator in which the host waited the longest; null outside of operators"),
             ),
         ),
         Table(

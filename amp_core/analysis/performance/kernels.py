@@ -34,6 +34,9 @@ _WINDOW_NUMBERS = (
     "communication_alone_us",
     "syncs",
     "rank",
+    "idle_sync_us",
+    "idle_wait_us",
+    "idle_latency_us",
 )
 
 
@@ -69,9 +72,14 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    frame = _typed(run.windows, ("device", "device_name"), _WINDOW_NUMBERS)
+    frame = _typed(run.windows, ("device", "device_name", "sync_op"), _WINDOW_NUMBERS)
     frame = frame[_chosen(frame, step)]
     return _accelerators_alone(frame).reset_index(drop=True)
+
+
+def is_trace(run: Run) -> bool:
+    """Whether the run was imported from traces of torch.profiler."""
+    return run.head.config.get("format") == "torch.profiler"
 
 
 def traced_step_us(run: Run) -> float | None:

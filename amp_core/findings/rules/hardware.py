@@ -242,7 +242,9 @@ def layout_transposes(run: Run) -> list[Finding]:
     rows = kernel_rows(run)
     if on_cpu(rows) or rows.empty:
         return []
-    turned = rows[rows["name"].str.contains("nchwToNhwc|nhwcToNchw", regex=True) | (rows["category"] == "layout")]
+    by_name = rows["name"].str.contains("(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", regex=True)
+    # Concatenations and copies of other operators are layout changes too, but not for convolutions.
+    turned = rows[by_name | ((rows["category"] == "layout") & rows["op"].str.contains("conv(?!ert)", regex=True))]
     share = float(turned["total_us"].sum() / rows["total_us"].sum())
     if share < MIN_REPORTED_FRAC:
         return []
