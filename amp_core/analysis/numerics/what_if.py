@@ -20,6 +20,7 @@ their rows have further columns; see `quantized`.
 It is a prediction. `Recorder.audit` measures; `predicted_and_audited` compares both.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -83,8 +84,7 @@ def what_if(
     noise, and a weight gradient's own underflow is only a rough estimate: see `MAX_SOURCE_UNDERFLOW_FRAC`. Rows of
     recipes have product, saturated_frac, rel_error and rel_error_db too, and scaling in words (`quantized`). Fractions
     are 0–1. Raises `RunError` for a format, kind or scaling that is unknown, for a recipe whose blocks were not
-    recorded, and for a power that is not a
-    whole number.
+    recorded, and for a power that is not a whole number.
     """
     check_run(run)
     names = _as_list(formats)
@@ -106,17 +106,17 @@ def what_if(
         nonzero = histograms.counts.sum(axis=1)
         if not nonzero.any():
             continue
-        names = np.asarray(histograms.names, dtype=object)
-        rounded = np.full(len(names), True) if pure else rounding.is_rounded(kind, histograms.names)
+        tensors = np.asarray(histograms.names, dtype=object)
+        rounded = np.full(len(tensors), True) if pure else rounding.is_rounded(kind, histograms.names)
         for form in chosen:
             scaled = scaling or form.scaling.by
             per_tensor = scaled != "loss"
             own = own_scales(form, histograms.absmax, scaled)
             columns = {
-                "name": np.repeat(names, len(scales)),
+                "name": np.repeat(tensors, len(scales)),
                 "kind": kind,
                 "format": form.name,
-                "log2_scale": np.tile(scales, len(names)),
+                "log2_scale": np.tile(scales, len(tensors)),
                 **{c: v.ravel() for c, v in _fractions(form, histograms, scales, own, rounded).items()},
                 "nonzero": np.repeat(np.rint(nonzero).astype(np.int64), len(scales)),
                 "mass": np.repeat(histograms.magnitudes.sum(axis=1), len(scales)),
@@ -132,10 +132,10 @@ def what_if(
             frames.append(pd.DataFrame(columns)[nonempty])
     if recipes:
         frames.append(quantized(run, recipes, operands, step).assign(log2_scale=0, rounded=True))
-    columns = [*_COLUMNS, *(_OF_RECIPES if recipes else ())]
+    shown = [*_COLUMNS, *(_OF_RECIPES if recipes else ())]
     if not frames:
-        return pd.DataFrame(columns=columns)
-    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
+        return pd.DataFrame(columns=shown)
+    return pd.concat(frames, ignore_index=True).reindex(columns=shown)
 
 
 def whole_model(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -190,10 +190,12 @@ def own_scales(form: Format, absmax: np.ndarray, scaling: str) -> np.ndarray:
     if scaling == "loss":
         return np.ones(len(absmax))
     if scaling == "tensor-pow2":
-        return np.exp2(own_log2_scale(form, absmax).astype(float))
+        powers: np.ndarray = np.exp2(own_log2_scale(form, absmax).astype(float))
+        return powers
     with np.errstate(divide="ignore", over="ignore"):
         scales = form.max_value / absmax
-    return np.where((absmax > 0) & np.isfinite(scales) & (scales > 0), scales, 1.0)
+    usable: np.ndarray = np.where((absmax > 0) & np.isfinite(scales) & (scales > 0), scales, 1.0)
+    return usable
 
 
 def own_log2_scale(form: Format, absmax: np.ndarray) -> np.ndarray:
@@ -214,6 +216,12 @@ def class_shares_by_exponent(form: Format, exponents: np.ndarray) -> tuple[np.nd
     return zero, subnormal, over
 
 
+def _counts_of_class(low: np.ndarray, high: np.ndarray, up: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """How many values are of a class, if the part `up` of each octave comes to the octave above."""
+    result: np.ndarray = (1 - up) * (counts @ low.T) + up * (counts @ high.T)
+    return result
+
+
 def _fractions(
     form: Format, histograms: TrueCounts, scales: np.ndarray, own: np.ndarray, rounded: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -229,11 +237,9 @@ def _fractions(
         selected = rounded & (shifts == shift)
         exponents = histograms.exponents[None, :] + scales[:, None] + shift
         up = above[selected, None]
+        here, next_octave = class_shares_by_exponent(form, exponents), class_shares_by_exponent(form, exponents + 1)
         zero, subnormal, over = (
-            lambda counts, low=low, high=high, up=up: (1 - up) * (counts @ low.T) + up * (counts @ high.T)
-            for low, high in zip(
-                class_shares_by_exponent(form, exponents), class_shares_by_exponent(form, exponents + 1), strict=True
-            )
+            functools.partial(_counts_of_class, low, high, up) for low, high in zip(here, next_octave, strict=True)
         )
         flushed = zero(histograms.capped[selected])
         known = histograms.absmax[selected, None] > 0
