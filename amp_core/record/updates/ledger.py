@@ -88,6 +88,8 @@ class UpdateLedger(Observer):
         self._write(wait=True)
 
     def _attach(self) -> None:
+        if not (self._all_weights or any(_is_narrow(p) for o in self._optimizers for p in _parameters(o))):
+            return
         self._names = {id(p): n for n, p in named_parameters(self._model)}
         for index, optimizer in enumerate(self._optimizers):
             if type(optimizer).__name__ not in self._refused:
@@ -168,6 +170,14 @@ class UpdateLedger(Observer):
                 self._refuse(self._optimizers[compared.optimizer], str(error))
         if rows:
             self._writer.append("updates", {key: [row[key] for row in rows] for key in rows[0]})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _is_narrow(parameter: torch.Tensor) -> bool:
+    return parameter.element_size() < 4
 
 
 def _batches(parts: list[Part]) -> Iterator[list[Part]]:
