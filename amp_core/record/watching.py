@@ -94,7 +94,8 @@ def watch(
             Fills the tables `kernels` and `windows`.
         trace_ops: traces the operators of this step, with their dtypes and autocast policies, into the table `ops`.
         updates: compare the updates of all weights with the same step in float64, on each step that `every` names.
-            Those of 16-bit weights are compared in any case, as often as 1 % of the time allows.
+            An optimizer of your own is repeated on copies for that: its `step` runs twice. Without it, 16-bit weights
+            under torch's and torchao's optimizers are compared, as often as 1 % of the time allows.
         blocks: records on every sampled step how the operands of linear layers lie in the blocks of 8- and 4-bit
             recipes, into the table `blocks`: what `what_if` needs to predict them.
         include, exclude: patterns (`*` and `?`) of tensor names to measure and to leave out; all by default. If they

@@ -5,9 +5,11 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
+
+from amp_core.record.model.own import attributes
 
 _PROXIES = sys.version_info >= (3, 13)
 """From Python 3.13 on `f_locals` is a view of the frame (PEP 667)."""
@@ -27,3 +29,16 @@ def local_variables(frame: FrameType) -> Mapping[str, Any]:
     if sys.getrefcount(variables) == 3:  # the frame's, `variables`, and the argument of this call
         variables.clear()
     return values
+
+
+def reachable_values(frame: FrameType | None) -> Iterator[Any]:
+    """Values that a loop at `frame` can name: local variables of it and of its callers, globals, and attributes of a
+    caller's `self`. Read their `type`, not their `__class__`: unknown objects run no code then."""
+    seen: dict[int, Any] = {}  # kept alive, so that ids are not reused
+    while frame is not None:
+        variables = local_variables(frame)
+        for names in (variables, frame.f_globals, attributes(variables.get("self"))):
+            if id(names) not in seen:
+                seen[id(names)] = names
+                yield from list(names.values())
+        frame = frame.f_back

@@ -16,7 +16,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from amp_core.formats import FORMATS
-from amp_core.record.model.frames import local_variables
+from amp_core.record.model.frames import reachable_values
 from amp_core.record.model.own import attributes, held
 
 
@@ -60,17 +60,9 @@ def reachable_scaler(frame: FrameType | None) -> Any:
 
 
 def _scalers(frame: FrameType | None) -> Iterator[GradScaler]:
-    seen: dict[int, Any] = {}  # kept alive, so that ids are not reused
-    while frame is not None:
-        variables = local_variables(frame)
-        for names in (variables, frame.f_globals, attributes(variables.get("self"))):
-            if id(names) not in seen:
-                seen[id(names)] = names
-                for value in list(names.values()):
-                    # Unknown objects run no code: `type` is checked, not `__class__`.
-                    inner = inspect.getattr_static(value, "_scaler", None)
-                    yield from (one for one in (value, inner) if issubclass(type(one), GradScaler))
-        frame = frame.f_back
+    for value in reachable_values(frame):
+        inner = inspect.getattr_static(value, "_scaler", None)
+        yield from (one for one in (value, inner) if issubclass(type(one), GradScaler))
 
 
 def requested_precision(optimizers: Iterable[Any]) -> str | None:

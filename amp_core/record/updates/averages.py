@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from amp_core.record.model.narrow_dtypes import NARROW
+from amp_core.record.model.own import without_torch_function
 from amp_core.record.model.parameters import has_values, named_parameters, unwrapped
 from amp_core.record.observer import Observer
 from amp_core.record.stats.host_transfer import HostTransfer
@@ -68,7 +69,7 @@ class AverageLedger(Observer):
         affordable = self._spent_s <= MAX_TIME_FRAC * (begun - self._began)
         due = step % self._every == 0 and (affordable or self._compared < MIN_STEPS)
         if due or self._pairs:
-            with torch.no_grad():
+            with torch.no_grad(), without_torch_function():
                 self._compare()
                 if due:
                     self._step = step
@@ -77,12 +78,13 @@ class AverageLedger(Observer):
         self.awake = bool(self._pairs or self._sent)
 
     def step_ended(self, step: int) -> None:
-        for pair in self._pairs:
-            pair.weight = spaced(local(pair.parameter), pair.taken).detach().clone()
+        with without_torch_function():
+            for pair in self._pairs:
+                pair.weight = spaced(local(pair.parameter), pair.taken).detach().clone()
         self._write(wait=False)
 
     def close(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), without_torch_function():
             self._compare()
         self._write(wait=True)
 

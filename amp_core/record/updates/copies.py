@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from amp_core.record.model.frames import local_variables
-from amp_core.record.model.own import attributes, child, held
+from amp_core.record.model.frames import reachable_values
+from amp_core.record.model.own import child, held, without_torch_function
 from amp_core.record.model.parameters import named_parameters
 
 HOLDERS = ("module", "ema", "ema_model", "averaged_model", "_average_model", "shadow", "shadow_params")
@@ -28,35 +28,28 @@ def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None)
     if not named:
         return []
     copies: dict[int, dict[str, torch.Tensor]] = {}
-    seen: dict[int, Any] = {}  # kept alive, so that ids are not reused
-    while frame is not None:
-        variables = local_variables(frame)
-        for names in (variables, frame.f_globals, attributes(variables.get("self"))):
-            if id(names) not in seen:
-                seen[id(names)] = names
-                for value in list(names.values()):
-                    copy = _as_copy(value, named, seen, MAX_DEPTH)
-                    if copy is not None:
-                        copies[id(next(iter(copy.values())))] = copy
-        frame = frame.f_back
+    with without_torch_function():
+        for value in reachable_values(frame):
+            copy = _as_copy(value, named, MAX_DEPTH)
+            if copy is not None:
+                copies[id(next(iter(copy.values())))] = copy
     return list(copies.values())
 
 
-def _as_copy(
-    value: Any, named: Mapping[str, torch.Tensor], seen: dict[int, Any], depth: int
-) -> dict[str, torch.Tensor] | None:
-    if id(value) in seen or isinstance(value, type) or not depth:
+def _as_copy(value: Any, named: Mapping[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor] | None:
+    kind = type(value)
+    if issubclass(kind, type) or not depth:
         return None
     tensors = dict(_tensors(value, named))
     if named.keys() <= tensors.keys() and all(_copies(tensors[name], named[name]) for name in named):
         return {name: tensors[name] for name in named}
-    if isinstance(value, torch.Tensor | Mapping | Sequence):
+    if issubclass(kind, torch.Tensor | Mapping | Sequence):
         return None
-    if issubclass(type(value), torch.nn.Module):
+    if issubclass(kind, torch.nn.Module):
         inner = [child(value, name) for name in HOLDERS]
     else:
         inner = [held(value, name) for name in HOLDERS]
-    return next((c for i in inner if i is not None if (c := _as_copy(i, named, seen, depth - 1)) is not None), None)
+    return next((c for i in inner if i is not None if (c := _as_copy(i, named, depth - 1)) is not None), None)
 
 
 def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
@@ -70,4 +63,4 @@ def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[st
 
 
 def _copies(tensor: Any, parameter: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor is not parameter and tensor.shape == parameter.shape
+    return issubclass(type(tensor), torch.Tensor) and tensor is not parameter and tensor.shape == parameter.shape

@@ -139,7 +139,7 @@ def plain(value: torch.Tensor) -> torch.Tensor:
 
 def _taken(value: Any, shape: torch.Size, count: int) -> Any:
     if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
+        return copy.deepcopy(value) if type(value) in (dict, list, set) else value
     own = plain(value)
     return spaced(own, count).clone() if own.shape == shape else own.clone()
 

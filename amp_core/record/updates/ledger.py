@@ -16,7 +16,7 @@ from amp_core.record.observer import Observer
 from amp_core.record.torch_internals.optimizer_steps import Handle, after_step, before_step
 from amp_core.record.updates.comparison import Comparison
 from amp_core.record.updates.held import Part, local, part_of, parts_of
-from amp_core.record.updates.replay import Replay, ReplayError
+from amp_core.record.updates.replay import Replay, ReplayError, is_own_code
 from amp_core.store.writer import RunWriter
 
 MAX_ELEMENTS = 2**22
@@ -123,10 +123,21 @@ class UpdateLedger(Observer):
             detail = f"updates: the step of {kind} {why}"
             self._writer.event("warning", name="not recorded", detail=detail, step=self._step)
 
+    def _report_unasked(self, optimizer: torch.optim.Optimizer) -> None:
+        """Repeating the step of the program's own optimizer runs its code, which `watch` has to be asked for."""
+        kind = type(optimizer).__name__
+        if kind not in self._refused:  # the hooks of a step that calls `super().step()` run twice
+            self._refused.add(kind)
+            detail = f"those of {kind} are compared with `watch(…, updates=True)`, which runs its `step` on copies"
+            self._writer.event("phase change", name="updates", detail=detail, step=self._step)
+
     def _before_step(self, index: int, *given: Any, closure: Any = None, **others: Any) -> None:
         self._before.pop(index, None)
         optimizer = self._optimizers[index]
         parts = list(parts_of(optimizer, self._names, self._max_elements, narrow_only=not self._all_weights))
+        if parts and not self._all_weights and is_own_code(optimizer):
+            self._report_unasked(optimizer)
+            return
         if parts and (closure is not None or any(callable(value) for value in given[1:])):
             raise ReplayError("is given a closure, which computes gradients within the step")
         replay = self._replays.setdefault(index, Replay(optimizer))

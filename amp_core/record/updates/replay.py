@@ -3,17 +3,19 @@
     >>> replay = Replay(optimizer)
     >>> [copied.weight for copied in replay.step(parts)]     # the weights after the step, in float64
 
-The optimizer itself, its state and random numbers stay as they are: a step that would write to anything but the copies,
-or talk to other processes, is refused.
+The optimizer itself, its state and random numbers stay as they are: a step that would write to other tensors than the
+copies, act through an object that the optimizer holds, or talk to other processes, is refused. Code of the program
+(`is_own_code`) may still do what nobody can see, so it is repeated only where the user asked for it.
 """
 
-import copy
-from collections import defaultdict
+import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,14 +23,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amp_core.record.backends import backend_of
 from amp_core.record.updates.held import Part
 
-_NOT_COPIED = frozenset({"step", "state", "param_groups", "grad_scale", "found_inf"})
-"""`step` in an instance is the wrapper that a learning rate scheduler put there."""
+_HOOKS = ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
+_NOT_COPIED = frozenset(
+    {"step", "state", "param_groups", "grad_scale", "found_inf", *(f"_optimizer_{hook}_hooks" for hook in _HOOKS)}
+)
+"""`step` in an instance is the wrapper that a learning rate scheduler put there; hooks are not called for copies."""
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, types.BuiltinFunctionType})
 _FOR_SPEED = ("fused", "foreach")
 """Settings of a group that choose an implementation. The copies are few large tensors on any device."""
 
 
 class ReplayError(Exception):
     """The step cannot be repeated; the message says why, without a subject: `writes to a tensor …`."""
+
+
+def is_own_code(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether repeating a step would run code of the program: true of all classes but torch's and torchao's own."""
+    return not type(optimizer).__module__.startswith("torch.optim.") and not _is_torchao_adam(optimizer)
 
 
 class Replay:
@@ -50,7 +61,7 @@ class Replay:
         run = getattr(run, "__wrapped__", run) if getattr(run, "hooked", False) else run
         with ExitStack() as around:
             around.enter_context(backend_of(copies[0].weight.device).fork_random())
-            if not run.__module__.startswith("torch.optim."):
+            if is_own_code(self._optimizer):
                 around.enter_context(_OnlyCopies(stepped))
             try:
                 run(stepped)
@@ -118,7 +129,7 @@ def _copied(part: Part, *, wide: bool) -> Part:
 
 def _copy_of_state(value: Any, weight: torch.Tensor, *, wide: bool) -> Any:
     if not isinstance(value, torch.Tensor):
-        return copy.copy(value)
+        return _own(value, "state")
     floating = value.dtype.is_floating_point or value.dtype.is_complex
     return _widened(value) if wide and floating and value.dim() else value.clone()
 
@@ -131,9 +142,10 @@ def _optimizer_like(
     optimizer: torch.optim.Optimizer, parts: Sequence[Part], *, decay: bool, wide: bool
 ) -> torch.optim.Optimizer:
     """An optimizer of the same class, settings and attributes whose parameters are those of `parts`."""
+    own = _own if is_own_code(optimizer) else _cloned
     groups = []
     for index, group in enumerate(optimizer.param_groups):
-        settings = {key: _own(value) for key, value in group.items() if key != "params"}
+        settings = {key: own(value, key) for key, value in group.items() if key != "params"}
         settings["params"] = [part.weight for part in parts if part.group == index]
         if wide:
             settings |= {key: None for key in _FOR_SPEED if key in settings}
@@ -148,16 +160,34 @@ def _optimizer_like(
 
 def _same_class(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     stepped: torch.optim.Optimizer = object.__new__(type(optimizer))
-    vars(stepped).update({key: _own(value) for key, value in vars(optimizer).items() if key not in _NOT_COPIED})
+    own = _own if is_own_code(optimizer) else _cloned
+    vars(stepped).update({k: own(v, k) for k, v in vars(optimizer).items() if k not in _NOT_COPIED})
     stepped.param_groups = groups
     return stepped
 
 
-def _own(value: Any) -> Any:
-    """A value that a step may write to without changing the optimizer's."""
-    if isinstance(value, torch.Tensor):
+def _cloned(value: Any, _: str) -> Any:
+    """The same for torch's own classes, whose steps write to no other attribute."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _own(value: Any, name: str) -> Any:
+    """A copy of a setting or attribute. Raises `ReplayError` for one through which a step could change the program."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
         return value.detach().clone()
-    return copy.copy(value) if isinstance(value, list | dict | set) else value
+    if kind is dict or kind is OrderedDict:
+        return kind((key, _own(inner, name)) for key, inner in value.items())
+    if kind in (list, tuple, set):
+        return kind(_own(inner, name) for inner in value)
+    if (
+        value is None
+        or kind in _PLAIN
+        or issubclass(kind, np.generic)
+        or (kind is types.FunctionType and value.__closure__ is None)
+    ):
+        return value
+    raise ReplayError(f"may act through a {kind.__name__} that it holds as {name!r}")
 
 
 def _resolved_eps(settings: dict[str, Any], parameters: Sequence[torch.Tensor]) -> dict[str, Any]:

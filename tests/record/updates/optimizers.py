@@ -93,3 +93,28 @@ class NoisySgd(NormalisedSgd):
         for group in self.param_groups:
             for p in group["params"]:
                 p.add_(torch.randn_like(p), alpha=-group["lr"])
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Steps an inner optimizer that counts in Python: repeated on copies, it would count twice."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.inner.steps = 0  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        self.inner.steps += 1  # type: ignore[attr-defined]
+        self.inner.step()
+
+
+class CalledSgd(NormalisedSgd):
+    """Counts the calls of its step where no tensor shows it."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        CalledSgd.calls += 1
+        super().step()

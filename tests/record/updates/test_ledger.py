@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -14,9 +15,11 @@ from amp_core import RunError, load_run, watch
 from amp_core.record.updates import ledger
 from tests.record.sharded import one_process
 from tests.record.updates.optimizers import (
+    CalledSgd,
     CountingSgd,
     KahanSgd,
     Lion,
+    Lookahead,
     NoisySgd,
     NormalisedSgd,
     SgdWithMasters,
@@ -105,10 +108,9 @@ def truth(make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]) -> 
 def test_lost_shares_are_those_of_a_step_in_float64(name: str, tmp_path: Path) -> None:
     expected = truth(OPTIMIZERS[name])
     model = network()
-    trained(model, OPTIMIZERS[name](list(model.parameters())), tmp_path / "run")
+    trained(model, OPTIMIZERS[name](list(model.parameters())), tmp_path / "run", updates=True)
     recorded = load_run(tmp_path / "run").updates.merge(expected, on=["step", "name"])
-    first = recorded[recorded["step"] < ledger.MIN_STEPS]
-    assert len(first) == len(expected[expected["step"] < ledger.MIN_STEPS])
+    assert len(recorded) == len(expected)
     assert (recorded["lost_mass_frac"] - recorded["lost"]).abs().max() < 0.001
     assert (recorded["unchanged_frac"] - recorded["unchanged"]).abs().max() < 0.001
     assert recorded["cure"].isna().all()
@@ -178,13 +180,13 @@ def test_weight_decay_below_half_a_unit_in_the_last_place_is_lost_and_a_large_on
 
 
 def test_kahan_summation_is_recognised_as_a_cure(tmp_path: Path) -> None:
-    rows = updates_of(lambda p: KahanSgd(p, lr=1e-3), tmp_path / "run")
+    rows = updates_of(lambda p: KahanSgd(p, lr=1e-3), tmp_path / "run", updates=True)
     assert set(rows["cure"]) == {"kahan summation"}
     assert rows["lost_mass_frac"].max() < 0.1
 
 
 def test_fp32_masters_are_recognised_as_a_cure(tmp_path: Path) -> None:
-    rows = updates_of(lambda p: SgdWithMasters(p, lr=1e-3), tmp_path / "run")
+    rows = updates_of(lambda p: SgdWithMasters(p, lr=1e-3), tmp_path / "run", updates=True)
     assert set(rows["cure"]) == {"fp32 masters"}
     assert rows["lost_mass_frac"].max() < 0.01
 
@@ -240,11 +242,42 @@ def why_not_recorded(folder: Path) -> list[str]:
 )
 def test_an_optimizer_that_cannot_be_repeated_is_named_once(make: Any, why: str, tmp_path: Path) -> None:
     before = CountingSgd.steps.clone()
-    rows = updates_of(make, tmp_path / "run")
+    rows = updates_of(make, tmp_path / "run", updates=True)
     assert rows.empty
     (said,) = why_not_recorded(tmp_path / "run")
     assert why in said
     assert CountingSgd.steps - before in (0, STEPS)
+
+
+def test_code_of_the_program_is_not_run_unasked(tmp_path: Path) -> None:
+    before = CalledSgd.calls
+    assert updates_of(lambda p: CalledSgd(p, lr=1e-2), tmp_path / "run").empty
+    assert CalledSgd.calls - before == STEPS
+    run = load_run(tmp_path / "run")
+    assert run.events.query("name == 'updates'")["detail"].str.contains("CalledSgd").sum() == 1
+    assert why_not_recorded(tmp_path / "run") == []
+
+
+def test_an_optimizer_that_holds_another_is_not_repeated(tmp_path: Path) -> None:
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=1e-2)
+    trained(model, Lookahead(inner), tmp_path / "run", updates=True)
+    assert inner.steps == STEPS  # type: ignore[attr-defined]
+    assert len(load_run(tmp_path / "run").steps) == STEPS
+    assert "may act through a SGD that it holds as 'inner'" in why_not_recorded(tmp_path / "run")[0]
+
+
+def test_what_a_program_attaches_to_torchs_optimizer_does_not_matter(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=np.float64(1e-4))
+    optimizer.owner = object()  # type: ignore[attr-defined]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    with watch(model, optimizer, into=tmp_path / "run", every=1, updates=True):
+        for seed in range(2):
+            backward(model, seed)
+            optimizer.step()
+            scheduler.step()
+    assert len(load_run(tmp_path / "run").updates) == 2 * 4
 
 
 def test_a_step_with_a_closure_is_not_compared(tmp_path: Path) -> None:
