@@ -5,7 +5,7 @@
     (1310720, 4194304)
 
 `base.Backend` is the interface and its defaults; `cpu`, `cuda` (ROCm included) implement it. A recorder asks for its
-backend once. `torch.cuda` is used here and in the Triton kernels alone.
+backend once. `torch.cuda` is used here alone.
 """
 
 from collections.abc import Callable, Iterator

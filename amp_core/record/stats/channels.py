@@ -10,6 +10,8 @@ to words a language model has not seen, and to queries and keys in attention. `C
 say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from amp_core.record.model import own
@@ -77,6 +79,17 @@ class Pool:
 
 _ALIGNMENT = 64
 _POOL_BYTES = 2**18
+
+
+class ChannelMax(NamedTuple):
+    """A kernel is to find the largest magnitude of each channel of `grad`, whose shape ends in `channels` × `inner`."""
+
+    grad: torch.Tensor
+    channels: int
+    inner: int
+    into: torch.Tensor | int | None = None
+    """What holds magnitudes already, of which the larger ones stay; or the place of another one in a sequence, with
+    which this one shares the result."""
 
 
 class ChannelLargest:

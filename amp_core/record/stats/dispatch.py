@@ -2,8 +2,8 @@
 
     >>> by_kernel("channels", "cpu", grad, count, inner)     # None: plain torch has to do it
 
-Kernels come from `Backend.kernels()`. Where they cannot be imported, or one fails (Triton compiles on first use, which
-takes a C compiler), plain torch gives the same numbers, but slower; `fallbacks` holds the reason, and an event of each
+Kernels come from `Backend.kernels()`. Where they cannot be imported, or one fails (those of CUDA are compiled on first
+use), plain torch gives the same numbers, but slower; `fallbacks` holds the reason, and an event of each
 run reports it.
 """
 

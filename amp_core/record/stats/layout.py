@@ -15,7 +15,8 @@ from amp_core.formats import FORMAT_OF_DTYPE
 class Cap(NamedTuple):
     """The value at flat index i of a tensor counts as at most `largest[i // inner % len(largest)]`, which is >= 0.
 
-    A NaN in `largest` caps nothing, and neither does anything cap a NaN.
+    `largest` is of the tensor's dtype, or float32 with values of that dtype. A NaN in it caps nothing, and neither does
+    anything cap a NaN.
     """
 
     largest: torch.Tensor
@@ -199,8 +200,8 @@ def key_of(name: str, kind: str, dtype: str) -> Key:
 
 def in_one_row(tensor: torch.Tensor) -> torch.Tensor:
     """The values without gaps, in whatever order; a copy only where they do not lie so."""
-    tensor = tensor.detach()
     if tensor.is_contiguous():
         return tensor
+    tensor = tensor.detach()
     by_stride = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     return by_stride.contiguous()  # a transposed or channels-last tensor is contiguous that way

@@ -10,8 +10,8 @@ floor(log2|x|), subnormals included. Subnormal and normal follow from the expone
 the two is a power of two. Values narrower than 32 bits are widened first, which is exact.
 
 Results stay on the tensor's device, packed as float64 (counts are exact up to 2^53), so that a step's statistics come
-over in one copy. `dispatch` chooses the kernel: numba's for CPU tensors, Triton's for CUDA tensors, plain torch where
-there is none.
+over in one copy. `dispatch` chooses the kernel: numba's for CPU tensors, those in CUDA C++ for CUDA tensors, plain
+torch where there is none.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 def capped(tensor: torch.Tensor, cap: Cap) -> torch.Tensor:
     """Magnitudes, each at most its channel's; a NaN is neither capped nor a cap."""
     magnitude = tensor.detach().reshape(-1).abs()
-    most = cap.spread(tensor)
+    most = cap.spread(tensor).to(tensor.dtype)
     return torch.where(most < magnitude, most, magnitude)
 
 
