@@ -144,9 +144,17 @@ class Cuda(Backend):
     def selected(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self.device)
 
-    def stream(self) -> int:
-        """The driver's handle of the current stream of this device."""
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+    def current_stream(self) -> Any:
+        """A `torch.cuda.Stream`."""
+        return torch.cuda.current_stream(self.device)
+
+    def come_after(self, stream: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Wait on the device; the allocator is told of the second stream."""
+        current = self.current_stream()
+        if stream != current:
+            current.wait_stream(stream)
+            for tensor in tensors:
+                tensor.record_stream(current)
 
     def architecture(self) -> str:
         """The generation as NVIDIA's compilers name it, such as `sm_90`."""

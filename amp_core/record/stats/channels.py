@@ -10,6 +10,7 @@ to words a language model has not seen, and to queries and keys in attention. `C
 say how small that makes a row: each magnitude of the weight gradient counts as at most its channel's.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,9 +41,8 @@ def channel_largest(grad: torch.Tensor, channel: int, into: torch.Tensor | None 
     grad = grad.detach()
     largest = None
     if grad.dtype.itemsize <= 4:
-        inner = grad.shape[channel + 1 :].numel()
         place = (into,) if into is not None and into.is_cpu else ()
-        largest = by_kernel("channels", grad.device.type, grad.contiguous(), grad.shape[channel], inner, *place)
+        largest = by_kernel("channels", grad.device.type, *in_channels(grad, channel), *place)
         if largest is not None and place:
             return largest
     if largest is None:
@@ -81,6 +81,16 @@ _ALIGNMENT = 64
 _POOL_BYTES = 2**18
 
 
+def in_channels(grad: torch.Tensor, channel: int) -> tuple[torch.Tensor, int, int]:
+    """Contiguous values whose shape ends in (channels, inner), and both numbers; copied only where they must be."""
+    channels = grad.shape[channel]
+    if grad.stride(channel) == 1 and not grad.is_contiguous():
+        last = grad.movedim(channel, -1)  # channels-last, or transposed
+        if last.is_contiguous():
+            return last, channels, 1
+    return grad.contiguous(), channels, grad.shape[channel + 1 :].numel()
+
+
 class ChannelMax(NamedTuple):
     """A kernel is to find the largest magnitude of each channel of `grad`, whose shape ends in `channels` × `inner`."""
 
@@ -92,6 +102,16 @@ class ChannelMax(NamedTuple):
     which this one shares the result."""
 
 
+def channel_maxima(wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
+    """What is wanted, as float32, in plain torch."""
+    found: list[torch.Tensor] = []
+    for one in wanted:
+        largest = one.grad.detach().reshape(-1, one.channels, one.inner).abs().amax((0, 2)).to(torch.float32)
+        into = found[one.into] if isinstance(one.into, int) else one.into
+        found.append(largest if into is None else torch.maximum(into, largest))
+    return found
+
+
 class ChannelLargest:
     """The largest output gradient of each channel of a layer, whose weight has `dims` dimensions; `row` is the channel.
 
@@ -100,13 +120,13 @@ class ChannelLargest:
 
     __slots__ = ("_address", "_dtype", "_length", "dims", "present", "row", "values")
 
-    def __init__(self, values: torch.Tensor, row: int, dims: int) -> None:
+    def __init__(self, values: torch.Tensor, row: int, dims: int, dtype: torch.dtype | None = None) -> None:
         self.values = values
         self.row = row
         self.dims = dims
         self.present = False
         """Whether `values` are of the present step."""
-        self._dtype = values.dtype
+        self._dtype = dtype or values.dtype  # of the output gradients: `values` may be float32 all the same
         self._length = values.numel()
         self._address = values.data_ptr() if values.is_cpu else 0
 
@@ -145,4 +165,5 @@ class ChannelLargest:
             return None
         inner = shape[self.row + 1 :].numel()
         # A cap below the smallest value of the gradient's dtype becomes zero, as such a gradient would.
-        return Cap(values if values.dtype is dtype else values.to(dtype), inner) if inner else None
+        exact = values.dtype is dtype or (values.dtype is torch.float32 and self._dtype is dtype)
+        return Cap(values if exact else values.to(dtype), inner) if inner else None

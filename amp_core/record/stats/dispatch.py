@@ -15,9 +15,9 @@ import torch
 from amp_core.record.backends import BACKENDS
 from amp_core.record.backends.base import Backend, Kernel
 
-KERNELS = ("measure", "channels", "norms", "passing")
-"""`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, and what makes
-`measure.passing_tensors`."""
+KERNELS = ("measure", "channels", "norms", "passing", "outputs")
+"""`measure.measure_together`, `channels.channel_largest` and `norms.norms`, each without its checks, what makes
+`measure.passing_tensors`, and `measure.measure_together` with `channels.channel_maxima` at once."""
 
 fallbacks: dict[str, str] = {}
 """By device type: why plain torch measures there."""

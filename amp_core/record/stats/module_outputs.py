@@ -1,8 +1,9 @@
 """Measures module outputs and their gradients: the kinds `activation` and `output_grad`.
 
 Modules are listened to only during a sampled step. A module's output tensors get tensor hooks of their own, so
-in-place modules, reused modules, nested, dict and dataclass outputs all work, and nothing is kept alive: each tensor is
-measured the moment it passes.
+in-place modules, reused modules, nested, dict and dataclass outputs all work. Each tensor is measured the moment it
+passes, and nothing is kept alive; only output gradients on a GPU wait for others, of 64 MiB together: see
+`held_outputs`.
 
 Watched are the modules that compute: those without children, and those with parameters of their own.
 
@@ -18,6 +19,7 @@ from amp_core.record.model import own
 from amp_core.record.model.modules import computes, tensors_in
 from amp_core.record.model.parameters import named_modules, real_values
 from amp_core.record.stats.channels import ChannelLargest, Pool, channel_of
+from amp_core.record.stats.held_outputs import HeldOutputs, LayerChannel
 from amp_core.record.stats.layout import Key, dtype_name, key_of, measurable
 from amp_core.record.stats.measure import measure_together, passing_tensors
 from amp_core.record.step_phases import Phases
@@ -59,6 +61,7 @@ class Outputs:
         self._measured: dict[torch.device, Packed] = {}  # tensors that `_passing` does not take
         self._largest: dict[int, ChannelLargest] = {}  # by the weight's id
         self._pool = Pool()
+        self._held: dict[torch.device, HeldOutputs] = {}
 
     def attach(self) -> None:
         """Measure outputs and their gradients from now on."""
@@ -82,16 +85,26 @@ class Outputs:
     def take(self) -> list[Packed]:
         """All measurements since the last `take`, by device."""
         measured, self._measured = list(self._measured.values()), {}
+        for held in self._held.values():
+            measured += [(keys, [packed]) for keys, packed in held.take()]
         if self._passing is not None and self._passing_keys:
             measured.append((self._passing_keys, self._passing.take()))
             self._passing_keys = []
         return measured
+
+    def forget(self) -> None:
+        """Leave out all measurements since the last `take`."""
+        for held in self._held.values():
+            held.forget()
+        self.take()
 
     def caps(self, names: Mapping[int, str]) -> dict[str, ChannelLargest]:
         """The largest output gradients of this step by channel, by the name of the weight.
 
         `names` has the names of parameters by their ids.
         """
+        for held in self._held.values():
+            held.finish()
         return {
             names[weight]: largest for weight, largest in self._largest.items() if largest.present and weight in names
         }
@@ -138,7 +151,7 @@ class Outputs:
                 if done:
                     return
             with self._phases.watching():
-                if measurable(real_values(grad)):
+                if measurable(real_values(grad)) and not self._hold(name, module, grad, channels):
                     self._measure(name, "output_grad", grad)
                     largest = self._largest_for(module, grad, channels)
                     if largest is not None and channels is not None:
@@ -164,10 +177,22 @@ class Outputs:
             self._passing_keys.append(key_of(name, "output_grad", dtype_name(dtype)))
         return done
 
-    def _largest_for(
-        self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
-    ) -> ChannelLargest | None:
-        """Where the largest output gradients of the module are kept, to which `grad` belongs; None where they are not.
+    def _hold(self, name: str, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> bool:
+        """Measure an output gradient together with others. False where it has to be measured now."""
+        if grad.is_cpu or grad.is_complex():
+            return False
+        held = self._held.get(grad.device)
+        if held is None:
+            held = self._held[grad.device] = HeldOutputs(grad.device, self._largest)
+        weight = self._capped_weight(module, grad, channels)
+        layer = None
+        if weight is not None and channels is not None:
+            layer = LayerChannel(id(weight), channels[0] + grad.dim(), channels[1], weight.dim())
+        return held.add(key_of(name, "output_grad", dtype_name(grad.dtype)), grad, layer)
+
+    @staticmethod
+    def _capped_weight(module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None) -> Any:
+        """The weight whose gradient is bounded by the output gradient, or None.
 
         A dimension of the output, counted from the end, is one of the weight: see `channel_of`.
         """
@@ -175,10 +200,18 @@ class Outputs:
             return None
         # The gradient of a parametrized weight reaches its parameters through another map.
         weight = own.parameter(module, "weight")
-        channel = channels[0] + grad.dim()
         # Of no values there is no largest, and FP8 has no arithmetic.
-        if weight is None or grad.dim() < 2 or channel < 0 or not grad.numel() or grad.dtype.itemsize < 2:
+        unbounded = grad.dim() < 2 or channels[0] + grad.dim() < 0 or not grad.numel() or grad.dtype.itemsize < 2
+        return None if unbounded else weight
+
+    def _largest_for(
+        self, module: torch.nn.Module, grad: torch.Tensor, channels: tuple[int, int] | None
+    ) -> ChannelLargest | None:
+        """Where the largest output gradients of the module are kept, among them `grad`; None where they are not."""
+        weight = self._capped_weight(module, grad, channels)
+        if weight is None or channels is None:
             return None
+        channel = channels[0] + grad.dim()
         known = self._largest.get(id(weight))
         if known is None or not known.fits(grad, channel):
             count = grad.shape[channel]
@@ -195,7 +228,8 @@ class Outputs:
         if all(largest.present for largest in self._largest.values()):
             self._pool.clear()
         else:  # shapes change, or not every layer is used
-            self._largest, self._pool = {}, Pool()
+            self._largest.clear()
+            self._pool = Pool()
         for largest in self._largest.values():
             largest.present = False
 

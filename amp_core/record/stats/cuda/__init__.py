@@ -1,4 +1,4 @@
 """The statistics on NVIDIA's GPUs: kernels in CUDA C++, compiled by NVRTC, which comes with every CUDA build of torch.
 
-nvrtc: source to machine code · program: loads and launches · table: what a launch reads · batch, measure: the statistics
+nvrtc: source to machine code · program: loads and launches it · table: what a launch reads · batch, measure: statistics
 """

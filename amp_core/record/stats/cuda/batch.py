@@ -47,7 +47,7 @@ class Batch:
                 "ticket": [int(starts[-1]) + i for i in members],
             }
             if is_capped:  # the order of the values is that of their channels
-                held = [tensors[i].detach().contiguous() for i in members]
+                held = [t if (t := tensors[i]).is_contiguous() else t.detach().contiguous() for i in members]
                 limits = [self._limits(cap) for i in members if (cap := caps[i]) is not None]
                 columns |= {"caps": [c.largest.data_ptr() for c in limits], "inner": [c.inner for c in limits]}
                 columns |= {"channels": [len(c.largest) for c in limits], "capped_out": [behind[i] for i in members]}
@@ -69,7 +69,10 @@ class Batch:
         return results[: len(tensors)]
 
     def channels(self, wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
-        """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`."""
+        """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`.
+
+        The gradients are contiguous.
+        """
         lengths = [one.channels if one.into is None else 0 for one in wanted]
         made = self._zeros(sum(lengths), torch.float32).split(lengths)
         results: list[torch.Tensor] = []
@@ -77,7 +80,7 @@ class Batch:
             results.append(new if one.into is None else results[one.into] if isinstance(one.into, int) else one.into)
         groups: dict[tuple[torch.dtype, str], list[Rows]] = {}
         for one, result in zip(wanted, results, strict=True):
-            values = one.grad.detach().contiguous()
+            values = one.grad
             if values.numel():
                 self._held += [values, result]
                 kind = "beside" if one.inner == 1 else "apart"

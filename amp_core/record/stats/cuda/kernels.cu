@@ -456,10 +456,11 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
         atomicAdd(&nans, found.nans);
     __syncthreads();
 
-    double* packed = results + s.out;
+    const Stretch& again = table[blockIdx.x];  // read once more: in registers it would be in the way of the loop
+    double* packed = results + again.out;
     u32 first, last;
     if (CAPPED)
-        found.capped.flush(results + s.capped_out, first, last);
+        found.capped.flush(results + again.capped_out, first, last);
     found.counts.flush(packed, first, last);
     if (first)
         atomicAdd(&zeros, first);
@@ -490,7 +491,7 @@ template <class F, int CAPPED> static __device__ __forceinline__ void measure_st
         atomicMax(absmin, distance);
         atomicAdd(packed + 5, sums[0][0]);
         atomicAdd(packed + 6, sums[1][0]);
-        if (last_of_tensor(results, s)) {
+        if (last_of_tensor(results, again)) {
             distance = atomicAdd(absmin, 0ull);
             *absmin = distance ? infinity - distance : 0;
         }

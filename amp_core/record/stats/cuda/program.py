@@ -34,7 +34,7 @@ def launch(device: torch.device, form: str, name: str, table: Table, results: to
     function = _functions.get((device, form, name))
     if function is None:
         function = _function(device, form, name)
-    stream = ctypes.c_void_p(_backend(device).stream())
+    stream = ctypes.c_void_p(_backend(device).current_stream().cuda_stream)
     held = (ctypes.c_void_p(table.address), ctypes.c_void_p(results.data_ptr()))
     arguments = (ctypes.c_void_p * len(held))(*(ctypes.cast(ctypes.pointer(a), ctypes.c_void_p) for a in held))
     with _Context(device):
