@@ -168,6 +168,7 @@ if __name__ == "__main__":
                     loop, loads = code.loop, " ".join(sorted(set(code.loop.loads)))
                     print(
                         f"| {compiler} | {architecture} | {form} | {name} | {loop.integer_ops:.2f}"
-                        f" | {loop.instructions:.2f} | {code.registers} | {code.stack} | {loads} | {code.terabytes_per_s(form):.1f} |",
+                        f" | {loop.instructions:.2f} | {code.registers} | {code.stack} | {loads}"
+                        f" | {code.terabytes_per_s(form):.1f} |",
                         flush=True,
                     )
