@@ -32,9 +32,9 @@ def backend_of(device: torch.device) -> Backend:
     return _instances[device]
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as float64, or as float32 where its device has no wider dtype."""
-    return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32)
+def widened(tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
+    """`tensor` as float64, or as float32 where its device has no wider dtype; with `copy`, never the same memory."""
+    return tensor.to(torch.float64 if backend_of(tensor.device).has_float64 else torch.float32, copy=copy)
 
 
 def accelerators() -> list[type[Backend]]:

@@ -14,7 +14,7 @@ over in one copy. `dispatch` chooses the kernel: numba's for CPU tensors, those 
 torch where there is none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +55,14 @@ def measure_together(tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None]
         return measured
     limited = [capped(t, cap) for t, cap in zip(tensors, caps, strict=False) if cap is not None]
     return torch.cat([measure_plain(t) for t in [*tensors, *limited]])
+
+
+def compile_ahead(devices: Iterable[torch.device]) -> None:
+    """Compile ahead what training on those devices needs, which takes seconds on a GPU: autocast makes tensors of 16
+    bits of which the model's parameters tell nothing."""
+    for device in devices:
+        dtypes = [torch.float32] if device.type == "cpu" else [torch.float32, torch.float16, torch.bfloat16]
+        measure_together([torch.zeros(1, dtype=dtype, device=device) for dtype in dtypes])
 
 
 def passing_tensors(device: str) -> "PassingTensors | None":

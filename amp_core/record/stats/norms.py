@@ -8,7 +8,6 @@ import torch
 from amp_core.record.backends import widened
 from amp_core.record.stats.dispatch import by_kernel
 
-
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _dtype, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 

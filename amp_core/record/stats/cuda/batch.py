@@ -28,7 +28,9 @@ class Batch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._held: list[torch.Tensor] = []
-        self._work: list[tuple[str, str, Rows, torch.Tensor]] = []  # format, kernel, rows, results
+        self._work: list[tuple[str, str, Rows, torch.Tensor | None]] = []  # format, kernel, rows, results
+        self._doubles = 0  # results that come with the table, to which the work without others belongs
+        self._reserved = torch.empty(0)
 
     def measure(self, tensors: Sequence[torch.Tensor], caps: Sequence[Cap | None] = ()) -> torch.Tensor:
         """The packed vectors, one after another, as `measure_together` has them; filled by `launch`."""
@@ -56,17 +58,16 @@ class Batch:
             self._add(dtype, "capped" if is_capped else "measure", held, results, columns)
         return results[: int(starts[-1])]
 
-    def norms(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The 2-norm of each as float64; filled by `launch`."""
-        results = self._zeros(2 * len(tensors))
+    def norms(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The 2-norm of each: the first ones of what `launch` returns."""
+        self._doubles = 2 * len(tensors)  # so few that they come with the table, and no launch makes them zeros
         groups: dict[torch.dtype, list[int]] = {}
         for i, tensor in enumerate(tensors):
             if tensor.numel():
                 groups.setdefault(tensor.dtype, []).append(i)
         for dtype, members in groups.items():
             columns = {"out": members, "ticket": [len(tensors) + i for i in members]}
-            self._add(dtype, "norms", [in_one_row(tensors[i]) for i in members], results, columns)
-        return results[: len(tensors)]
+            self._add(dtype, "norms", [in_one_row(tensors[i]) for i in members], None, columns)
 
     def channels(self, wanted: Sequence[ChannelMax]) -> list[torch.Tensor]:
         """The largest magnitude of each channel as float32, or larger ones that were there; filled by `launch`.
@@ -74,7 +75,7 @@ class Batch:
         The gradients are contiguous.
         """
         lengths = [one.channels if one.into is None else 0 for one in wanted]
-        made = self._zeros(sum(lengths), torch.float32).split(lengths)
+        made = self._zeros(sum(lengths)).view(torch.float32)[: sum(lengths)].split(lengths)
         results: list[torch.Tensor] = []
         for one, new in zip(wanted, made, strict=True):
             results.append(new if one.into is None else results[one.into] if isinstance(one.into, int) else one.into)
@@ -90,16 +91,28 @@ class Batch:
             self._work.append((_form(dtype), kind, np.concatenate(parts), results[0]))
         return results
 
-    def launch(self) -> None:
-        """Copy the table, and start each kernel once for each dtype. Raises `RuntimeError` if that fails."""
-        if self._work:
-            tables = on_device([made for _, _, made, _ in self._work], self._device)
-            for (form, kernel, _, results), table in zip(self._work, tables, strict=True):
-                program.launch(self._device, form, kernel, table, results)
-        self._held, self._work = [], []
+    def reserve(self, tensors: Sequence[torch.Tensor], wanted: Sequence[ChannelMax]) -> None:
+        """Make the memory for `measure` and `channels` of these at once."""
+        count = sum(packed_size(t.dtype) + 1 for t in tensors) + sum(one.channels for one in wanted if one.into is None)
+        self._reserved = torch.zeros(count, dtype=torch.float64, device=self._device)
 
-    def _zeros(self, count: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.zeros(count, dtype=dtype, device=self._device)
+    def launch(self) -> torch.Tensor:
+        """Copy the table, and start each kernel once for each dtype. Returns the results that came with the table.
+
+        Raises `RuntimeError` if that fails.
+        """
+        tables, behind = on_device([made for _, _, made, _ in self._work], self._doubles, self._device)
+        for (form, kernel, _, results), table in zip(self._work, tables, strict=True):
+            program.launch(self._device, form, kernel, table, behind if results is None else results)
+        self._held, self._work = [], []
+        return behind
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        """So many doubles."""
+        if len(self._reserved) < count:
+            return torch.zeros(count, dtype=torch.float64, device=self._device)
+        zeros, self._reserved = self._reserved[:count], self._reserved[count:]
+        return zeros
 
     def _limits(self, cap: Cap) -> Cap:
         wide = torch.float64 if cap.largest.dtype == torch.float64 else torch.float32  # as wide as they are compared
@@ -112,7 +125,7 @@ class Batch:
         dtype: torch.dtype,
         kernel: str,
         held: list[torch.Tensor],
-        results: torch.Tensor,
+        results: torch.Tensor | None,
         columns: Mapping[str, Sequence[int]],
     ) -> None:
         self._held += held

@@ -30,6 +30,7 @@ def outputs_cuda(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """`measure_cuda` of tensors of one device, and the largest magnitudes by channel as float32, in one batch."""
     batch = Batch(tensors[0].device)
+    batch.reserve(tensors, wanted)
     packed, largest = batch.measure(tensors), batch.channels(wanted)
     batch.launch()
     return packed, largest
@@ -38,6 +39,5 @@ def outputs_cuda(
 def norms_cuda(grads: Sequence[torch.Tensor]) -> torch.Tensor:
     """The 2-norm of each gradient, all on one device and of 16 bits or more, as float64."""
     batch = Batch(grads[0].device)
-    norms = batch.norms(grads)
-    batch.launch()
-    return norms
+    batch.norms(grads)
+    return batch.launch()[: len(grads)]

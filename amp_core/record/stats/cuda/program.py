@@ -45,8 +45,7 @@ def prepare(device: torch.device, form: str) -> None:
     """Compile and load the kernels for a format, which takes about a second."""
     with _lock:
         if (device, form) not in _loaded:
-            assert torch.version.cuda is not None
-            code = compile_kernels(load_nvrtc(torch.version.cuda), form, _backend(device).architecture())
+            code = _compiled(form, _backend(device).architecture())
             module = ctypes.c_void_p()
             with _Context(device):
                 _check(_driver().cuModuleLoadData(ctypes.byref(module), code))
@@ -60,6 +59,12 @@ def _function(device: torch.device, form: str, name: str) -> ctypes.c_void_p:
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), _loaded[device, form], name.encode()))
     _functions[device, form, name] = function
     return function
+
+
+@cache
+def _compiled(form: str, architecture: str) -> bytes:
+    assert torch.version.cuda is not None
+    return compile_kernels(load_nvrtc(torch.version.cuda), form, architecture)
 
 
 def _backend(device: torch.device) -> Cuda:

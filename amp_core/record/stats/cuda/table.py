@@ -54,9 +54,9 @@ def rows(count: int, **columns: npt.ArrayLike) -> Rows:
     return made
 
 
-def on_device(parts: Sequence[Rows], device: torch.device) -> list[Table]:
-    """The tables with those rows, in one copy."""
-    whole = torch.from_numpy(np.concatenate(parts))
+def on_device(parts: Sequence[Rows], doubles: int, device: torch.device) -> tuple[list[Table], torch.Tensor]:
+    """The tables with those rows, and so many zeros as float64, in one copy."""
+    whole = torch.from_numpy(np.concatenate([*(part.reshape(-1) for part in parts), np.zeros(doubles, np.int64)]))
     if device.type != "cpu":
         whole = whole.pin_memory().to(device, non_blocking=True)
     address = whole.data_ptr()
@@ -64,4 +64,4 @@ def on_device(parts: Sequence[Rows], device: torch.device) -> list[Table]:
     for part in parts:
         tables.append(Table(len(part), address, whole))
         address += part.nbytes
-    return tables
+    return tables, whole[len(whole) - doubles :].view(torch.float64)
