@@ -123,7 +123,7 @@ class Cuda(Backend):
     @staticmethod
     def kernels() -> dict[str, Kernel]:
         """Those in CUDA C++; ROCm has none."""
-        if torch.version.cuda is None:
+        if torch.version.hip is not None:
             raise RuntimeError("the kernels are written for CUDA, and this torch is built for ROCm")
         from amp_core.record.stats.cuda.measure import channels_cuda, measure_cuda, norms_cuda, outputs_cuda
 
